@@ -1,8 +1,8 @@
-//! Memory a sleeping service costs the controller, counted by the allocator.
+//! Memory that a sleeping service costs the controller, counted by the allocator.
 //!
-//! `cargo bench -p controller`: manifests as `rouse apply` writes them, read from their folder, with what the
-//! autoscaler decides of each, until every object is written and a follower has heard of everything. Prints one JSON
-//! row a number of services.
+//! `cargo bench -p controller`: reads manifests from their folder as `rouse apply` writes them, with a scale decision
+//! on each. It ends when every object is written and the outbox has every subject. It prints one JSON line per number
+//! of services.
 
 use std::{alloc::System, fs, io::Write as _, path::Path, sync::Arc, time::Instant};
 
@@ -47,6 +47,7 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     for at in 0..services {
         shared.step(Event::Decide(asleep(at)));
     }
+    // Cancelled at once: it writes everything that is due, then returns.
     let ended = CancellationToken::new();
     ended.cancel();
     files::keep_writing(Arc::clone(&shared), folder.to_owned(), ended).await;
@@ -64,7 +65,7 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     )
 }
 
-/// Bytes asked for and not given back.
+/// Returns the bytes that are allocated and not freed.
 fn live() -> usize {
     let stats = HEAP.stats();
     stats.bytes_allocated - stats.bytes_deallocated

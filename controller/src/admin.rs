@@ -1,4 +1,4 @@
-//! Shell: what the controller shows of itself.
+//! Shell: metrics and readiness of the controller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     world::{Kind, Stage},
 };
 
-/// What is counted.
+/// Counters, gauges and histograms of the controller's own work, under the prefix `rouse_controller`.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     steps: Histogram,
@@ -40,7 +40,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// One event was taken in.
+    /// Records one event: the duration of its step, and the pods that it started and stopped.
     pub fn stepped(&self, effects: &Effects, took: Duration) {
         self.steps.observe(took.as_secs_f64());
         self.started.inc_by(effects.start.len().try_into().unwrap_or(u64::MAX));
@@ -48,17 +48,17 @@ impl Metrics {
         self.refused.inc_by(effects.refused);
     }
 
-    /// One object was written or removed.
+    /// Counts one object that was written or removed.
     pub fn wrote(&self) {
         self.written.inc();
     }
 
-    /// Objects written or removed so far.
+    /// Number of objects written or removed so far.
     pub fn written(&self) -> u64 {
         self.written.get()
     }
 
-    /// A part began or ceased to follow the routes.
+    /// Adds `more` to the number of streams that follow the routes: 1 when one begins, -1 when it ends.
     pub fn follows(&self, more: i64) {
         self.subscribers.inc_by(more);
     }
@@ -76,16 +76,16 @@ impl Metrics {
     }
 }
 
-/// Registry and readiness of the controller.
+/// Registry and readiness checks of the controller.
 pub fn admin(shared: &Arc<Shared>) -> common::admin::Admin {
     let mut registry = Registry::default();
     shared.metrics.register(&mut registry);
     registry.register_collector(Box::new(Counts(Arc::clone(shared))));
-    // The controller serves routes from the moment its endpoint is open, so nothing keeps it from its work.
+    // The controller serves routes as soon as its endpoint is open, so it never has a not-ready reason.
     common::admin::Admin { registry, troubles: Box::new(Vec::new) }
 }
 
-/// Objects counted when they are asked for.
+/// Collector that counts the world's objects at each scrape.
 #[derive(Debug)]
 struct Counts(Arc<Shared>);
 
@@ -95,6 +95,7 @@ impl prometheus_client::collector::Collector for Counts {
         mut encoder: prometheus_client::encoding::DescriptorEncoder<'_>,
     ) -> Result<(), std::fmt::Error> {
         use prometheus_client::{encoding::EncodeMetric as _, metrics::gauge::ConstGauge};
+        // The values are computed before anything is encoded: the machine's lock is held only for the count.
         let counts = self.0.look(counts);
         for (name, help, value) in counts {
             let gauge = ConstGauge::new(value);
@@ -109,7 +110,7 @@ fn counts(machine: &Machine) -> [(&'static str, &'static str, i64); 5] {
     let (mut services, mut ready) = (0, 0);
     let (mut serving, mut draining, mut stopping) = (0, 0, 0);
     for app in machine.world().apps.values() {
-        // Configurations and Routes by themselves are apps too, which no Service's condition speaks of.
+        // Configurations and Routes of their own are apps too, but have no Service condition.
         if app.service.is_some() {
             services += 1;
             ready += i64::from(app.conditions.is_true(Kind::ServiceReady));

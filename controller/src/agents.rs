@@ -1,4 +1,5 @@
-//! Shell: serves routes to agents, activators and autoscalers, and takes in what they report and decide.
+//! Shell: the controller's gRPC services: it streams routes to agents, activators and autoscalers, and receives
+//! PodReports and ScaleDecisions.
 
 use std::{
     pin::Pin,
@@ -39,13 +40,13 @@ pub mod stream;
 
 use stream::{Encoded, Watch, encode};
 
-/// How much later than activators everybody else hears of a change.
+/// Delay of route updates to agents and autoscalers, compared with activators.
 ///
-/// Requests may wait for it there. Nothing waits elsewhere: until an agent has sent connects straight to a new pod, they go
-/// by the activator. On a small node it is the same processors that bring the first request to its pod meanwhile.
+/// Requests may wait for an update at an activator, and nothing waits elsewhere: until an agent routes connects to a
+/// new pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
 const AFTER_ACTIVATORS: Duration = Duration::from_millis(1);
 
-/// Serves all three at `endpoint` until `shutdown`.
+/// Serves the three services (Routes, Pods, Scale) at `endpoint` until `shutdown`.
 pub async fn serve(
     shared: Arc<Shared>,
     endpoint: &str,
@@ -54,7 +55,7 @@ pub async fn serve(
     serve_to(shared, endpoint, None, shutdown).await
 }
 
-/// Serves all three, and at `https://` also what `issuer` issues: to those whom it has let in.
+/// Serves the three services, and with `issuer` also its certificates; at `https://` only to peers that it admits.
 pub async fn serve_to(
     shared: Arc<Shared>,
     endpoint: &str,
@@ -78,11 +79,12 @@ pub async fn serve_to(
     };
     tokio::select! {
         served = link::serve_to(endpoint, router, door.as_ref(), shutdown) => served,
-        // It ends at shutdown, and the streams after it.
+        // `watch_deciders` returns at shutdown. The streams end later, so this branch must not complete.
         () = async { border.watch_deciders().await; std::future::pending().await } => Ok(()),
     }
 }
 
+/// The state behind all three gRPC services, cloned into each of them.
 #[derive(Clone, Debug)]
 struct Border {
     shared: Arc<Shared>,
@@ -92,8 +94,9 @@ struct Border {
 }
 
 impl Border {
-    /// Steps the machine with what counts, in the order it came to count.
+    /// Changes the election by `news`, and steps the machine with the events that result, in their order.
     fn decide_by(&self, news: impl FnOnce(&mut Deciders) -> Vec<deciders::Step>) {
+        // The lock is held while the machine steps: otherwise the steps of two streams could interleave.
         let mut all = self.deciders.lock().unwrap_or_else(PoisonError::into_inner);
         let before = all.chosen().map(str::to_owned);
         for step in news(&mut all) {
@@ -104,16 +107,17 @@ impl Border {
                 deciders::Step::Synced => Event::DecisionsSynced,
             });
         }
+        // Autoscalers read the choice in the RouteTable and repeat it in heartbeats, so that all replicas agree.
         if all.chosen() != before.as_deref() {
             info!(before, now = all.chosen(), "another autoscaler's decisions count");
             self.shared.step(Event::Choose(Part::Autoscaler, all.chosen().map(str::to_owned)));
         }
     }
 
-    /// Notices autoscalers that have fallen silent, until shutdown.
+    /// Detects autoscalers whose heartbeats have stopped, until shutdown.
     async fn watch_deciders(&self) {
         let mut ticks = tokio::time::interval(deciders::TICK);
-        // What came while this process stood still is read before anybody is called silent.
+        // `Burst` would count the ticks of a suspended process as silence, before the waiting heartbeats are read.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
             self.decide_by(Deciders::tick);
@@ -133,11 +137,12 @@ impl Watch for Border {
         let follower = Follower::new(self, who);
         let batches = batches(Following::new(Arc::clone(&self.shared)), follower.who.role);
         let pieces = batches.flat_map(move |batch| {
-            // The stream owns the follower: when it is dropped, for whatever reason, nobody follows any more.
+            // The closure owns the follower: however the stream ends, dropping it counts one subscriber less.
             let _ = &follower;
             let count = batch.pieces.len();
             let piece = move |at: usize| {
-                // All of it moves in here: what is shared is kept until it is through.
+                // The borrow moves in the whole batch, `_told` included: a shared snapshot lives until its last piece
+                // is sent.
                 let batch = &batch;
                 batch.pieces[at].clone()
             };
@@ -147,13 +152,13 @@ impl Watch for Border {
     }
 }
 
-/// A batch on its way, and what keeps it for others until it is through.
+/// The encoded pieces of a batch, with the update that they come from, so that other streams can share it meanwhile.
 struct Sent {
     pieces: Encoded,
     _told: Told,
 }
 
-/// The RouteTable's batches for one follower.
+/// Encoded batches of the RouteTable for one subscription.
 fn batches(following: Following, role: Role) -> impl Stream<Item = Sent> + Send {
     futures::stream::unfold(following, move |mut following| async move {
         let told = following.next().await;
@@ -168,7 +173,7 @@ fn batches(following: Following, role: Role) -> impl Stream<Item = Sent> + Send 
     })
 }
 
-/// Somebody who follows the routes, for as long as the value lives.
+/// Registration of a subscriber to the routes; dropping it ends the registration.
 #[derive(Debug)]
 struct Follower {
     shared: Arc<Shared>,
@@ -190,7 +195,7 @@ impl Drop for Follower {
     }
 }
 
-/// Somebody who reports pods, for as long as the value lives.
+/// Registration of an agent or activator that reports pods; dropping it reports the stream's end to the machine.
 #[derive(Debug)]
 struct Reporter {
     shared: Arc<Shared>,
@@ -205,6 +210,7 @@ impl Reporter {
         Self { shared: Arc::clone(&border.shared), who, stream }
     }
 
+    /// Turns one item of a PodReport into an event and steps the machine.
     fn take(&self, item: PodItem) {
         let (who, stream) = (self.who.clone(), self.stream);
         self.shared.step(match item {
@@ -216,7 +222,8 @@ impl Reporter {
             PodItem::Routed(name) => Event::Routed(who, stream, name, true),
             PodItem::RoutedNoMore(name) => Event::Routed(who, stream, name, false),
             PodItem::Synced => Event::ReportSynced(who, stream),
-            // A version means something only to the replica whose table it is of; what is avoided, to all.
+            // Versions compare within one stream only, so the world cannot use them. `Sender` has created this
+            // reporter.
             PodItem::Applied(_) | PodItem::Sender(_) => return,
         });
     }
@@ -228,8 +235,8 @@ impl Drop for Reporter {
     }
 }
 
-/// The change as a role sees it: scale policies are for autoscalers, names and addresses for everybody else, who may
-/// ask and how requests are logged for activators.
+/// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
+/// activators. Allowed sources and the request log are for activators.
 fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
     match (role, change) {
         (Role::Agent, RouteChange::Revision(it)) => {
@@ -243,6 +250,7 @@ fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
         }
         (Role::Autoscaler, RouteChange::Service(_)) => None,
         (Role::Agent | Role::Autoscaler, RouteChange::Settings(it)) => {
+            // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
             wire::Settings { request_log: None, edge: wire::Edge::default(), ..it }
                 .said()
                 .map(RouteChange::Settings)
@@ -266,11 +274,13 @@ impl Pods for Border {
                     peer.may(who, "report", &[Role::Agent, Role::Activator])
                 }
                 (_, Some(from)) => peer.may_report(&from.who, &item),
+                // Before `Sender` there is no identity to check the item against.
                 (_, None) => return,
             };
             if !gate.passes(allowed) {
                 return;
             }
+            // A second `Sender` replaces the first: dropping the old reporter ends its registration.
             if let PodItem::Sender(who) = item {
                 from = Some(Reporter::new(self, who));
                 return;
@@ -296,7 +306,7 @@ impl Scale for Border {
         let each = |item: ScaleItem| {
             let allowed = match &item {
                 ScaleItem::Sender(who) => peer.may(who, "decide scale", &[Role::Autoscaler]),
-                // Without a sender nothing of it counts.
+                // Without a sender the election does not know the stream, and ignores its items.
                 _ => Ok(()),
             };
             if gate.passes(allowed) {
@@ -308,7 +318,7 @@ impl Scale for Border {
     }
 }
 
-/// Ends a stream as soon as it says what its sender may not.
+/// Check of a stream's items against its peer's identity: the first item that is not allowed ends the stream.
 struct Gate {
     stop: CancellationToken,
     denied: Option<Denied>,
@@ -319,7 +329,7 @@ impl Gate {
         Self { stop: shutdown.child_token(), denied: None }
     }
 
-    /// Whether the item may be taken in. After the first that may not, none may.
+    /// Returns true if the item may be processed. After the first that is not allowed, none is.
     fn passes(&mut self, allowed: Result<(), Denied>) -> bool {
         if let (Err(denied), None) = (allowed, &self.denied) {
             self.denied = Some(denied);
@@ -328,6 +338,7 @@ impl Gate {
         self.denied.is_none()
     }
 
+    /// Result of the whole stream: the denial, if there was one, hides the cancellation that it caused.
     fn end(self, ended: Result<(), Status>) -> Result<Response<raw::Empty>, Status> {
         match &self.denied {
             Some(denied) => Err(refuse(denied)),
@@ -341,7 +352,7 @@ fn refuse(denied: &Denied) -> Status {
     tls::status(denied)
 }
 
-/// One autoscaler's stream, for as long as the value lives.
+/// Registration of one autoscaler's stream; dropping it removes the stream from the election.
 struct Decider {
     border: Border,
     stream: u64,
@@ -358,7 +369,7 @@ impl Decider {
         self.border.decide_by(|all| match item {
             ScaleItem::Sender(who) => all.begin(stream, &who.name),
             ScaleItem::Alive(alive) => all.alive(stream, alive),
-            // The sender's own clock: it says nothing here.
+            // A time of the sender's clock, for older releases: clocks of different hosts are never compared.
             ScaleItem::Since(_) => Vec::new(),
             ScaleItem::Decision(decision) => all.decide(stream, decision),
             ScaleItem::Gone(revision) => all.undecide(stream, revision),

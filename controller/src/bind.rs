@@ -1,8 +1,8 @@
-//! Pure: a pod that is about to be made → the node that it may be bound to at once.
+//! Pure: choice of the node that a new pod may be bound to without the scheduler.
 //!
-//! Only what asks for nothing is bound: whoever has a wish about its place, or needs room to be counted, gets it from
-//! the scheduler. A node is taken only where the kubelet says that the image is there, and one that has turned a pod
-//! away is left to the scheduler for a while.
+//! Only pods without constraints are bound: a pod with a placement rule or resource requests is left to the scheduler.
+//! A node is eligible only where its kubelet lists the pod's images. A node that has rejected a pod is left to the
+//! scheduler for a while.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use crate::{
     world::{Stamp, World},
 };
 
-/// A node that has turned a pod away is not bound to for so long.
+/// Time after a rejection during which a node gets no bound pods, in ms.
 const SHUNNED_MS: u64 = 60_000;
-/// Fields of a pod's spec that only the scheduler can judge.
+/// Fields of a pod's spec that only the scheduler can evaluate.
 const WISHES: [&str; 6] = [
     "nodeSelector",
     "topologySpreadConstraints",
@@ -26,24 +26,24 @@ const WISHES: [&str; 6] = [
     "runtimeClassName",
     "hostNetwork",
 ];
-/// Volumes that can be used anywhere.
+/// Volume types that exist on every node.
 const ANYWHERE: [&str; 5] = ["configMap", "secret", "projected", "emptyDir", "downwardAPI"];
 
-/// What must be known of a node.
+/// Facts about a node that decide whether pods may be bound to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Whether its kubelet says that it is ready, and has said so lately.
+    /// True if the node's condition `Ready` is `True`.
     ready: bool,
-    /// Whether it takes pods that tolerate nothing.
+    /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
     open: bool,
-    /// Hashes of the names of the images on it, in order.
+    /// Hashes of the names of the images on the node, sorted.
     images: Box<[u64]>,
-    /// When it last turned a pod away.
+    /// Time of the node's last rejection of a pod.
     refused: Option<Stamp>,
 }
 
 impl Node {
-    /// What is kept of a node; `before` is what was.
+    /// Reads a Node object; `before` holds the earlier facts, of which the last rejection is kept.
     pub fn of(object: &Value, before: Option<&Self>) -> Self {
         let status = &object["status"];
         let is = |kind: &str, wanted: &str| {
@@ -51,6 +51,7 @@ impl Node {
         };
         let pressed = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
         let closed = object["spec"]["unschedulable"] == true
+            // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
             || array(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
         let names = array(&status["images"]).flat_map(|it| array(&it["names"]));
         let mut images: Vec<u64> = names.map(hash).collect();
@@ -64,37 +65,40 @@ impl Node {
         }
     }
 
-    /// Whether it is ready, as Kubernetes sees it.
+    /// Returns true if Kubernetes reports the node ready.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// It has turned a pod away.
+    /// Records that the node has rejected a pod at `now`.
     pub fn shun(&mut self, now: Stamp) {
         self.refused = Some(now);
     }
 
+    /// Returns true if a pod with these image hashes may be bound to the node at `now`.
     fn takes(&self, images: &[u64], now: Stamp) -> bool {
         let shunned = self.refused.is_some_and(|at| now < at.plus_ms(SHUNNED_MS));
         self.open && !shunned && images.iter().all(|it| self.images.binary_search(it).is_ok())
     }
 }
 
-/// The node on which a kubelet has refused a pod, if this is such a pod.
+/// Name of the node whose kubelet has rejected or evicted this pod; none for any other pod.
 pub fn refuser(pod: &Value) -> Option<&str> {
     let status = &pod["status"];
+    // The kubelet sets a reason (`OutOfpods`, `Evicted`, …) when it rejects or evicts. Failed containers set none.
     let refused = status["phase"] == "Failed" && status["reason"].is_string();
     pod["spec"]["nodeName"].as_str().filter(|_| refused)
 }
 
-/// The node for a pod as the API server is about to store it: of those that have its images the one with the fewest
-/// pods of the same Revision; `chance` chooses among equals.
+/// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, it takes the
+/// one with the fewest pods of the same Revision; the random `chance` breaks ties.
 pub fn place<'a>(world: &'a World, pod: &Value, chance: u64, now: Stamp) -> Option<&'a str> {
     let spec = &pod["spec"];
     if !is_free(spec) {
         return None;
     }
     let containers = || array(&spec["initContainers"]).chain(array(&spec["containers"]));
+    // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
     let images: Vec<u64> = containers().map(|it| hash(&it["image"])).collect();
     let fitting = world.nodes.iter().filter(|(_, node)| node.takes(&images, now));
     let load = siblings(world, pod);
@@ -106,7 +110,7 @@ pub fn place<'a>(world: &'a World, pod: &Value, chance: u64, now: Stamp) -> Opti
     equal.get(usize::try_from(chance % count).ok()?).copied()
 }
 
-/// Pods of the same Revision, by node.
+/// Number of pods of the same Revision, by node.
 fn siblings<'a>(world: &'a World, pod: &Value) -> BTreeMap<&'a str, usize> {
     let mut load = BTreeMap::new();
     let owner = observe::app(pod);
@@ -120,8 +124,9 @@ fn siblings<'a>(world: &'a World, pod: &Value) -> BTreeMap<&'a str, usize> {
     load
 }
 
-/// Whether any node will do that has the images.
+/// Returns true if any node that has the images will do.
 fn is_free(spec: &Value) -> bool {
+    // The API server fills in defaults such as `[]`, `{}` and `false`, which ask for nothing.
     let is_empty = |value: &Value| match value {
         Value::Null => true,
         Value::Bool(it) => !it,
@@ -150,7 +155,7 @@ fn is_free(spec: &Value) -> bool {
         && !array(&spec["volumes"]).any(bound)
 }
 
-/// Whether an affinity wishes nothing, or only what every Revision's pods do: to stand apart from one another.
+/// Returns true if an affinity is empty, or holds only the preference of every Revision's pods for different nodes.
 fn is_ours(affinity: &Value) -> bool {
     let Some(all) = affinity.as_object() else { return true };
     all.iter().all(|(kind, wish)| {

@@ -1,11 +1,10 @@
-//! Pure: the objects that Kubernetes must hold for a Revision and a Route, each whole, from plain inputs.
+//! Pure: the child objects of a Revision and a Route, each complete, from plain inputs.
 //!
-//! What a service with one Revision and one container costs in objects: Service, Configuration, Route, Revision,
-//! Deployment and its ReplicaSet, PodAutoscaler, ServerlessService, Image, the Services `<revision>`,
-//! `<revision>-private` (with the EndpointSlice Kubernetes makes for it) and `<route>` with ours: fourteen, fifteen
-//! where addresses have two families and the route needs a second slice. There is no Metric: only Knative's own
-//! autoscaler, which scrapes by it, ever read one. `<revision>` has no slice: requests enter by a route, and its name
-//! is what tools look for.
+//! A Service with one Revision and one container costs fifteen objects: Service, Configuration, Route, Revision,
+//! Deployment and its ReplicaSet, PodAutoscaler, ServerlessService, Image, and three Kubernetes Services with an
+//! EndpointSlice each. The Services are `<revision>-private`, whose slice Kubernetes makes, and `<revision>` and
+//! `<route>` with slices of Rouse. It is sixteen where addresses have two families and the route needs a second slice.
+//! There is no Metric: only Knative's own autoscaler, which scrapes by it, reads one.
 
 use std::collections::BTreeMap;
 
@@ -30,21 +29,21 @@ pub mod subset;
 pub use names::{child_name, tagged};
 pub use resource::Resource;
 
-/// A whole object, ready to be applied.
+/// A complete object, ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// What it is.
+    /// Kind of the object, with its API group.
     pub resource: Resource,
-    /// Its namespace; empty for one of the whole cluster.
+    /// Namespace of the object; empty for a cluster-scoped one.
     pub namespace: String,
-    /// Its name.
+    /// Name of the object, without its namespace.
     pub name: String,
-    /// `apiVersion`, `kind`, `metadata`, and the rest.
+    /// The object as JSON: `apiVersion`, `kind`, `metadata`, and the rest.
     pub body: Value,
 }
 
 impl Object {
-    /// An object with these fields beside its metadata.
+    /// Builds an object from its metadata and the other top-level fields.
     pub(crate) fn new(resource: Resource, meta: ObjectMeta, rest: impl Serialize) -> Self {
         let (namespace, name) = (meta.namespace.clone(), meta.name.clone());
         let mut body = value(rest);
@@ -59,23 +58,23 @@ impl Object {
 }
 
 fn value(it: impl Serialize) -> Value {
-    // Types of an API always fit in JSON; one that did not would be refused by the API server as `null`.
+    // Types of an API always serialize; the API server would refuse `null`.
     serde_json::to_value(it).unwrap_or_default()
 }
 
-/// The object that controls another one.
+/// The object that controls another one, for its owner reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner<'a> {
-    /// What it is.
+    /// Kind of the owner, with its API group.
     pub resource: Resource,
-    /// Its name.
+    /// Name of the owner, which is in the same namespace.
     pub name: &'a str,
-    /// Its UID.
+    /// UID of the owner, as the API server gave it.
     pub uid: &'a str,
 }
 
 impl Owner<'_> {
-    /// As the owned object names it.
+    /// Owner reference that makes this object the controller of another one.
     pub fn reference(&self) -> OwnerReference {
         OwnerReference {
             api_version: self.resource.api_version(),
@@ -88,64 +87,67 @@ impl Owner<'_> {
     }
 }
 
-/// A Revision, as far as its children depend on it.
+/// A Revision, as far as its child objects depend on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Revision<'a> {
-    /// Its namespace.
+    /// Namespace of the Revision and of all its children.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the Revision, without its namespace.
     pub name: &'a str,
-    /// Its UID.
+    /// UID of the Revision, as the API server gave it.
     pub uid: &'a str,
-    /// The Service it came from; empty without one.
+    /// Name of the Service that the Revision came from; empty without one.
     pub service: &'a str,
-    /// The Configuration it came from.
+    /// Name of the Configuration that the Revision came from.
     pub configuration: &'a str,
-    /// Its labels.
+    /// Labels of the Revision object.
     pub labels: &'a BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations of the Revision object.
     pub annotations: &'a BTreeMap<String, String>,
-    /// What it runs, with every default filled in.
+    /// The Revision's spec, with every default filled in.
     pub spec: &'a RevisionSpec,
-    /// Images by digest, by container; a container that is not named keeps its tag.
+    /// Pairs of container name and image with digest; a container that is not listed keeps its tag.
     pub digests: &'a [(Box<str>, Box<str>)],
 }
 
 impl<'a> Revision<'a> {
-    /// As owner of its children.
+    /// The Revision as the owner of its children.
     pub fn owner(&self) -> Owner<'a> {
         Owner { resource: Resource::Revision, name: self.name, uid: self.uid }
     }
 
-    /// Whether its pods speak HTTP/2 without TLS.
+    /// Returns true if its pods speak HTTP/2 without TLS (a port named `h2c`).
     pub fn h2c(&self) -> bool {
         let containers = &self.spec.pod.containers;
         let ports = containers.iter().flat_map(|it| it.ports.iter().flatten());
         ports.clone().any(|port| port.name.as_deref() == Some("h2c"))
     }
 
+    /// Image with digest of a container, once it is resolved.
     fn image(&self, container: &str) -> Option<&str> {
         let known = self.digests.iter().find(|(name, _)| **name == *container);
+        // For a skipped registry the entry holds a tag or nothing; the spec's own image is used then.
         known.map(|(_, image)| &**image).filter(|image| image.contains('@'))
     }
 }
 
-/// What operators may choose, from `config-deployment`, `config-defaults` and `config-features`.
+/// Settings of operators for pods, from `config-deployment`, `config-defaults` and `config-features`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// How long a start may take, in seconds (`progress-deadline`).
+    /// Time within which a Deployment must make progress, in seconds (`progress-deadline`).
     pub progress_deadline_seconds: i32,
-    /// Whether pods of a Revision rather stand on different nodes (`default-affinity-type`).
+    /// True if pods of a Revision prefer different nodes (`default-affinity-type`).
     pub spread_over_nodes: bool,
     /// Runtime classes with the labels a pod must have for each (`runtime-class-name`).
     pub runtime_classes: BTreeMap<String, BTreeMap<String, String>>,
-    /// Whether pods see Services as variables where the user does not say (`enable-service-links`).
+    /// `enableServiceLinks` of pods whose user does not set it; none leaves it to Kubernetes (`enable-service-links`).
     pub service_links: Option<bool>,
-    /// Whether pods whose service names no account get its token (`automount-service-account-token`).
+    /// `automountServiceAccountToken` of pods without a service account of their own
+    /// (`automount-service-account-token`).
     pub automount_token: Option<bool>,
-    /// Whether probes may ask another port than the serving one (`multi-container-probing`).
+    /// True if liveness probes may use another port than the serving one (`multi-container-probing`).
     pub probe_any_port: bool,
-    /// Whether a pod stops only when the agent says that nothing is in flight.
+    /// True if pods get a preStop hook, so that they stop only once the agent reports nothing in flight.
     pub wait_for_drain: bool,
 }
 
@@ -163,20 +165,20 @@ impl Default for Config {
     }
 }
 
-/// What of a Revision changes without its spec.
+/// Facts of a Revision that change while its spec stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Pods a new Deployment starts with.
+    /// Number of pods that a new Deployment starts with.
     pub replicas: i32,
-    /// Whether a route leads to it.
+    /// Reachability of the Revision by Routes.
     pub reachability: scaling::Reachability,
-    /// Which way new connections go.
+    /// Path of new connections to the Revision.
     pub mode: scaling::Mode,
-    /// How many activators take part.
+    /// Number of activators that serve the Revision; 0: all of them.
     pub activators: i32,
 }
 
-/// Everything that is made for a Revision.
+/// All child objects of a Revision.
 pub fn of_revision(revision: &Revision<'_>, config: &Config, parts: &Parts) -> Vec<Object> {
     let mut all = vec![
         deployment::deployment(revision, config, parts.replicas),

@@ -1,4 +1,4 @@
-//! Pure: what the controller is told at start.
+//! Pure: start-up options of the controller.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,7 +10,7 @@ use common::wire::{Activator, is_label, is_subdomain};
 
 use crate::{policy::AutoscalerConfig, world::Settings};
 
-/// Everything the controller is told at start.
+/// Start-up options of the controller, on any platform.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Config {
     /// Name of the node; a DNS label.
@@ -23,14 +23,14 @@ pub struct Config {
         default_value = "/var/lib/rouse/rouse"
     )]
     pub state: PathBuf,
-    /// Where routes are served and reports are taken: `unix:/path` or `http://ip:port`.
+    /// Endpoint of routes and reports: `unix:/path`, `http://IP:PORT` or `https://IP:PORT`.
     #[arg(
         long = "controller-listen",
         env = "ROUSE_CONTROLLER_LISTEN",
         default_value = "unix:/run/rouse/rouse/controller.sock"
     )]
     pub listen: String,
-    /// Where health and metrics are served.
+    /// Address that serves health and metrics.
     #[arg(
         long = "controller-admin",
         env = "ROUSE_CONTROLLER_ADMIN",
@@ -66,32 +66,32 @@ impl Default for Config {
     }
 }
 
-/// What the controller is told beside that on Kubernetes.
+/// Further start-up options of the controller on Kubernetes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Cluster {
-    /// Reaches the API server that FILE names; without it that of the pod we run in.
+    /// Uses the API server that FILE names; without it that of the pod's own cluster.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Where Rouse's own parts and the `config-*` ConfigMaps are.
+    /// Namespace of Rouse's own components and of the `config-*` ConfigMaps.
     #[arg(long, env = "SYSTEM_NAMESPACE", default_value = "knative-serving")]
     pub system_namespace: String,
-    /// Name of the pod we run in; names us in the lease.
+    /// Name of the controller's own pod; identifies it in the lease.
     #[arg(long, env = "POD_NAME", default_value = "controller")]
     pub pod: String,
     /// Domain of names inside the cluster.
     #[arg(long, env = "CLUSTER_DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Where the API server's admission questions are answered; none: nowhere, and it is not told to ask.
+    /// Address that serves admission webhooks; without one none are registered.
     #[arg(long, env = "ROUSE_CONTROLLER_WEBHOOK", default_value = "0.0.0.0:8443")]
     pub webhook: Option<SocketAddr>,
-    /// Where the API server finds that, such as `https://127.0.0.1:8443`, instead of through the Service `webhook`:
-    /// for an API server outside the cluster's network.
+    /// URL by which the API server reaches the webhooks, such as `https://127.0.0.1:8443`, instead of the Service
+    /// `webhook`: for an API server outside the cluster's network.
     #[arg(long, value_name = "URL", env = "ROUSE_CONTROLLER_WEBHOOK_URL")]
     pub webhook_url: Option<String>,
 }
 
 impl Cluster {
-    /// Refuses values that cannot work.
+    /// Refuses values that cannot work, with the rule that is broken.
     pub fn validate(&self) -> Result<(), BadConfig> {
         let bad = |name, value: &str, rule| Err(BadConfig { name, value: value.into(), rule });
         if !is_label(&self.system_namespace) {
@@ -110,7 +110,7 @@ impl Cluster {
     }
 }
 
-/// A setting that cannot be used.
+/// A start-up option with an unusable value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {value:?}: {rule}")]
 pub struct BadConfig {
@@ -120,7 +120,7 @@ pub struct BadConfig {
 }
 
 impl Config {
-    /// Refuses values that cannot work.
+    /// Refuses values that cannot work, with the rule that is broken.
     pub fn validate(&self) -> Result<(), BadConfig> {
         let bad = |name, value: &dyn std::fmt::Display, rule| {
             Err(BadConfig { name, value: value.to_string(), rule })
@@ -138,6 +138,7 @@ impl Config {
             let rule = "must be unix:/path, http://IP:PORT or https://IP:PORT";
             return bad("listen", &self.listen, rule);
         }
+        // The activator listens on one address of each family.
         let of_family = |four: bool| self.activators.iter().filter(move |it| it.is_ipv4() == four);
         if of_family(true).count() > 1 || of_family(false).count() > 1 {
             let all = format!("{:?}", self.activators);
@@ -146,7 +147,7 @@ impl Config {
         Ok(())
     }
 
-    /// What the plan needs of it. `boot` names this boot of the machine.
+    /// World settings that follow from the options. `boot` identifies this boot of the machine.
     pub fn settings(&self, boot: String, autoscaler: AutoscalerConfig) -> Settings {
         let activator = Activator {
             name: self.node.clone(),

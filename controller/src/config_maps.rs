@@ -1,8 +1,8 @@
 //! Pure: Knative's `config-*` ConfigMaps, parsed, checked and followed live.
 //!
-//! Each file below holds one ConfigMap: its keys, defaults, bounds and messages. [`read`] turns the data of one into
-//! its struct with what to warn of, or into everything that is wrong with it. [`Configs`] holds all of them as they
-//! are in force: a value that cannot be used never replaces one that can.
+//! Each module below holds one ConfigMap: its keys, defaults, bounds and messages. [`read`] turns the data of one into
+//! its settings with warnings, or into everything that is wrong with it. [`Configs`] holds all of them as they are in
+//! force: an invalid value never replaces a valid one.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -44,32 +44,32 @@ pub use logging::Logging;
 pub use network::Network;
 pub use observability::Observability;
 
-/// The settings of one ConfigMap.
+/// Settings of one ConfigMap, as a type.
 pub trait ConfigMap: Default {
-    /// Name of the ConfigMap.
+    /// Name of the ConfigMap in the system namespace.
     const NAME: &'static str;
 
-    /// Takes what the keys say; what is wrong is told to `keys`, and then the value is dropped.
+    /// Reads the settings from `keys`. Errors are added to `keys`; if there are any, the returned value is dropped.
     fn read(keys: &mut Keys<'_>) -> Self;
 }
 
-/// What a ConfigMap says.
+/// A ConfigMap that could be read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Read<T> {
-    /// Its settings.
+    /// The settings that it holds.
     pub value: T,
-    /// What is accepted but should be known: keys of older releases, keys that nobody reads.
+    /// Warnings on accepted keys: those of older releases, and unknown ones.
     pub warnings: Vec<String>,
 }
 
-/// What to report as an event on a ConfigMap.
+/// An event to report on a ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Whether it is a Kubernetes `Warning`.
+    /// True for Kubernetes' event type `Warning`, false for `Normal`.
     pub is_warning: bool,
-    /// One word: `ConfigRefused`, `ConfigAccepted`, `ConfigHint`, `ConfigDeleted`.
+    /// Reason of the event: `ConfigRefused`, `ConfigAccepted`, `ConfigHint` or `ConfigDeleted`.
     pub reason: &'static str,
-    /// One line.
+    /// Text of the event, one line.
     pub message: String,
 }
 
@@ -79,16 +79,16 @@ impl Event {
     }
 }
 
-/// What an update led to.
+/// Consequences of an update of one ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// Whether a setting in force is another one now, so that everything must be planned again.
+    /// True if a setting in force has changed, so that everything must be planned again.
     pub is_changed: bool,
-    /// What to report on the ConfigMap.
+    /// Events to report on the ConfigMap.
     pub events: Vec<Event>,
 }
 
-/// Declares the ConfigMaps once: field and type.
+/// Declares the ConfigMaps once: field and type of each.
 macro_rules! configs {
     ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
         /// All settings in force. Cheap to clone: readers keep the `Arc`s they need.
@@ -102,7 +102,7 @@ macro_rules! configs {
         pub const NAMES: &[&str] = &[$(<$type>::NAME,)*];
 
         impl Configs {
-            /// Takes the data of one ConfigMap, or that it is gone. Others than [`NAMES`] change nothing.
+            /// Applies the data of one ConfigMap, or its deletion. Names outside [`NAMES`] change nothing.
             pub fn update(&mut self, name: &str, data: Option<&BTreeMap<String, String>>) -> Update {
                 match name {
                     $(<$type>::NAME => follow(&mut self.$field, &mut self.seen, data),)*
@@ -111,7 +111,7 @@ macro_rules! configs {
             }
         }
 
-        /// Keys of a ConfigMap that are asked about, whatever it holds.
+        /// Keys that the settings of a ConfigMap read, whatever it holds.
         #[cfg(test)]
         pub(crate) fn known(name: &str) -> std::collections::BTreeSet<String> {
             match name {
@@ -120,7 +120,8 @@ macro_rules! configs {
             }
         }
 
-        /// What admission says of a ConfigMap: warnings, or why it is refused. Others than [`NAMES`] are fine.
+        /// Reviews a ConfigMap for admission: warnings, or the reasons to refuse it. Names outside [`NAMES`] are
+        /// accepted.
         pub fn admit(
             name: &str,
             annotations: &BTreeMap<String, String>,
@@ -129,6 +130,7 @@ macro_rules! configs {
             if !NAMES.contains(&name) {
                 return Ok(Vec::new());
             }
+            // The examples come first: an edit of them shows that the operator expects an effect that it will not have.
             example::check(annotations, data).map_err(|why| vec![Problem::new("", why)])?;
             match name {
                 $(<$type>::NAME => read::<$type>(data).map(|read| read.warnings),)*
@@ -139,36 +141,36 @@ macro_rules! configs {
 }
 
 configs! {
-    /// `config-autoscaler`.
+    /// Settings of `config-autoscaler`: scaling.
     autoscaler: AutoscalerConfig;
-    /// `config-certmanager`.
+    /// Settings of `config-certmanager`, which have no effect.
     certmanager: CertManager;
-    /// `config-defaults`.
+    /// Settings of `config-defaults`: defaults of Revisions.
     defaults: Defaults;
-    /// `config-deployment`.
+    /// Settings of `config-deployment`: pods and digests.
     deployment: Deployment;
-    /// `config-domain`.
+    /// Settings of `config-domain`: domains of Routes.
     domain: Domain;
-    /// `config-features`.
+    /// Settings of `config-features`: permitted fields of pods.
     features: Features;
-    /// `config-gc`.
+    /// Settings of `config-gc`: retention of Revisions.
     gc: Gc;
-    /// `config-leader-election`.
+    /// Settings of `config-leader-election`: timing of the lease.
     leader_election: LeaderElection;
-    /// `config-logging`.
+    /// Settings of `config-logging`: log levels.
     logging: Logging;
-    /// `config-network`.
+    /// Settings of `config-network`: names, rollouts, gateways.
     network: Network;
-    /// `config-observability`.
+    /// Settings of `config-observability`: request logs, log URLs.
     observability: Observability;
-    /// `config-tracing`, which sets nothing any more.
+    /// Settings of `config-tracing`, which have no effect any more.
     tracing: observability::OldTracing;
 }
 
 impl Configs {
-    /// Takes a ConfigMap as the API server holds it, or that it is gone.
+    /// Applies a ConfigMap as the API server holds it, or its deletion.
     pub fn observe(&mut self, name: &str, object: Option<&serde_json::Value>) -> Update {
-        // Without any key there is no `data` at all.
+        // A ConfigMap without keys has no `data` field at all.
         let data = object.map(|it| {
             let pairs = it["data"].as_object().into_iter().flatten();
             let text = |(key, text): (&String, &serde_json::Value)| {
@@ -179,27 +181,29 @@ impl Configs {
         self.update(name, data.as_ref())
     }
 
-    /// ConfigMaps whose last data could not be used, each with the reason.
+    /// ConfigMaps whose latest data were refused, each with the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.seen.iter().filter_map(|(name, seen)| Some((*name, seen.refused.as_deref()?)))
     }
 }
 
-/// The last data of one ConfigMap.
+/// Record of the latest data of one ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
-    /// Tells equal data, so that a watch that begins again reports nothing twice.
+    /// Hash of the data, so that a watch that begins again reports nothing twice.
     hash: u64,
-    /// Why it could not be used.
+    /// Reason for which the data were refused; none if they are in force.
     refused: Option<String>,
 }
 
+/// Applies the data of one ConfigMap to its settings `have`: the common part of every [`Configs::update`].
 fn follow<T: ConfigMap + PartialEq + fmt::Debug>(
     have: &mut Arc<T>,
     seen: &mut BTreeMap<&'static str, Seen>,
     data: Option<&BTreeMap<String, String>>,
 ) -> Update {
     let Some(data) = data else {
+        // A ConfigMap that never existed is no event.
         let known = seen.remove(T::NAME).is_some();
         let message = format!("{} is gone: its defaults hold", T::NAME);
         let gone = known.then(|| Event::new(false, "ConfigDeleted", message));
@@ -209,6 +213,7 @@ fn follow<T: ConfigMap + PartialEq + fmt::Debug>(
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);
     let hash = hasher.finish();
+    // Equal data were reported already, also if they were refused.
     let was_refused = match seen.entry(T::NAME) {
         Entry::Occupied(seen) if seen.get().hash == hash => return Update::default(),
         Entry::Occupied(seen) => seen.get().refused.is_some(),
@@ -216,6 +221,7 @@ fn follow<T: ConfigMap + PartialEq + fmt::Debug>(
     };
     match read::<T>(data) {
         Err(problems) => {
+            // `have` stays as it is: the last valid settings remain in force.
             let why = line(&problems);
             let message = format!("{}: {why}. The settings before it hold", T::NAME);
             seen.insert(T::NAME, Seen { hash, refused: Some(why) });
@@ -233,7 +239,7 @@ fn follow<T: ConfigMap + PartialEq + fmt::Debug>(
     }
 }
 
-/// Puts `value` in force; whether it is another one.
+/// Puts `value` in force; returns true if it differs from the one before.
 fn replace<T: PartialEq>(have: &mut Arc<T>, value: T) -> bool {
     let is_changed = **have != value;
     if is_changed {

@@ -1,7 +1,7 @@
 //! Pure: the CustomResourceDefinitions, generated from the types in [`knative`](crate::knative).
 //!
 //! Names, short names, categories, columns and labels are Knative's (knative/serving `config/core/300-resources`,
-//! knative/networking `config`, knative/caching `config`), so that tools and people find what they know.
+//! knative/networking `config`, knative/caching `config`), so that tools and users find what they expect.
 
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ mod lists;
 mod rules;
 mod schema;
 
-/// One kind.
+/// One kind: names, columns and schemas of its definition.
 struct Kind {
     group: &'static str,
     version: &'static str,
@@ -37,7 +37,7 @@ struct Kind {
     status: Value,
 }
 
-/// A column of `kubectl get`: title, type, path.
+/// A column of `kubectl get`: title, type, JSON path.
 type Column = (&'static str, &'static str, &'static str);
 
 const READY: Column = ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status");
@@ -49,7 +49,7 @@ const USER: &[&str] = &["all", "knative", "serving"];
 const ADDRESSABLE: &str = "duck.knative.dev/addressable";
 const PODSPECABLE: &str = "duck.knative.dev/podspecable";
 
-/// All of them, in the order in which a reader wants to meet them.
+/// All definitions, in a sensible order for readers.
 pub fn all() -> Vec<Value> {
     let kinds = [
         service(),
@@ -250,12 +250,14 @@ fn definition(it: Kind) -> Value {
             "status": it.status,
         },
     });
+    // Both address fields by their path from the root, so they come after the whole schema is built.
     rules::add(it.kind, &mut root);
     lists::mark(it.kind, &mut root);
     let mut version = json!({
         "name": it.version,
         "served": true,
         "storage": true,
+        // Only with this subresource is a status out of reach for writes of the spec.
         "subresources": {"status": {}},
         "schema": {"openAPIV3Schema": root},
     });

@@ -1,24 +1,24 @@
-//! Pure: whose decisions count.
+//! Pure: election of the active autoscaler.
 //!
-//! Every autoscaler hears all usage and decides everything; every replica of the controller hears all decisions and
-//! keeps the latest of each autoscaler. Of those that live, one counts:
+//! Every autoscaler receives all usage and decides for every Revision; every replica of the controller receives all
+//! decisions and keeps the latest of each autoscaler. Of the live ones, the active one is the first by this order:
 //!
-//! | first | because |
+//! | order | reason |
 //! |---|---|
-//! | whose windows are full and who hears as many reporters as any other | it knows what load there is |
-//! | whose windows are full, though others hear more reporters | what it lacks is of now; a new one lacks the whole window |
-//! | who has heard usage clearly longer, where windows are not full | a new one has empty windows |
-//! | who is said to count already, by any autoscaler that lives | two that know as much must not pull a revision to and fro |
-//! | the first by name | all replicas have to choose the same one |
+//! | full windows, and as many reporters as any other | it knows the whole load |
+//! | full windows, though others have more reporters | it lacks present load; a new one lacks the whole window |
+//! | usage received for clearly longer, where windows are not full | a new one has emptier windows |
+//! | called active by any live autoscaler | two that know as much must not alternate |
+//! | first by name | all replicas must choose the same one |
 //!
-//! All of it is what autoscalers say of themselves in heartbeats, so that every replica comes to the same choice, whichever
-//! stream was there first: a pod that one replica drains while another calls it ready would never be let go. An
-//! autoscaler repeats whom its own RouteTable calls the one that counts: where replicas of the controller differ, all of them
-//! soon hear both names, and take the same.
+//! All of it comes from the autoscalers' heartbeats, so all replicas reach the same choice, whichever stream came
+//! first. Otherwise one replica could drain a pod that another calls ready, and the pod would never stop. A heartbeat
+//! repeats the name of the active autoscaler in the sender's own RouteTable. Where replicas of the controller differ,
+//! all of them soon receive both names, and choose the same.
 //!
-//! Nothing here compares clocks of different hosts. An autoscaler says for how long it has heard usage, and time is counted in
-//! ticks: who has been silent for [`SILENT`] of them is passed over, whether or not its stream stands. A controller that
-//! stood still itself has counted no ticks meanwhile.
+//! Nothing here compares clocks of different hosts. An autoscaler reports for how long it has received usage, and time
+//! is counted in ticks. One that is silent for [`SILENT`] of them is passed over, even while its stream is open. A
+//! controller that was suspended has counted no ticks meanwhile.
 
 use std::{
     cmp::Reverse,
@@ -28,77 +28,79 @@ use std::{
 
 use common::wire::{Alive, Decision, Name};
 
-/// Between two calls of [`Deciders::tick`].
+/// Interval between two calls of [`Deciders::tick`].
 pub const TICK: Duration = Duration::from_millis(100);
-/// Ticks without a heartbeat, of which there are two in four, after which an autoscaler is passed over.
+/// Ticks without a heartbeat after which an autoscaler is passed over. Two heartbeats come in four ticks.
 pub const SILENT: u64 = 7;
-/// Ticks for which one may hear fewer reporters than another: one that restarts is gone from all for a moment, but not
-/// from all at once.
+/// Ticks for which an autoscaler may have fewer reporters than another. A reporter that restarts leaves all of them for
+/// a moment, but not all at the same time.
 const SHORT: u64 = 10;
-/// Ticks by which two have to differ for one to have heard usage longer. More than a message takes.
+/// Difference in ticks from which one autoscaler counts as having received usage for longer. It exceeds any delay of a
+/// message.
 const ALIKE: u64 = 5;
-/// Ticks for which the one that is said to count is waited for, while others are here already.
+/// Ticks for which a new replica waits for the autoscaler that is called active, while others are connected.
 const AWAITED: u64 = 10;
 
-/// What the machine is to take in.
+/// An event for the machine that results from the election.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// A whole set of decisions begins.
+    /// Start of a whole set of decisions.
     Begin,
-    /// One decision.
+    /// One decision, of the active autoscaler.
     Decide(Decision),
-    /// Nothing is decided of the revision any more.
+    /// The Revision has no decision any more.
     Undecide(Name),
-    /// The set is whole: what it did not name is undecided.
+    /// End of the set: Revisions that it did not name have no decision.
     Synced,
 }
 
-/// The autoscalers whose streams stand.
+/// The autoscalers with open streams, and the active one of them.
 #[derive(Clone, Debug, Default)]
 pub struct Deciders {
     all: BTreeMap<u64, Decider>,
     counts: Option<u64>,
-    /// Ticks so far.
+    /// Number of ticks so far.
     now: u64,
-    /// Whether any has counted yet.
+    /// True once any autoscaler has been active.
     has_chosen: bool,
-    /// Since when there was one to choose, while none had counted.
+    /// Tick at which the first candidate appeared, while none had been active.
     awaits_since: Option<u64>,
 }
 
+/// One autoscaler's stream, with its latest decisions and heartbeat.
 #[derive(Clone, Debug)]
 struct Decider {
     name: String,
     is_whole: bool,
-    /// Absent: of an earlier release, which says nothing of itself. Such a one lives for as long as its stream stands.
+    /// Latest heartbeat; none from an autoscaler of an earlier release, which is live while its stream is open.
     heard: Option<Heard>,
     decisions: BTreeMap<Name, Decision>,
 }
 
-/// The latest heartbeat.
+/// Latest heartbeat of an autoscaler, in this replica's ticks.
 #[derive(Clone, Debug)]
 struct Heard {
-    /// Tick at which it came.
+    /// Tick at which the heartbeat arrived.
     at: u64,
-    /// Tick since which its sender has heard usage; below 0: before the first one.
+    /// Tick since which the sender has received usage; below 0: before the first tick.
     since: i64,
     alive: Alive,
-    /// Since when it has heard fewer reporters than another.
+    /// Tick since which it has had fewer reporters than another live autoscaler.
     short_since: Option<u64>,
 }
 
 impl Deciders {
-    /// Name of the one whose decisions count.
+    /// Name of the active autoscaler.
     pub fn chosen(&self) -> Option<&str> {
         self.counts.and_then(|stream| self.all.get(&stream)).map(|it| it.name.as_str())
     }
 
-    /// Names of all that decide.
+    /// Names of all autoscalers with open streams.
     pub fn names(&self) -> BTreeSet<&str> {
         self.all.values().map(|it| it.name.as_str()).collect()
     }
 
-    /// An autoscaler's stream, of this number, has begun.
+    /// Records that the autoscaler `name` has opened the stream with this number.
     pub fn begin(&mut self, stream: u64, name: &str) -> Vec<Step> {
         let ended = self.end(stream);
         let decider = Decider {
@@ -111,7 +113,7 @@ impl Deciders {
         ended
     }
 
-    /// It lives, and says this of itself.
+    /// Records a heartbeat on a stream.
     pub fn alive(&mut self, stream: u64, alive: Alive) -> Vec<Step> {
         let now = self.now;
         let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
@@ -119,7 +121,7 @@ impl Deciders {
         let signed = |ticks: u64| i64::try_from(ticks).unwrap_or(i64::MAX);
         let said = signed(now).saturating_sub(signed(alive.heard_ms / tick_ms));
         let before = it.heard.take();
-        // Messages take now longer, now shorter: that changes no choice.
+        // Delays of messages vary, and must not change the choice.
         let since = match &before {
             Some(before) if before.since.abs_diff(said) <= ALIKE => before.since,
             Some(_) | None => said,
@@ -129,11 +131,12 @@ impl Deciders {
         self.choose()
     }
 
-    /// Another [`TICK`] has passed.
+    /// Counts another [`TICK`], and detects silent autoscalers.
     pub fn tick(&mut self) -> Vec<Step> {
         self.now += 1;
         let now = self.now;
         let living = self.all.values().filter(|it| !it.is_silent(now));
+        // Silent ones do not count: their number of reporters is outdated.
         let heard = living.filter_map(|it| it.heard.as_ref());
         let most = heard.map(|it| it.alive.reporters).max().unwrap_or(0);
         for it in self.all.values_mut().filter_map(|it| it.heard.as_mut()) {
@@ -143,21 +146,22 @@ impl Deciders {
         self.choose()
     }
 
-    /// It decided.
+    /// Records a decision on a stream.
     pub fn decide(&mut self, stream: u64, decision: Decision) -> Vec<Step> {
         let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
+        // All decisions are kept, so that an autoscaler that becomes active has its whole set ready.
         it.decisions.insert(decision.revision.clone(), decision.clone());
         self.if_it_counts(stream, Step::Decide(decision))
     }
 
-    /// It decides nothing of the revision any more.
+    /// Records that a stream has no decision for the Revision any more.
     pub fn undecide(&mut self, stream: u64, revision: Name) -> Vec<Step> {
         let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
         it.decisions.remove(&revision);
         self.if_it_counts(stream, Step::Undecide(revision))
     }
 
-    /// It has named every revision.
+    /// Records that a stream has sent its whole set of decisions.
     pub fn synced(&mut self, stream: u64) -> Vec<Step> {
         if let Some(it) = self.all.get_mut(&stream) {
             it.is_whole = true;
@@ -165,7 +169,7 @@ impl Deciders {
         self.choose()
     }
 
-    /// Its stream has ended. The last one's decisions stay in force until another one decides.
+    /// Records the end of a stream. The last decisions stay in force until another autoscaler becomes active.
     pub fn end(&mut self, stream: u64) -> Vec<Step> {
         self.all.remove(&stream);
         if self.counts == Some(stream) {
@@ -174,17 +178,18 @@ impl Deciders {
         self.choose()
     }
 
+    /// The step, if the stream is the active autoscaler's.
     fn if_it_counts(&self, stream: u64, step: Step) -> Vec<Step> {
         if self.counts == Some(stream) { vec![step] } else { Vec::new() }
     }
 
-    /// Lets the first by rank count, and says all that it decided if another one counted before.
+    /// Activates the first by rank. If that is a change, returns its whole set of decisions.
     fn choose(&mut self) -> Vec<Step> {
         let first = self.first();
         let Some(first) = first.filter(|first| self.counts != Some(*first)) else {
             return Vec::new();
         };
-        // That none is heard says more of the way to them than of each.
+        // If all are silent, the network is more likely at fault than each of them: the active one stays.
         let is_silent = self.all.get(&first).is_some_and(|it| it.is_silent(self.now));
         if self.counts.is_some() && is_silent || self.is_awaited(first) {
             return Vec::new();
@@ -195,31 +200,36 @@ impl Deciders {
         [Step::Begin].into_iter().chain(decisions).chain([Step::Synced]).collect()
     }
 
-    /// The stream of the one that should count.
+    /// Stream of the autoscaler that should be active.
     fn first(&self) -> Option<u64> {
         let named = self.named();
         let living = self.all.values().filter(|it| it.is_whole && !it.is_silent(self.now));
         let oldest = living.filter_map(Decider::fills_since).min().unwrap_or(0);
+        // Tuples compare field by field, in the order of the table above. `Reverse` prefers the newer of two streams of
+        // one autoscaler.
         let rank = |(stream, it): &(&u64, &Decider)| {
             let knows = it.is_full() && it.sees_all(self.now);
             let later = it.fills_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
+            // Differences of a few ticks come from delays of messages.
             let later = later.unsigned_abs().saturating_sub(ALIKE);
             let is_named = named.contains(it.name.as_str());
             let lacks = (it.is_silent(self.now), !knows, !it.is_full());
             (lacks, later, !is_named, it.name.clone(), Reverse(**stream))
         };
+        // A set that is not complete would undecide the Revisions it lacks so far.
         let whole = self.all.iter().filter(|(_, it)| it.is_whole);
         whole.min_by_key(rank).map(|(stream, _)| *stream)
     }
 
-    /// Whom those that live call the one that counts.
+    /// Names that live autoscalers call active.
     fn named(&self) -> BTreeSet<&str> {
         let living = self.all.values().filter(|it| !it.is_silent(self.now));
         let heard = living.filter_map(|it| it.heard.as_ref());
         heard.filter_map(|it| it.alive.counts.as_deref()).collect()
     }
 
-    /// Whether another one, which is said to count, is given time to be here first: this replica has just started.
+    /// Returns true if `first` must still wait for another autoscaler that is called active: this replica has just
+    /// started.
     fn is_awaited(&mut self, first: u64) -> bool {
         let Some(it) = self.all.get(&first).filter(|_| !self.has_chosen) else { return false };
         let named = self.named();
@@ -238,13 +248,14 @@ impl Decider {
         self.heard.as_ref().is_none_or(|it| it.alive.is_full)
     }
 
-    /// Since when it has filled its windows; `None`: they are full.
+    /// Tick since which it has been filling its windows; `None`: they are full.
     fn fills_since(&self) -> Option<i64> {
         self.heard.as_ref().filter(|it| !it.alive.is_full).map(|it| it.since)
     }
 
     fn sees_all(&self, now: u64) -> bool {
         let short = self.heard.as_ref().and_then(|it| it.short_since);
+        // An agent that restarts is absent from each autoscaler for a moment.
         short.is_none_or(|since| now - since < SHORT)
     }
 }

@@ -1,14 +1,15 @@
-//! Pure: tags → digests, in the background (knative/serving `pkg/reconciler/revision/{background,resolve}.go` at 98e5ef9).
+//! Pure: resolution of tags to digests, in the background (knative/serving
+//! `pkg/reconciler/revision/{background,resolve}.go` at 98e5ef9).
 //!
-//! A Revision's images are fixed when it is made: whatever its tags lead to then is what all its pods run.
+//! A Revision's images are fixed when it is created: all its pods run the digest that its tag has then.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`queue`] | which image is asked for next, for whom, and what came out |
-//! | [`reference`](mod@reference) | what an image name means |
-//! | [`credentials`] | pull secrets → who to be at a registry |
-//! | [`registry`] | one image asked for |
-//! | [`resolver`] | the task that keeps asking |
+//! | [`queue`] | the order of queries, the Revisions that wait, the results |
+//! | [`reference`](mod@reference) | parsing of image names |
+//! | [`credentials`] | pull secrets → logins at registries |
+//! | [`registry`] | one query at a registry |
+//! | [`resolver`] | the task that sends the queries |
 
 pub mod credentials;
 pub mod queue;

@@ -1,5 +1,5 @@
-//! Pure: under which names and URLs a Route is reachable (knative/serving `pkg/reconciler/route/domains`,
-//! `…/visibility` and `…/config/domain.go` at 98e5ef9; `knative.md` §6.2).
+//! Pure: host names and URLs of a Route (knative/serving `pkg/reconciler/route/domains`, `…/visibility` and
+//! `…/config/domain.go` at 98e5ef9; `knative.md` §6.2).
 //!
 //! ```text
 //! tag ──tag-template──▶ object name ──domain-template, config-domain──▶ public host
@@ -19,82 +19,83 @@ use crate::{
     knative::key,
 };
 
-/// Names follow from these settings.
+/// Settings from which host names follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
-    /// `config-network`.
+    /// Templates and scheme, from `config-network`.
     pub network: &'a Network,
-    /// `config-domain`.
+    /// Domains by label, from `config-domain`.
     pub domain: &'a Domain,
-    /// Domain of routes for which `config-domain` has none; empty: they are private, as in Knative.
+    /// Domain of Routes for which `config-domain` has none; empty: they are private, as in Knative.
     pub default_domain: &'a str,
-    /// Domain of names inside, such as `cluster.local`.
+    /// Domain of names inside the cluster, such as `cluster.local`.
     pub cluster_domain: &'a str,
 }
 
-/// A Route, as far as its names go.
+/// A Route, as far as its host names depend on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
-    /// Its name.
+    /// Name of the Route, without its namespace.
     pub name: &'a str,
-    /// Its namespace.
+    /// Namespace of the Route.
     pub namespace: &'a str,
-    /// Its labels: they choose the domain, and may hide it.
+    /// Labels of the Route: they choose the domain, and may make it private.
     pub labels: &'a BTreeMap<String, String>,
-    /// Its annotations, which a domain template may use.
+    /// Annotations of the Route, which a domain template may use.
     pub annotations: &'a BTreeMap<String, String>,
 }
 
 /// One name of a Route: its own, or that of a tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The tag; `None`: the Route itself.
+    /// Tag of the target; `None`: the Route itself.
     pub tag: Option<String>,
-    /// Name of its Service.
+    /// Name of the placeholder, without its namespace.
     pub name: String,
-    /// Whether only the cluster may ask.
+    /// True if the name is private: reachable only from inside the cluster.
     pub is_local: bool,
-    /// Host of its URL: the public one, or the longest local one.
+    /// Host of its URL: the public one, or the longest private one.
     pub host: String,
-    /// Its URL in statuses.
+    /// URL of the name in statuses.
     pub url: String,
 }
 
-/// Why a name cannot be had. Shown in the Route's conditions.
+/// Reason for which a name cannot be given, as shown in the Route's conditions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// A template cannot be carried out.
+    /// A template of `config-network` fails with the Route's values.
     #[error("domain name error: error executing the {which}: {why}")]
     Template {
-        /// `DomainTemplate` or `TagTemplate`.
+        /// Name of the template: `DomainTemplate` or `TagTemplate`.
         which: &'static str,
-        /// Why.
+        /// Error of the template's execution.
         why: String,
     },
-    /// What came out is no domain name.
+    /// The domain template yields no valid domain name.
     #[error(
         "domain name error: invalid domain name {host:?}: use lower-case letters, digits, '-' and '.', with at least \
          two parts of at most 63 characters (see domain-template in config-network)"
     )]
     Host {
-        /// What came out.
+        /// Text that the template yields.
         host: String,
     },
-    /// What came out is no name of a Service.
+    /// The tag template yields no valid name of a Service.
     #[error(
         "domain name error: invalid service name {name:?} for tag {tag:?}: use at most 63 lower-case letters, digits \
          and '-' (see tag-template in config-network)"
     )]
     Service {
-        /// What came out.
+        /// Text that the template yields.
         name: String,
-        /// The tag it is for.
+        /// Tag of the target.
         tag: String,
     },
 }
 
 impl Names<'_> {
-    /// The name of a Route, or of one of its tags. `hidden` are Services whose own label makes them private.
+    /// The name of a Route, or of one of its tags. `hidden` returns true for placeholders whose own label makes them
+    /// private.
     pub fn target(
         &self,
         route: &Route<'_>,
@@ -112,7 +113,7 @@ impl Names<'_> {
         Ok(Target { tag: tag.map(str::to_owned), name, is_local, host, url })
     }
 
-    /// The name of a Route's Service, or of that of one of its tags.
+    /// Name of the placeholder of a Route, or of one of its tags.
     pub fn service(&self, route: &str, tag: Option<&str>) -> Result<String, NameError> {
         let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
         let name = match &self.network.tag_template {
@@ -121,6 +122,7 @@ impl Names<'_> {
                 .render(&tag_values(route, tag))
                 .map_err(|why| NameError::Template { which: "TagTemplate", why })?,
         };
+        // Only a label can be the name of a Service, and templates may yield any text.
         if is_label(&name) {
             Ok(name)
         } else {
@@ -128,18 +130,20 @@ impl Names<'_> {
         }
     }
 
-    /// Whether the whole Route is private: by its label, or because no domain outside is for it.
+    /// Returns true if the whole Route is private: by its label, or because no public domain matches it.
     pub fn is_local(&self, route: &Route<'_>) -> bool {
         is_hidden(route.labels) || self.domain(route).is_none()
     }
 
-    /// The domain outside that is for it.
+    /// Public domain that matches a Route; none if it is private.
     fn domain(&self, route: &Route<'_>) -> Option<&str> {
+        // A domain `svc.<cluster domain>` in `config-domain` makes its Routes private, as in Knative.
         let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
         let default = Some(self.default_domain).filter(|it| !it.is_empty());
         self.domain.of(route.labels).or(default).filter(|it| !inside(it))
     }
 
+    /// Public host of a name, by the domain template.
     fn public_host(&self, route: &Route<'_>, name: &str) -> Result<String, NameError> {
         let domain = self.domain(route).unwrap_or_default();
         let host = match &self.network.domain_template {
@@ -152,6 +156,7 @@ impl Names<'_> {
                     .map_err(|why| NameError::Template { which: "DomainTemplate", why })?
             }
         };
+        // A single label is no name in public DNS.
         if host.contains('.') && is_subdomain(&host) {
             Ok(host)
         } else {
@@ -159,41 +164,42 @@ impl Names<'_> {
         }
     }
 
-    /// The longest local host of a Service; private names never follow the user's template.
+    /// Longest private host of a placeholder; private names never follow the user's template.
     pub fn local_host(&self, name: &str, namespace: &str) -> String {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 
-    /// All hosts by which a Service is asked inside: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
+    /// All private hosts of a placeholder: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
     pub fn local_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
         let (short, long) = (format!("{name}.{namespace}"), self.local_host(name, namespace));
         [short.clone(), format!("{short}.svc"), long]
     }
 
-    /// `status.address.url`: inside there is no TLS in front of a service.
+    /// `status.address.url` of a Route: private names are served without TLS.
     pub fn address(&self, route: &Route<'_>) -> String {
         format!("http://{}", self.local_host(route.name, route.namespace))
     }
 
+    /// Scheme of a URL. A private name has no TLS, whatever serves the public ones.
     fn scheme(&self, is_local: bool) -> &str {
         if is_local { "http" } else { &self.network.external_scheme }
     }
 
-    /// Every host a target answers to from outside and inside. With `tag-header-based-routing` the header
-    /// `Knative-Serving-Tag` chooses among these by tag.
+    /// All hosts of a target, public and private. With `tag-header-based-routing` the header `Knative-Serving-Tag`
+    /// chooses among the tags of these.
     pub fn hosts(&self, target: &Target, namespace: &str) -> Vec<String> {
         let public = (!target.is_local).then(|| target.host.clone());
         public.into_iter().chain(self.local_hosts(&target.name, namespace)).collect()
     }
 
-    /// Hosts by tag, as the annotation `networking.internal.knative.dev/tag-to-host` has them.
+    /// Hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
     pub fn tag_hosts(&self, targets: &[Target], namespace: &str) -> BTreeMap<String, Vec<String>> {
         let tagged = targets.iter().filter_map(|it| Some((it.tag.clone()?, it)));
         tagged.map(|(tag, it)| (tag, self.hosts(it, namespace))).collect()
     }
 }
 
-/// Whether the label of a Service, Route or placeholder makes it private.
+/// Returns true if the labels of a Service, Route or placeholder make it private.
 pub fn is_hidden(labels: &BTreeMap<String, String>) -> bool {
     labels.get(key::VISIBILITY).is_some_and(|it| it == "cluster-local")
 }

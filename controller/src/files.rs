@@ -28,48 +28,48 @@ use crate::{
     shared::Shared,
 };
 
-/// How long changes are gathered before they are read or written.
+/// Time for which changes are gathered before they are read or written.
 const GATHER: Duration = Duration::from_millis(5);
-/// Objects rendered at once; bounds how long the machine is locked.
+/// Number of objects rendered at once; it bounds how long the machine is locked.
 const BATCH: usize = 16;
 
-/// A folder cannot be used.
+/// Error of one of the two folders.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// It cannot be made or read.
+    /// The folder cannot be created or read.
     #[error("cannot use folder {path}")]
     Folder {
-        /// Which.
+        /// Path of the folder, or of a file in it.
         path: PathBuf,
-        /// Why not.
+        /// Error of the file system.
         #[source]
         source: io::Error,
     },
-    /// It cannot be watched.
+    /// The folder cannot be watched.
     #[error("cannot watch folder {path}")]
     Watch {
-        /// Which.
+        /// Path of the folder.
         path: PathBuf,
-        /// Why not.
+        /// Error of the watcher.
         #[source]
         source: notify::Error,
     },
 }
 
-/// The folders below the node's state folder.
+/// The two folders, which lie in the node's state folder.
 #[derive(Debug)]
 pub struct Files {
     shared: Arc<Shared>,
     manifests: PathBuf,
     objects: PathBuf,
-    /// Manifest files and the services they name.
+    /// Manifest files that were read, and the services they name.
     known: Known,
-    /// Manifest files read.
+    /// Number of manifest files read so far.
     reads: u64,
 }
 
 impl Files {
-    /// Opens the folders, reads back what the last run left, then every manifest.
+    /// Opens the folders, restores the objects of the last run, then reads every manifest.
     pub fn open(state: &Path, shared: Arc<Shared>) -> Result<Self, FilesError> {
         let (manifests, objects) = (state.join("manifests"), state.join("objects"));
         for path in [&manifests, &objects] {
@@ -86,6 +86,7 @@ impl Files {
         let mut read = read_objects(&self.objects)?;
         let boot = self.shared.settings().boot.clone();
         let known: Vec<Name> = read.apps.keys().cloned().collect();
+        // Objects come before manifests: a manifest applied to an unknown service would create a new one.
         for (name, objects) in std::mem::take(&mut read.apps) {
             self.shared.step(Event::Restore(name, Box::new(restore::app(&objects, &boot))));
         }
@@ -95,12 +96,12 @@ impl Files {
         self.shared.read_back();
         let services = self.shared.look(|machine| machine.world().apps.len());
         info!(services, objects = read.keys.len(), "objects read");
-        // What was on disk and belongs to nobody now.
+        // Objects on disk that belong to no service any more.
         self.write_all(&read.keys);
         Ok(())
     }
 
-    /// Manifest files that are not as they were when they were read last, and those that are gone.
+    /// Paths of manifest files that have changed since they were read, and of those that were removed.
     fn changed(&self) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         walk(&self.manifests, &mut found);
@@ -110,11 +111,11 @@ impl Files {
         found
     }
 
-    /// Reads one manifest file, or learns that it is gone.
+    /// Reads one manifest file, or records its removal.
     fn read(&mut self, path: &Path) {
         let settings = self.shared.settings();
         self.reads += 1;
-        // Looked at first: what is written while we read makes it another file.
+        // The stamp is taken before the text: a write between the two makes the file count as changed.
         let stamp = FileStamp::of(path);
         let documents = match fs::read_to_string(path) {
             Ok(text) => parse::documents(&text, &settings.autoscaler),
@@ -123,6 +124,7 @@ impl Files {
         };
         let before = self.known.remove(path);
         let mut named = Vec::new();
+        // A file with one document is its service's own, so an error in it can be shown on that service.
         let only = documents.len() == 1;
         for document in documents {
             match document {
@@ -148,6 +150,7 @@ impl Files {
         }
     }
 
+    /// Removes the objects among `keys` that the world no longer has.
     fn write_all(&self, keys: &BTreeSet<ObjectKey>) {
         let orphan = |key: &&ObjectKey| {
             self.shared.look(|machine| crate::want::shown(machine.world(), key).is_none())
@@ -157,11 +160,11 @@ impl Files {
         }
     }
 
-    /// Watches `manifests/` until `shutdown`.
+    /// Watches `manifests/` until `shutdown`, and reads what changes.
     pub async fn watch(mut self, shutdown: CancellationToken) -> Result<(), FilesError> {
         let failed = |source| FilesError::Watch { path: self.manifests.clone(), source };
         let watched = Watched::open(&self.manifests).map_err(failed)?;
-        // Whatever changed between the first reading and the first watch.
+        // Files may have changed between the first reading and the first watch.
         let mut changes = Changes { anything: true, ..Changes::default() };
         loop {
             if changes.anything {
@@ -169,7 +172,7 @@ impl Files {
             }
             for path in &changes.files {
                 self.read(path);
-                // Thousands of files may come at once; the controller's other work goes on between them.
+                // Thousands of files may change at once; other tasks must run between them.
                 tokio::task::yield_now().await;
             }
             tokio::select! {
@@ -180,7 +183,7 @@ impl Files {
     }
 }
 
-/// Writes objects as they change until `shutdown`, and then what is left.
+/// Writes objects as they change until `shutdown`, and then the remaining ones.
 pub async fn keep_writing(shared: Arc<Shared>, state: PathBuf, shutdown: CancellationToken) {
     let objects = state.join("objects");
     loop {
@@ -188,6 +191,7 @@ pub async fn keep_writing(shared: Arc<Shared>, state: PathBuf, shutdown: Cancell
             () = shared.objects_changed() => false,
             () = shutdown.cancelled() => true,
         };
+        // At shutdown the remaining changes are written at once.
         if !ended {
             tokio::time::sleep(GATHER).await;
         }
@@ -215,7 +219,7 @@ fn write_changed(shared: &Shared, folder: &Path) {
     }
 }
 
-/// Writes or removes one object. Readers see the old file or the new one, never a part.
+/// Writes or removes one object. A reader sees either the old file or the new one, and never a part.
 fn write(folder: &Path, key: &ObjectKey, object: Option<&Value>) {
     let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
     let path = folder.join(format!("{}.yaml", key.name.name));
@@ -232,7 +236,7 @@ fn write(folder: &Path, key: &ObjectKey, object: Option<&Value>) {
 }
 
 fn replace(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
-    // JSON is YAML too, and is written and read many times faster: ten thousand services are forty thousand objects.
+    // JSON is also YAML, and much faster to write and read: ten thousand services have forty thousand objects.
     let text = serde_json::to_vec(object).map_err(io::Error::other)?;
     let draft = path.with_extension("yaml.new");
     match fs::write(&draft, &text) {
@@ -245,7 +249,7 @@ fn replace(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
     fs::rename(&draft, path)
 }
 
-/// Every object on disk.
+/// All objects on disk, grouped by service.
 #[derive(Debug, Default)]
 struct Read {
     apps: BTreeMap<Name, Objects>,
@@ -260,6 +264,7 @@ fn read_objects(folder: &Path) -> Result<Read, FilesError> {
         for path in paths {
             let read = fs::read_to_string(&path)
                 .map_err(|source| FilesError::Folder { path: path.clone(), source })?;
+            // Objects are written as JSON, which is tried first; an edited file may be YAML.
             let json = serde_json::from_str(&read);
             let object: Value = match json.or_else(|_| serde_norway::from_str(&read)) {
                 Ok(object) => object,
@@ -274,6 +279,7 @@ fn read_objects(folder: &Path) -> Result<Read, FilesError> {
     Ok(out)
 }
 
+/// Adds one object to the service that owns it.
 fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let meta = &object["metadata"];
@@ -290,10 +296,10 @@ fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
         ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
             name.name.to_string()
         }
-        // They follow from the Revision, and say nothing else to come back to.
+        // They follow from the Revision, and hold no state to restore.
         ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => return,
     };
-    // Services are read first: what has none belongs to nobody.
+    // Services are read first, so an object without one is an orphan.
     let Some(app) = out.apps.get_mut(&Name::new(name.namespace, owner)) else { return };
     match kind {
         ObjectKind::Service | ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => {}
@@ -304,7 +310,7 @@ fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
     }
 }
 
-/// Every YAML or JSON file below `folder`.
+/// Collects every YAML or JSON file below `folder`.
 fn walk(folder: &Path, into: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -322,21 +328,21 @@ fn is_manifest(path: &Path) -> bool {
     !hidden && matches!(end, Some("yaml" | "yml" | "json"))
 }
 
-/// A name for a manifest that bears none: that of its file.
+/// Name for a manifest without one, from its file name.
 fn name_from(path: &Path) -> Option<Name> {
     let stem = path.file_stem()?.to_str()?.to_ascii_lowercase();
     is_label(&stem).then(|| Name::new("default", stem))
 }
 
-/// What changed below a watched folder.
+/// Changes below a watched folder.
 #[derive(Debug, Default)]
 struct Changes {
     files: BTreeSet<PathBuf>,
-    /// A folder came or went, or too much happened to tell: look at everything.
+    /// A folder was created or removed, or events were lost: everything must be compared.
     anything: bool,
 }
 
-/// A folder watched with everything below it.
+/// A folder that is watched recursively.
 #[derive(Debug)]
 struct Watched {
     changes: Arc<(Mutex<Changes>, Notify)>,
@@ -376,7 +382,7 @@ fn note(changes: &mut Changes, event: notify::Result<notify::Event>) {
         return;
     };
     changes.anything |= event.need_rescan();
-    // A file just made is read when its writer closes it, whole.
+    // A new file is read when its writer closes it: before, it may be incomplete.
     let whole = match event.kind {
         EventKind::Access(AccessKind::Close(_))
         | EventKind::Remove(_)

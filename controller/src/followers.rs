@@ -1,9 +1,10 @@
-//! Pure: who must have let go of a pod before it may stop.
+//! Pure: drain acknowledgements, by which agents and activators state that they no longer connect to a draining pod.
 //!
-//! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. It says
-//! of each draining pod that no new connection of its own goes there; the one that writes waits until all have
-//! said so. Table versions play no part: they compare within one stream only. Whoever runs, by the API server, and does
-//! not report here now, is missed as well: a controller that has just started must not take silence for consent.
+//! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. For each
+//! draining pod it acknowledges that none of its new connections goes there; the leader waits until all have done so.
+//! Versions of the RouteTable play no part, since they compare within one stream only. An agent or activator that runs
+//! according to the API server, and does not report here, is missing as well: after a start, silence is no
+//! acknowledgement.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,35 +13,36 @@ use std::{
 
 use common::wire::{Name, Role};
 
-/// A follower by role and name. An agent is named after its node, an activator after its pod.
+/// Identifier of an agent or activator, from role and name. An agent has its node's name, an activator its pod's.
 pub fn named(role: Role, name: &str) -> String {
     format!("{role:?}/{name}")
 }
 
-/// Agents and activators, and which pods each avoids.
+/// Agents and activators, with the draining pods that each has acknowledged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Followers {
     all: BTreeMap<String, Follower>,
-    /// Who runs, by the API server, with the pod in which it does.
+    /// Agents and activators that run according to the API server, each with its pod.
     expected: BTreeMap<String, String>,
 }
 
+/// Reports of one agent or activator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Follower {
-    /// The newest stream of its reports.
+    /// Number of its newest stream of reports.
     stream: u64,
     avoids: BTreeSet<String>,
-    /// Avoided by what an earlier stream said, until this one has named everything.
+    /// Pods acknowledged on an earlier stream, and not yet on the newest one. `synced` removes them.
     unnamed: BTreeSet<String>,
-    /// Services that it leads to some revision; `None`: it does not say.
+    /// Services that it routes to a Revision; `None`: it does not report them.
     routed: Option<Routed>,
 }
 
-/// Services by what hashes of their names are: an activator may have tens of thousands.
+/// Services by the hashes of their names: an activator may have tens of thousands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Routed {
     all: BTreeSet<u64>,
-    /// Whether it has named all of them on its newest stream.
+    /// True once its newest stream has named all of them.
     is_whole: bool,
 }
 
@@ -51,37 +53,39 @@ fn hash(name: &Name) -> u64 {
 }
 
 impl Followers {
-    /// `who` has begun to report on this stream; it will name again what it avoids.
+    /// Records a new stream of `who`, which sends its acknowledgements again.
     pub fn begin(&mut self, who: &str, stream: u64) {
         let follower = self.all.entry(who.to_owned()).or_default();
+        // Acknowledgements of the old stream stay until `synced`: a reconnect must not delay a drain.
         follower.stream = stream;
         follower.unnamed = follower.avoids.clone();
         follower.routed = None;
     }
 
-    /// It names each service that it leads to some revision.
+    /// Records that `who` reports each service that it routes to a Revision.
     pub fn names_routed(&mut self, who: &str, stream: u64) {
         if let Some(follower) = self.current(who, stream) {
             follower.routed.get_or_insert_default();
         }
     }
 
-    /// It leads this service to some revision, or does no more.
+    /// Records that `who` routes this service to a Revision, or with `leads` false that it no longer does.
     pub fn routed(&mut self, who: &str, stream: u64, name: &Name, leads: bool) {
+        // Without `names_routed` before it, a report of services is of no known extent.
         if let Some(routed) = self.current(who, stream).and_then(|it| it.routed.as_mut()) {
             _ = if leads { routed.all.insert(hash(name)) } else { routed.all.remove(&hash(name)) };
         }
     }
 
-    /// Whether every one that says so leads this service to some revision. One of an earlier release is not waited for, nor
-    /// one that has yet to name all of them.
+    /// Returns true if all that report their services route this one to a Revision. One of an earlier release, or one
+    /// that has not named all yet, is not waited for.
     pub fn all_route(&self, name: &Name) -> bool {
         let hash = hash(name);
         let mut say = self.all.values().filter_map(|it| it.routed.as_ref());
         say.all(|it| !it.is_whole || it.all.contains(&hash))
     }
 
-    /// It opens no connection to this draining pod.
+    /// Records that `who` opens no connection to this draining pod.
     pub fn avoids(&mut self, who: &str, stream: u64, uid: &str) {
         if let Some(follower) = self.current(who, stream) {
             follower.unnamed.remove(uid);
@@ -89,7 +93,7 @@ impl Followers {
         }
     }
 
-    /// It may open connections to the pod again.
+    /// Records that `who` may open connections to the pod again.
     pub fn avoids_no_more(&mut self, who: &str, stream: u64, uid: &str) {
         if let Some(follower) = self.current(who, stream) {
             follower.unnamed.remove(uid);
@@ -97,53 +101,54 @@ impl Followers {
         }
     }
 
-    /// It has named everything.
+    /// Records that the stream of `who` has named everything.
     pub fn synced(&mut self, who: &str, stream: u64) {
         if let Some(follower) = self.current(who, stream) {
             if let Some(routed) = &mut follower.routed {
                 routed.is_whole = true;
             }
+            // The stream has named all it acknowledges, so the rest of the earlier ones is outdated.
             let unnamed = std::mem::take(&mut follower.unnamed);
             follower.avoids.retain(|uid| !unnamed.contains(uid));
         }
     }
 
-    /// The stream has ended. A follower that comes back on another is not forgotten by the end of the first.
+    /// Records the end of a stream. If `who` has opened a newer one meanwhile, nothing changes.
     pub fn end(&mut self, who: &str, stream: u64) {
         if self.all.get(who).is_some_and(|it| it.stream == stream) {
             self.all.remove(who);
         }
     }
 
-    /// The API server runs `who` in this pod.
+    /// Records that `who` runs in this pod, according to the API server.
     pub fn expect(&mut self, who: &str, pod: &str) {
         self.expected.insert(who.to_owned(), pod.to_owned());
     }
 
-    /// That pod is gone. Returns who was expected of it.
+    /// Records that the pod is gone. Returns the agents and activators that ran in it.
     pub fn lose(&mut self, pod: &str) -> Vec<String> {
         let lost = self.expected.extract_if(.., |_, runs| runs == pod);
         lost.map(|(who, _)| who).collect()
     }
 
-    /// Whether it reports.
+    /// Returns true if `who` has an open stream of reports.
     pub fn reports(&self, who: &str) -> bool {
         self.all.contains_key(who)
     }
 
-    /// How many report.
+    /// Number of agents and activators that report.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether nobody reports.
+    /// Returns true if no agent or activator reports.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The pod was put back to work, or is gone: whatever was said of it speaks of the past.
+    /// Removes all acknowledgements of a pod, which serves again or is gone.
     ///
-    /// Without this, a pod that drains a second time could be stopped on word from the first.
+    /// Without this, a pod that drains a second time could be stopped by acknowledgements of the first.
     pub fn forget(&mut self, uid: &str) {
         for follower in self.all.values_mut() {
             follower.avoids.remove(uid);
@@ -151,18 +156,20 @@ impl Followers {
         }
     }
 
-    /// Who has not let go of the pod yet.
+    /// Agents and activators that have not acknowledged the pod's drain.
     pub fn missing<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
+        // One that runs without a stream may still send connections to the pod.
         let silent = self.expected.keys().filter(|who| !self.all.contains_key(*who));
         let all = self.all.iter().filter(|(_, it)| !it.avoids.contains(uid)).map(|(who, _)| who);
         all.chain(silent).map(String::as_str)
     }
 
-    /// Whether all have let go of the pod.
+    /// Returns true if all have acknowledged the pod's drain.
     pub fn all_avoid(&self, uid: &str) -> bool {
         self.missing(uid).next().is_none()
     }
 
+    /// The reports of `who`, if `stream` is its newest: late items of an older stream have no effect.
     fn current(&mut self, who: &str, stream: u64) -> Option<&mut Follower> {
         self.all.get_mut(who).filter(|it| it.stream == stream)
     }
@@ -199,7 +206,7 @@ mod tests {
         all.avoids("a", 1, "p");
         all.avoids("a", 1, "q");
         all.begin("a", 2);
-        // The old stream ends later than the new one begins, and may have left something on the way.
+        // The old stream ends after the new one begins, and its last items may still arrive.
         all.avoids_no_more("a", 1, "p");
         all.end("a", 1);
         assert!(all.all_avoid("p"), "it has not said otherwise");

@@ -1,15 +1,15 @@
-//! Shell: the Identity service: a token in, a certificate out.
+//! Shell: the Identity service, which issues a certificate for a service account token.
 //!
-//! | file | |
+//! | file | content |
 //! |---|---|
-//! | [`claim`] | Pure: what the API server says of a token → whom a certificate speaks for |
-//! | [`rotation`] | Pure: which authority signs, and when there is another |
+//! | [`claim`] | Pure: result of a TokenReview → identity for a certificate |
+//! | [`rotation`] | Pure: choice of the authority that signs, and its replacement |
 //! | [`sign`] | Shell: keys and certificates |
 //! | [`keep`] | Shell: authorities in the cluster, the controller's own certificate |
 //! | [`kube`] | Shell: TokenReview, Secret and ConfigMap |
 //!
-//! Asking needs no certificate, so everything about a request is bounded: its size, how many are looked at at once, and how
-//! long the API server may take. What is refused is refused with a sentence, and says nothing of what would do.
+//! A request needs no certificate, so everything about it is bounded: its size, the number of reviews at once, and the
+//! time of the API server. A refusal states its reason, and nothing about what would be accepted.
 
 use std::{
     sync::Arc,
@@ -37,25 +37,25 @@ pub mod sign;
 use claim::Reviewed;
 use keep::{Keeper, StoreError};
 
-/// A projected token is a JWT of about 1 KiB.
+/// Longest token in bytes; a projected token is a JWT of about 1 KiB.
 const TOKEN_BYTES: usize = 8 << 10;
-/// A request for a P-256 key is about 300 bytes.
+/// Longest certificate request in bytes; one for a P-256 key has about 300.
 const REQUEST_BYTES: usize = 2 << 10;
-/// Both, and what protobuf adds. More is not even read.
+/// Longest message in bytes: token, request and protobuf. Longer ones are not decoded.
 const MESSAGE_BYTES: usize = TOKEN_BYTES + REQUEST_BYTES + 1_024;
-/// So many are asked of the API server at once.
+/// Greatest number of TokenReviews at once.
 const AT_ONCE: usize = 16;
-/// How long one may wait for its turn, and for the API server.
+/// Longest wait for a free review, and then for the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Says whose a token is.
+/// Source of reviews of service account tokens.
 #[tonic::async_trait]
 pub trait Reviewer: Send + Sync + std::fmt::Debug {
-    /// Whose it is, as the API server has it.
+    /// Reviews a token: the account and pod that it belongs to, according to the API server.
     async fn review(&self, token: &str) -> Result<Reviewed, StoreError>;
 }
 
-/// Issues certificates.
+/// Issuer of certificates for components.
 #[derive(Debug)]
 pub struct Issuer {
     keeper: Arc<Keeper>,
@@ -65,30 +65,34 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// An issuer for the parts that run in `namespace`.
+    /// Creates an issuer for the components that run in `namespace`.
     pub fn new(keeper: Arc<Keeper>, reviewer: Arc<dyn Reviewer>, namespace: &str) -> Arc<Self> {
         let (namespace, turns) = (namespace.to_owned(), Semaphore::new(AT_ONCE));
         Arc::new(Self { keeper, reviewer, namespace, turns })
     }
 
-    /// The gRPC service.
+    /// The gRPC service, with its limit of the message size.
     pub fn service(self: &Arc<Self>) -> IdentityServer<Service> {
         let service = IdentityServer::new(Service(Arc::clone(self)));
         service.max_decoding_message_size(MESSAGE_BYTES)
     }
 
-    /// Who is let in: also those who have no certificate yet.
+    /// Admission rule for connections: peers without a certificate are admitted too.
     pub fn door(&self) -> Door {
         let credentials = Arc::clone(self.keeper.credentials());
         Door { credentials, open: true, bounds: Bounds::default() }
     }
 
+    /// Reviews the token, and signs a certificate for the key in the request.
     async fn issue(&self, request: IssueRequest) -> Result<IssueReply, Status> {
+        // The limit of the message does not bound its two parts, and the token goes on to the API server.
         if request.token.len() > TOKEN_BYTES || request.request.len() > REQUEST_BYTES {
             return Err(Status::invalid_argument("token or request is too large"));
         }
+        // Before the review: without an authority its result would be of no use.
         let signing = self.keeper.signing();
         let signing = signing.ok_or_else(|| Status::unavailable("no authority yet: try again"))?;
+        // Any peer may invent tokens, and must not flood the API server with them.
         let turn = timeout(PATIENCE, self.turns.acquire()).await;
         let _turn =
             turn.map_err(|_elapsed| Status::resource_exhausted("too many ask: try again"))?;
@@ -103,6 +107,7 @@ impl Issuer {
             Status::unauthenticated(refusal.to_string())
         })?;
         let signed = signing.signer.sign(&request.request, &identity, SystemTime::now());
+        // The library's error is for the log only: a caller cannot act on its details.
         let (certificate, end) = signed.map_err(|error| {
             warn!(%identity, error = %common::link::chain(&error), "request refused");
             Status::invalid_argument("the request holds no key that could be signed")
@@ -117,7 +122,7 @@ impl Issuer {
     }
 }
 
-/// The Identity service of an [`Issuer`].
+/// The gRPC service of an [`Issuer`].
 #[derive(Debug)]
 pub struct Service(Arc<Issuer>);
 

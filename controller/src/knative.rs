@@ -1,6 +1,6 @@
-//! Pure: Knative's objects as users and tools see them: `serving.knative.dev` here, the others in the modules.
+//! Pure: Knative's objects as users and tools see them: `serving.knative.dev` here, other API groups in the modules.
 //!
-//! These are the types at the border: manifests are read into them and objects are written from them. Inside,
+//! These types are the border: the controller reads manifests into them and writes objects from them. Internally,
 //! [`world`](crate::world) keeps the same facts in far less memory.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Group and version of every object here.
+/// API group and version of every object in this file.
 pub const API_VERSION: &str = "serving.knative.dev/v1";
 
 pub mod autoscaling;
@@ -19,125 +19,125 @@ pub mod domain;
 pub mod key;
 pub mod networking;
 
-/// One object: what every kind has, around its own `spec` and `status`.
+/// An object of any Knative kind: the fields that all kinds share, around a `spec` and a `status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Object<S, T> {
-    /// Group and version.
+    /// API group and version of the kind, such as `serving.knative.dev/v1`.
     pub api_version: String,
-    /// Kind.
+    /// Kind of the object, such as `Service`.
     pub kind: String,
-    /// Name, labels and so on.
+    /// Name, namespace, labels, annotations and the other metadata of Kubernetes.
     pub metadata: ObjectMeta,
-    /// What is wanted.
+    /// Desired state, as the user wrote it.
     pub spec: S,
-    /// What is.
+    /// Observed state, which only the controller writes; `None` until the first write.
     pub status: Option<T>,
 }
 
-/// A service: a Configuration and a Route under one name.
+/// A Service: a Configuration and a Route under one name.
 pub type Service = Object<ServiceSpec, ServiceStatus>;
-/// The newest template, which makes Revisions.
+/// A Configuration: the current template, from which Revisions are made.
 pub type Configuration = Object<ConfigurationSpec, ConfigurationStatus>;
-/// One immutable version of code and configuration.
+/// A Revision: one immutable version of code and configuration.
 pub type Revision = Object<RevisionSpec, RevisionStatus>;
-/// Which Revisions a name leads to.
+/// A Route: the Revisions that serve a name, and their shares of the requests.
 pub type Route = Object<RouteSpec, RouteStatus>;
 
-/// What is wanted of a service.
+/// Desired state of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
-    /// What to run.
+    /// Template of the Service's Revisions.
     pub template: RevisionTemplate,
-    /// Who gets the requests.
+    /// Traffic targets with their shares of the requests; empty: the latest ready Revision gets all.
     pub traffic: Vec<TrafficTarget>,
 }
 
-/// What is wanted of a configuration.
+/// Desired state of a Configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationSpec {
-    /// What to run.
+    /// Template of the Configuration's Revisions.
     pub template: RevisionTemplate,
 }
 
-/// What a Revision will be made of.
+/// Template from which a Revision is made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionTemplate {
-    /// Labels and annotations of the Revision; a name where the user brings one.
+    /// Labels and annotations of the Revision, and its name if the user sets one.
     #[schemars(with = "TemplateMetadata")]
     pub metadata: ObjectMeta,
-    /// What to run.
+    /// Containers and limits of the Revision.
     pub spec: RevisionSpec,
 }
 
-/// What of its metadata a template may say; the schema's view of it.
+/// Metadata fields that a template accepts, for the schema only.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "only its schema is used")]
 struct TemplateMetadata {
     /// Annotations of the Revision.
     annotations: Option<std::collections::BTreeMap<String, String>>,
-    /// Has no effect.
+    /// Finalizers have no effect.
     finalizers: Option<Vec<String>>,
     /// Labels of the Revision and its pods.
     labels: Option<std::collections::BTreeMap<String, String>>,
-    /// Name of the Revision, where the user brings one: it begins with the Configuration's and a dash.
+    /// Name of the Revision, if the user sets one: it begins with the Configuration's name and a dash.
     name: Option<String>,
-    /// Has no effect.
+    /// The namespace has no effect.
     namespace: Option<String>,
 }
 
-/// What a Revision runs.
+/// Desired state of a Revision: its pod and the limits of its requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionSpec {
-    /// Requests a pod may have at once; 0: no limit.
+    /// Maximum number of concurrent requests per pod (hard limit); 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_concurrency: Option<i64>,
-    /// Bound of a whole request.
+    /// Timeout of a whole request, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i64>,
-    /// Bound until the first byte of the response.
+    /// Timeout until the first byte of the response, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_start_timeout_seconds: Option<i64>,
-    /// Bound between two bytes of the response.
+    /// Timeout between two bytes of the response, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout_seconds: Option<i64>,
-    /// The pod.
+    /// The pod that each replica of the Revision runs.
     #[serde(flatten)]
     pub pod: PodSpec,
 }
 
-/// What is wanted of a route.
+/// Desired state of a Route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteSpec {
-    /// Who gets the requests.
+    /// Traffic targets with their shares of the requests.
     pub traffic: Vec<TrafficTarget>,
 }
 
-/// One share of the requests, and one name of its own if it has a tag.
+/// One traffic target: a share of the requests, and a host name of its own if it has a tag.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrafficTarget {
-    /// Also reachable as `<tag>-<route>`.
+    /// Tag, which makes the target also reachable as `<tag>-<route>`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
-    /// A Revision by name.
+    /// Name of a Revision, if the target is fixed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision_name: Option<String>,
-    /// A Configuration by name: its latest ready Revision.
+    /// Name of a Configuration, whose latest ready Revision is the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub configuration_name: Option<String>,
-    /// Whether it follows the latest ready Revision.
+    /// True if the target follows the latest ready Revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latest_revision: Option<bool>,
-    /// Share in percent, 0 to 100.
+    /// Share of the requests in percent, 0 to 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percent: Option<i64>,
-    /// Where the tag is reachable; status only.
+    /// URL of the tag; status only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
 }
@@ -146,125 +146,125 @@ pub struct TrafficTarget {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
-    /// Which.
+    /// Type of the condition, such as `Ready`.
     pub r#type: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
     /// `Info` for one that does not make an object unready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub severity: String,
-    /// When it changed last, RFC 3339.
+    /// Time of the last change of the status, RFC 3339.
     pub last_transition_time: String,
-    /// One word for machines.
+    /// Reason in one CamelCase word, for programs.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// One line for people.
+    /// Explanation in one line, for users.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// Where an object is reachable inside.
+/// Address of an object inside the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Address {
-    /// URL.
+    /// URL inside the cluster.
     pub url: String,
 }
 
-/// How a service fares.
+/// Observed state of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready` and what it depends on.
+    /// Condition `Ready` and the conditions that it depends on.
     pub conditions: Vec<Condition>,
-    /// Newest Revision.
+    /// Name of the newest Revision.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub latest_created_revision_name: String,
-    /// Newest Revision that was ready.
+    /// Name of the newest Revision that became ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub latest_ready_revision_name: String,
-    /// Where it is reachable from outside.
+    /// URL from outside the cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub url: String,
-    /// Where it is reachable inside.
+    /// URL from inside the cluster.
     pub address: Option<Address>,
-    /// Who gets the requests now.
+    /// Active traffic targets with their shares.
     pub traffic: Vec<TrafficTarget>,
 }
 
-/// How a configuration fares.
+/// Observed state of a Configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready`.
+    /// The condition `Ready` only.
     pub conditions: Vec<Condition>,
-    /// Newest Revision.
+    /// Name of the newest Revision.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub latest_created_revision_name: String,
-    /// Newest Revision that was ready.
+    /// Name of the newest Revision that became ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub latest_ready_revision_name: String,
 }
 
-/// How a revision fares.
+/// Observed state of a Revision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready` and what it depends on, and `Active`.
+    /// Condition `Ready` with the conditions that it depends on, and `Active`.
     pub conditions: Vec<Condition>,
-    /// `rouse.dev/decision`: why it has as many pods as it has; absent while nothing is decided.
+    /// `rouse.dev/decision`: reason for the present number of pods; absent until the first scale decision.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Where its logs can be read.
+    /// URL of the Revision's logs.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub log_url: String,
-    /// Images by container.
+    /// Resolved images of the containers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<ContainerDigest>,
-    /// Images by init container.
+    /// Resolved images of the init containers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub init_container_statuses: Vec<ContainerDigest>,
-    /// Ready pods.
+    /// Number of ready pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actual_replicas: Option<i32>,
-    /// Wanted pods.
+    /// Number of requested pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_replicas: Option<i32>,
 }
 
-/// Which image a container runs.
+/// Image of one container, as resolved to a digest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerDigest {
-    /// Container.
+    /// Name of the container.
     pub name: String,
-    /// Image with its digest.
+    /// Image reference with its digest.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image_digest: String,
 }
 
-/// How a route fares.
+/// Observed state of a Route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready` and what it depends on.
+    /// Condition `Ready` and the conditions that it depends on.
     pub conditions: Vec<Condition>,
-    /// Where it is reachable from outside.
+    /// URL from outside the cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub url: String,
-    /// Where it is reachable inside.
+    /// URL from inside the cluster.
     pub address: Option<Address>,
-    /// Who gets the requests now.
+    /// Active traffic targets with their shares.
     pub traffic: Vec<TrafficTarget>,
-    /// Where a gradual rollout stands.
+    /// Progress of a gradual rollout; absent when none runs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

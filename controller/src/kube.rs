@@ -1,18 +1,18 @@
-//! Pure: what Kubernetes is asked to hold, and how that is named; the shells around it stand in the files below.
+//! Pure: desired states of Kubernetes objects and the keys that name them; the shells around them are the files below.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`client`] | how the API server is reached |
-//! | [`watch`] | its objects, trimmed, as one stream |
-//! | [`scope`] | which objects, and what of each |
-//! | [`cache`] | the little that must be remembered of each |
-//! | [`decide`] | what is wanted, what is there → what to write |
-//! | [`outcome`] | the API server's answer → whether and when to try again |
-//! | [`queue`], [`writer`] | which object is written when, and the writing |
-//! | [`lease`], [`lead`] | who writes |
-//! | [`secrets`] | with what registries are asked |
+//! | [`client`] | clients of the API server |
+//! | [`watch`] | watches of all kinds, trimmed, as one stream |
+//! | [`scope`] | the watches, and the fields that are kept of each kind |
+//! | [`cache`] | the few facts that must be remembered of each object |
+//! | [`decide`] | desired state and observed state → next write |
+//! | [`outcome`] | the API server's response → if and when to try again |
+//! | [`queue`], [`writer`] | order of the writes, and the writing |
+//! | [`lease`], [`lead`] | leader election: the replica that writes |
+//! | [`secrets`] | credentials for registries |
 //! | [`run`] | all of them together |
-//! | [`events`] | what people read under `kubectl describe` |
+//! | [`events`] | Events that users read under `kubectl describe` |
 
 use std::fmt;
 
@@ -40,33 +40,33 @@ pub mod secrets;
 pub mod watch;
 pub mod writer;
 
-/// Who we are in `managedFields`.
+/// Field manager of the controller's applies in `managedFields`.
 pub const FIELD_MANAGER: &str = "rouse";
 
-/// Which part of an object.
+/// Part of an object that is written on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// The replicas of a Deployment; what a pod that is to go costs to delete. Never waits for another part.
+    /// Replicas of a Deployment, and the deletion cost of pods that should go. Never waits for another part.
     Scale,
-    /// Everything but the status.
+    /// Everything of the object but its status.
     Object,
-    /// The status.
+    /// The object's status subresource.
     Status,
 }
 
-/// Names one part of one object.
+/// Name of one part of one object, as the write queue holds it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Its kind.
+    /// Kind of the object, with its API group.
     pub resource: Resource,
-    /// Which part.
+    /// Part of the object that is meant.
     pub part: Part,
-    /// Its namespace (empty for one of the whole cluster) and name.
+    /// Namespace (empty for a cluster-wide kind) and name of the object.
     pub name: Name,
 }
 
 impl Key {
-    /// A part of an object.
+    /// Returns the key of a part of an object.
     pub fn new(resource: Resource, part: Part, name: Name) -> Self {
         Self { resource, part, name }
     }
@@ -83,56 +83,57 @@ impl fmt::Display for Key {
     }
 }
 
-/// What one part of an object should be.
+/// Desired state of one part of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Want {
-    /// Whatever it is.
+    /// No desired state: leave the part as it is.
     Any,
-    /// It should not be, if it is ours.
+    /// The object should not exist, if the controller made it.
     Gone,
-    /// This body, or for [`Part::Status`] this status.
+    /// Body to apply; for [`Part::Status`], the status alone.
     Body(Value),
-    /// For [`Part::Scale`]: so many pods.
+    /// Number of pods; for [`Part::Scale`] only.
     Scale {
-        /// So many.
+        /// Number of pods, at least.
         replicas: i64,
-        /// Where there are more: so many at most.
+        /// Number of pods, at most: a Deployment between both bounds is left alone.
         most: i64,
-        /// Where that is fewer: the pods that should go.
+        /// Pods to remove first if the Deployment is scaled down.
         leaving: Vec<Name>,
     },
 }
 
-/// Why an object cannot be as wanted, for conditions and events.
+/// Write error: the reason why an object cannot be written, for conditions and Events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// One word, Knative's where it has one.
+    /// Reason in one CamelCase word, Knative's where Knative has one.
     pub reason: &'static str,
-    /// One line for people.
+    /// Explanation in one line, for users.
     pub message: String,
 }
 
-/// Who says what should be.
+/// Source of desired states, and receiver of the results of writes.
 pub trait Source: Send + Sync + 'static {
-    /// Whether we may write, from now on. Before it is told so, nobody asks what should be: who does not lead does not
-    /// plan all of that.
+    /// Reports that this replica becomes or is no longer the leader.
+    ///
+    /// The writer asks for desired states only after `lead(true)`, since only a leader plans all objects.
     fn lead(&self, leads: bool);
 
-    /// What the object of this key should be now.
+    /// Returns the desired state of the part named by `key` at this moment.
     fn want(&self, key: &Key) -> Want;
 
-    /// It was made, with this body.
+    /// Reports that the object was created, with this body.
     fn made(&self, key: &Key, body: &Value);
 
-    /// It could not be written, for this reason; or it could again.
+    /// Reports a write error of the object; `None`: its last write succeeded.
     fn trouble(&self, key: &Key, trouble: Option<Trouble>);
 
-    /// Objects that must be there for an app.
+    /// Returns the child objects that must exist for an app, by the object they belong to.
     fn owed(&self, app: &Name) -> Vec<Owed>;
 
-    /// These of them are not there.
+    /// Reports which of an app's expected objects do not exist; empty: all exist.
     fn missing(&self, app: &Name, owed: &Owed, missing: &[Key]);
 
-    /// It was written so often with this body, and is no longer written as fast as it is undone.
+    /// Reports that `body` was written `writes` times and undone each time, so that further writes are delayed.
     fn repeated(&self, key: &Key, body: &Value, writes: u32);
 }

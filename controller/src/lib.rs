@@ -1,29 +1,29 @@
-//! Knative objects to pods, statuses and routes.
+//! Controller: Knative objects → pods, statuses and routes.
 //!
-//! Reading order: [`world`] (what is known), [`plan`] (what should be), [`machine`] (one event at a time), then the
+//! Reading order: [`world`] (observed state), [`plan`] (desired state), [`machine`] (one event at a time), then the
 //! shells around them.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`knative`] | the objects as users see them |
 //! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule; admission |
 //! | [`crds`] | the types as CustomResourceDefinitions |
 //! | [`config_maps`] | the `config-*` ConfigMaps as settings, followed live |
 //! | [`digests`] | tags of images → digests, in the background |
-//! | [`domains`], [`rollout`], [`retention`] | names of routes, gradual rollouts, old Revisions |
+//! | [`domains`], [`rollout`], [`retention`] | host names of Routes, gradual rollouts, old Revisions |
 //! | [`world`] | everything observed at one moment |
 //! | [`plan`] | world → objects, pods, routes, timers |
-//! | [`machine`] | event → plan of the app it touches → what changed |
+//! | [`machine`] | event → plan of the affected app → effects |
 //! | [`render`], [`restore`] | facts → objects, and back after a restart |
-//! | [`children`] | facts → the whole objects that Kubernetes holds |
+//! | [`children`] | facts → child objects as Kubernetes holds them |
 //! | [`shared`] | the machine behind a lock, with a clock |
-//! | [`agents`] | routes out, reports and decisions in |
-//! | [`webhook`] | the API server asks before it takes an object |
-//! | [`bind`] | which node a pod may be bound to as it is made |
-//! | [`kube`] | Kubernetes: watches, writes, leadership |
-//! | [`identity`] | who is who: tokens in, certificates out |
-//! | [`followers`], [`deciders`] | who has let go of a pod; whose decisions count |
-//! | [`files`], [`local`] | the local platform: folders and node |
+//! | [`agents`] | streams: routes out, reports and decisions in |
+//! | [`webhook`] | admission webhook of the API server |
+//! | [`bind`] | node to which a pod may be bound at its creation |
+//! | [`kube`] | Kubernetes: watches, writes, leader election |
+//! | [`identity`] | identities of components: tokens in, certificates out |
+//! | [`followers`], [`deciders`] | drain acknowledgements; election of the active autoscaler |
+//! | [`files`], [`local`] | the local platform: folders and the local node |
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -75,22 +75,22 @@ use machine::Machine;
 use shared::Shared;
 use world::{Platform, Settings, World};
 
-/// The controller could not go on.
+/// Error that ends the controller.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It was told something that cannot work.
+    /// The configuration is invalid.
     #[error("cannot start the controller")]
     Config(#[from] config::BadConfig),
     /// Routes could not be served.
     #[error("cannot serve routes")]
     Link(#[from] LinkError),
-    /// Manifests or objects could not be used.
+    /// Manifests or objects could not be read or written.
     #[error("cannot keep objects")]
     Files(#[from] files::FilesError),
     /// The API server cannot be used.
     #[error("cannot use Kubernetes")]
     Kubernetes(#[from] kube::client::ClientError),
-    /// We have no name to show to others.
+    /// The controller's identity cannot be formed from its node and pod names.
     #[error("cannot name this controller")]
     Identity(#[from] NoIdentity),
     /// Health and metrics could not be served.
@@ -98,14 +98,14 @@ pub enum Error {
     Admin(#[from] pages::AdminError),
 }
 
-/// Runs the controller beside a local node until `shutdown`.
+/// Runs the controller with a local node until `shutdown`.
 pub async fn run(
     config: Config,
     node: local::Node,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     config.validate()?;
-    // Whatever ends this function also ends the tasks it started.
+    // The end of this function, for any reason, also ends the tasks it started.
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
     let settings = config.settings(boot_id(), policy::AutoscalerConfig::default());
@@ -116,6 +116,7 @@ pub async fn run(
     info!(listen = config.listen, state = %config.state.display(), "controller started");
     let keep = Arc::clone(&shared);
     let stop = || shutdown.clone();
+    // A task of its own: it must write the last objects after `shutdown`, which the `select!` would drop.
     let writing =
         tokio::spawn(files::keep_writing(Arc::clone(&shared), config.state.clone(), stop()));
     let done = tokio::select! {
@@ -128,13 +129,13 @@ pub async fn run(
         () = keep.keep_time(stop()) => Ok(()),
     };
     shutdown.cancel();
-    // Only a panic could fail here, and that was logged.
+    // It fails only after a panic, which was logged.
     let _ = writing.await;
     info!("controller stopped");
     done
 }
 
-/// Waits for `shutdown` even if `work` ends earlier.
+/// Runs `work`, then waits for `shutdown`, so that the end of `work` ends nothing else.
 async fn forever(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     work.await;
     shutdown.cancelled().await;
@@ -158,17 +159,18 @@ pub async fn run_on_kubernetes(
         activators: Vec::new(),
         ..config.settings(String::new(), policy::AutoscalerConfig::default())
     };
-    // Whoever holds the lease leads, and nobody does before.
+    // The holder of the Lease is the leader; no replica is one before it holds the Lease.
     let leads = false;
     let world = World { settings: Arc::new(settings), seed: seed(), leads, ..World::default() };
     let routes = Outbox::starting_at(first_version());
-    // Nobody takes orders: the API server's objects are what pods are made of.
+    // The receiver is dropped: on Kubernetes, pods are created through the API server.
     let orders = tokio::sync::watch::channel(common::node::Orders::default()).0;
     let shared = Arc::new(Shared::new(Machine::new(world, routes).loading(), orders));
     let platform = kube::run::Platform::new(&cluster, Arc::clone(&shared)).await?;
     let identities = identities(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
+    // Small, since the receiver only steps the machine.
     let (changed, mut resolved) = tokio::sync::mpsc::channel(64);
     let secrets = kube::secrets::Secrets::new(platform.client().clone());
     let resolver = Resolver::new(secrets, Registries::default(), changed);
@@ -180,11 +182,12 @@ pub async fn run_on_kubernetes(
     };
     let synced = platform.synced();
     let serving = async {
-        // A table from before everything is known would take routes away.
+        // A table that lacks objects which are not listed yet would take routes away.
         synced.cancelled().await;
         let issuer = identities.as_ref().map(|(_, issuer)| issuer);
         agents::serve_to(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };
+    // Only the leader renews authorities, or two replicas would issue different ones.
     let keeping = async {
         if let Some((keeper, _)) = &identities {
             keeper.keep(|| platform.may_write(), stop()).await;
@@ -204,15 +207,16 @@ pub async fn run_on_kubernetes(
         () = keeping => Ok(()),
     };
     shutdown.cancel();
+    // Until the Lease is released: otherwise the next leader would have to wait for its expiry.
     platform.ended().await;
     info!("controller stopped");
     done
 }
 
-/// Who keeps authorities and who issues certificates.
+/// Keeper of the certificate authorities, and issuer of certificates.
 type Identities = (Arc<Keeper>, Arc<Issuer>);
 
-/// Both, where streams are served over TLS.
+/// Returns keeper and issuer if streams are served over TLS.
 fn identities(
     config: &Config,
     cluster: &config::Cluster,
@@ -221,7 +225,7 @@ fn identities(
     if !config.listen.starts_with("https://") {
         return Ok(None);
     }
-    // Clients ask for the role alone; the pod's name, which is unique among living pods, tells replicas apart.
+    // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
     let own = Identity::new(Holder::Controller, &config.node, &cluster.pod, &cluster.pod)?;
     let kept = identity::kube::Cluster::new(platform.client(), &cluster.system_namespace);
     let kept = Arc::new(kept);
@@ -230,20 +234,21 @@ fn identities(
     Ok(Some((keeper, issuer)))
 }
 
-/// Names this boot of the machine; empty where the kernel does not say, and then no pod outlives a restart.
+/// Returns the ID of this boot of the machine. It is empty if the kernel gives none; then a reboot goes
+/// unnoticed, and pods from before it are restored too.
 fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
-/// A table version above everything an earlier start said, so that a report about its table is not taken for
-/// one about ours: microseconds since 1970.
+/// Returns a table version above all versions of earlier starts: microseconds since 1970. Otherwise a report about an
+/// earlier table could be taken for one about the present table.
 fn first_version() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     u64::try_from(now.unwrap_or_default().as_micros()).unwrap_or(1).max(1)
 }
 
-/// A number that no other start of the controller has.
+/// Returns a random number that distinguishes this start of the controller from all others.
 fn seed() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
     world::Uid::parse(text.trim()).unwrap_or_default().0

@@ -1,4 +1,4 @@
-//! Shell: the local node at the other end of two channels.
+//! Shell: channels to the local node: orders out, pod statuses in.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::{machine::Event, shared::Shared};
 /// The controller's ends of the channels to the local node.
 #[derive(Debug)]
 pub struct Node {
-    /// Every pod that should exist, and every name.
+    /// Orders: every pod that should run, and every name with its addresses.
     pub orders: watch::Sender<Orders>,
-    /// How pods fare.
+    /// Statuses of the pods, as the node reports them.
     pub statuses: mpsc::Receiver<PodStatus>,
 }
 
-/// Takes in how pods fare until `shutdown`.
+/// Passes pod statuses to the machine until `shutdown`.
 pub async fn follow(
     shared: Arc<Shared>,
     mut statuses: mpsc::Receiver<PodStatus>,
@@ -27,7 +27,7 @@ pub async fn follow(
         tokio::select! {
             status = statuses.recv() => match status {
                 Some(status) => shared.step(Event::Status(status)),
-                // The node has ended; what it last said stays true until the controller ends too.
+                // The node has ended; its last statuses hold until the controller ends too.
                 None => return,
             },
             () = shutdown.cancelled() => return,

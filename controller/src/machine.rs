@@ -1,8 +1,8 @@
-//! Pure: events → world → plan → what changes. One step per event, one app per step.
+//! Pure: events → world → plan → effects. One step per event, one app per step.
 //!
-//! The machine keeps the world in step with its plan: after each event the touched app is planned, the plan is
-//! applied to the world, the RouteTable's box is told at once, and what the node and the disk must learn is
-//! left in [`Effects`].
+//! The machine keeps the world in step with its plan. After each event the affected app is planned and the plan is
+//! applied to the world. The RouteTable's outbox is updated at once; the effects on node, disk and API server are left
+//! in [`Effects`].
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -44,116 +44,116 @@ pub use digests::Resolved;
 pub use said::{Routes, Said};
 pub use settings::ConfigNews;
 
-/// Something happened.
+/// Input of the machine: an observation, a decision, a report or a passed timer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A manifest was applied.
+    /// A user applied a manifest on the local platform.
     Apply(Name, Manifest),
-    /// A manifest cannot be used.
+    /// A manifest cannot be used, for this reason.
     Refuse(Name, String),
-    /// A manifest is gone.
+    /// A manifest was deleted.
     Delete(Name),
-    /// An app was read back from disk.
+    /// An app was restored from disk.
     Restore(Name, Box<App>),
-    /// The autoscaler decided.
+    /// The active autoscaler sent a scale decision.
     Decide(Decision),
-    /// The autoscaler has forgotten a revision.
+    /// The active autoscaler has forgotten a Revision.
     Undecide(Name),
-    /// An autoscaler's stream has begun.
+    /// An autoscaler's stream of decisions begins.
     DecisionsBegin,
-    /// It has named every revision.
+    /// The autoscaler's stream has named every Revision.
     DecisionsSynced,
-    /// An agent's or activator's report has begun, on the stream of this number.
+    /// The report of an agent or activator begins, on the stream of this number.
     ReportBegin(Subscriber, u64),
-    /// It sees a pod.
+    /// An agent or activator reports the state of a pod.
     Seen(Subscriber, PodSeen),
-    /// It sees a pod no more.
+    /// An agent or activator no longer sees a pod.
     Unseen(Subscriber, String),
-    /// It opens no connection to this draining pod.
+    /// The subscriber opens no more connections to this draining pod: a drain acknowledgement.
     Avoided(Subscriber, u64, String),
-    /// It may open connections to the pod again.
+    /// The subscriber withdraws its drain acknowledgement of the pod.
     AvoidedNoMore(Subscriber, u64, String),
-    /// An activator names each service that it leads to some revision, on this stream.
+    /// The activator's stream names each service that the activator routes to some Revision.
     NamesRouted(Subscriber, u64),
-    /// It leads requests for this service to some revision, or does no more.
+    /// The activator does, or no longer does, route requests for this service to some Revision.
     Routed(Subscriber, u64, Name, bool),
-    /// It has named every pod.
+    /// The subscriber's report has named every pod.
     ReportSynced(Subscriber, u64),
-    /// That stream has ended.
+    /// The subscriber's stream of this number has ended.
     ReportEnd(Subscriber, u64),
-    /// A Revision's images are resolved to digests, or cannot be.
+    /// The images of a Revision are resolved to digests, or cannot be resolved.
     Resolved(Name, Resolved),
-    /// This replica of a part counts, or none.
+    /// The chosen replica of a component: the leader, or the active autoscaler; `None`: none.
     Choose(Part, Option<String>),
-    /// The node says how a pod fares.
+    /// The local node reports the state of a pod.
     Status(PodStatus),
-    /// An object of the API server as it is; without one: it is gone.
+    /// An object as the API server holds it; `None`: it was deleted.
     Observe(Resource, Name, Option<Box<Value>>),
-    /// A pod that may be a client, as it is; without one: it is gone.
+    /// A pod that NetworkPolicies may admit; `None`: it was deleted.
     Client(Name, Option<Client>),
-    /// An object cannot be written, for this reason; or it can again.
+    /// A write error of an object; `None`: its last write succeeded.
     Trouble(Key, Option<Trouble>),
-    /// Objects that are to be made for this one of an app are not there; or they are now.
+    /// Child objects of this object of an app do not exist; `None`: all exist.
     Unmade(Name, Resource, Name, Option<Trouble>),
-    /// Everything that there was at the start has been observed.
+    /// All objects that existed at the start have been observed.
     Known,
-    /// Whether this replica writes.
+    /// True if this replica has become the leader, false if it is no longer.
     Lead(bool),
-    /// Time has passed.
+    /// Time has passed, and timers may be due.
     Tick,
 }
 
-/// What the node and the disk must learn.
+/// Effects of a step on the local node, the disk, the writer and the event recorder.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Pods to start.
+    /// Pods that the local node should start.
     pub start: Vec<PodOrder>,
-    /// Pods to stop, by UID.
+    /// UIDs of pods that the local node should stop.
     pub stop: Vec<String>,
-    /// Names that now lead to these addresses; empty: the name is gone.
+    /// Names with their addresses, for the local node's DNS; no addresses: the name is deleted.
     pub names: Vec<(Name, Vec<IpAddr>)>,
-    /// Objects that changed or went, on the local platform.
+    /// Objects to write to disk or delete from it, on the local platform.
     pub objects: Vec<ObjectKey>,
     /// Parts of objects that may have to be written, on Kubernetes.
     pub keys: Vec<Key>,
-    /// Apps whose objects should all be there in a while.
+    /// Apps whose planned objects should exist soon, so that a check is scheduled.
     pub planned: Vec<Name>,
-    /// What people should read on ConfigMaps.
+    /// Events to record on ConfigMaps.
     pub news: Vec<ConfigNews>,
-    /// Revisions whose digests are to be found out, or no longer.
+    /// Revisions whose digests are to be resolved, or are no longer needed.
     pub resolve: Vec<Name>,
-    /// Reports of pods that run on another node than their reporter.
+    /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused: u64,
 }
 
-/// The controller's core.
+/// State machine that is the controller's core.
 #[derive(Debug)]
 pub struct Machine {
     world: World,
     routes: Outbox<RouteKey, Said>,
-    /// Which app a pod belongs to, by UID.
+    /// App of each pod, by the pod's UID.
     owners: HashMap<String, Name>,
-    /// Not everything there is has been observed: nothing is planned on half of it.
+    /// True before [`Event::Known`]: nothing is planned while a part of the objects is unknown.
     loading: bool,
-    /// UIDs of observed pods.
+    /// UIDs of the observed pods, by name.
     uids: BTreeMap<Name, Box<str>>,
-    /// Pods that were observed before their Revision, by that.
+    /// Pods that were observed before their Revision, by the Revision's name and the pod's.
     early: BTreeMap<Name, BTreeMap<Name, Pod>>,
-    /// Pods each reporter has named, by reporter.
+    /// Pods that each reporter has named, by reporter.
     reports: BTreeMap<String, reports::Report>,
-    /// What was decided of Revisions before they were observed.
+    /// Scale decisions on Revisions that are not observed yet.
     ahead: BTreeMap<Name, Decided>,
-    /// Revisions the current decision stream has not named yet.
+    /// Revisions that the current stream of decisions has not named yet.
     undecided: Option<BTreeSet<Name>>,
-    /// What keeps Revisions and Routes from being as wanted.
+    /// Reasons for which Revisions and Routes cannot become as desired.
     hindrances: BTreeMap<keys::Hindered, BTreeMap<keys::Hindrance, Why>>,
-    /// Apps with draining pods.
+    /// Apps that have draining pods.
     draining: BTreeSet<Name>,
-    /// Apps whose objects may not say yet what a ConfigMap does.
+    /// Apps whose objects may not follow the present settings yet.
     stale: VecDeque<Name>,
-    /// What people should read on ConfigMaps, from while another replica led.
+    /// Events on ConfigMaps that this replica records only if it becomes the leader.
     untold: BTreeMap<Name, Vec<ConfigNews>>,
-    /// Apps made by this machine.
+    /// Number of apps created so far; part of each new UID.
     born: u64,
     timers: BTreeSet<(Stamp, Name)>,
     timer_of: BTreeMap<Name, Stamp>,
@@ -161,8 +161,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine for `world`, which tells `routes`.
+    /// Returns a machine for `world` that writes to the outbox `routes`.
     pub fn new(world: World, routes: Outbox<RouteKey, Said>) -> Self {
+        // Fixed activators come from the configuration, so no event announces them.
         for activator in &world.settings.activators {
             let key = RouteKey::Activator(activator.name.clone());
             routes.set(key, Said::of(&RouteChange::Activator(activator.clone())));
@@ -188,7 +189,7 @@ impl Machine {
         }
     }
 
-    /// Plans nothing before [`Event::Known`].
+    /// Delays all planning until [`Event::Known`].
     #[must_use]
     pub fn loading(self) -> Self {
         Self { loading: true, ..self }
@@ -196,6 +197,7 @@ impl Machine {
 
     fn known(&mut self, now: Stamp) {
         self.loading = false;
+        // Owners of names first: a plan depends on the names that the app owns.
         self.settle_rivals(now);
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.settle(&name, None, true, now);
@@ -203,22 +205,22 @@ impl Machine {
         self.settle_mappings(now);
     }
 
-    /// The world as it is now.
+    /// Returns the world as it is now.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// The RouteTable's box.
+    /// Returns the RouteTable's outbox.
     pub fn routes(&self) -> &Outbox<RouteKey, Said> {
         &self.routes
     }
 
-    /// When to send the next [`Event::Tick`].
+    /// Returns the time at which the next [`Event::Tick`] is due.
     pub fn next_timer(&self) -> Option<Stamp> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Takes in one event.
+    /// Handles one event and returns its effects.
     pub fn step(&mut self, now: Stamp, event: Event) -> Effects {
         match event {
             Event::Apply(name, manifest) => self.apply(name, manifest, now),
@@ -262,12 +264,14 @@ impl Machine {
             Event::Lead(leads) => self.lead(leads, now),
             Event::Tick => self.tick(now),
         }
+        // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
         self.settle_rivals(now);
         self.catch_up(now);
         std::mem::take(&mut self.effects)
     }
 
     fn restore(&mut self, name: Name, mut app: App, now: Stamp) {
+        // Templates from disk are equal but separate; shared, each is in memory only once.
         let texts = app.revisions.iter_mut().map(|it| &mut it.template);
         let texts = texts.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
         for template in texts.chain(app.configuration.as_mut().map(|it| &mut it.template)) {
@@ -290,6 +294,7 @@ impl Machine {
         self.world.statuses.insert(uid.clone(), status);
         self.effects.objects.extend(self.pod_object(&app, &uid));
         self.settle(&app, None, false, now);
+        // The plan above still needed the last status, to see that the pod ended.
         if gone {
             self.world.statuses.remove(&uid);
             self.forget_reports(&uid);
@@ -308,6 +313,7 @@ impl Machine {
                 return;
             }
             self.timers.pop_first();
+            // The empty name is the timer of rewrites, which belongs to no app.
             if name == settings::REWRITE {
                 self.rewrite(now);
                 continue;
@@ -317,9 +323,9 @@ impl Machine {
         }
     }
 
-    /// Plans one app, and those whose routes name its Revisions.
+    /// Plans one app, and the apps whose Routes name its Revisions.
     fn settle(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
-        // Nearly always there is none, and no app is copied for nothing.
+        // Nearly always there is no mapping, and then no copy of the app is needed.
         let is_mapped = !self.world.mapped.is_empty();
         let own = before.or_else(|| self.world.apps.get(name).map(|it| &**it));
         let own = own.filter(|_| is_mapped).cloned();
@@ -331,7 +337,7 @@ impl Machine {
         for other in others {
             self.settle_one(&other, None, false, now);
         }
-        // Where those now lead is what this one's Revisions are labelled by.
+        // The routing labels of this app's Revisions depend on the targets of those Routes.
         self.settle_one(name, None, false, now);
     }
 
@@ -346,13 +352,14 @@ impl Machine {
         }
     }
 
-    /// Plans one app and makes the world as planned. `before` is the app before the event touched it.
+    /// Plans one app and applies the plan to the world. `before` is the app before the event changed it.
     fn settle_one(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
         if self.loading {
             return;
         }
         let Some(current) = self.world.apps.get(name).cloned() else { return };
         names::ask(&current, name, &mut self.world);
+        // The plan reads which names the app owns, so its claims must be current.
         let plan = plan::app(&self.world, name, now);
         let before = before.unwrap_or(&current);
         self.say_routes(name, before, &plan);
@@ -388,7 +395,7 @@ impl Machine {
         self.world.apps.insert(name.clone(), Box::new(app));
     }
 
-    /// Tells the RouteTable's box what changed.
+    /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
     fn say_routes(&self, name: &Name, before: &App, plan: &Plan) {
         let mut said = BTreeSet::new();
         for change in &plan.routes {
@@ -396,6 +403,7 @@ impl Machine {
             self.routes.set(key.clone(), Said::of(change));
             said.insert(key);
         }
+        // Another app may have taken over the name, whose subject must stay.
         let is_others = |key: &RouteKey| match key {
             RouteKey::Service(it) => self.world.app_named(it).is_some_and(|app| app != *name),
             _ => false,
@@ -412,6 +420,7 @@ impl Machine {
         };
         let (had, has) = (uids(before), after.map(uids).unwrap_or_default());
         for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
+            // An order holds until it is withdrawn, so each pod is ordered once.
             let known = self.owners.contains_key(&*pod.uid);
             if ordered(pod) && !known {
                 let facts = Facts::of(revision, &self.world);
@@ -422,6 +431,7 @@ impl Machine {
         for uid in had.difference(&has) {
             self.effects.stop.push(uid.to_string());
         }
+        // A stopped pod stays known until the plan drops it, which is once the node has reported its end.
         let kept: BTreeSet<&str> =
             after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
         for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
@@ -454,7 +464,7 @@ impl Machine {
                 });
                 all.collect()
             };
-            // A name that another owner has by now is that one's to tell.
+            // A name that has another owner by now is in that owner's effects.
             let is_others = |it: &Name| self.world.app_named(it).is_some_and(|app| app != *name);
             let now = after.filter(|_| !gone).map(|app| names(app, false)).unwrap_or_default();
             let old = names(before, true).into_iter();
@@ -500,9 +510,10 @@ impl Machine {
     }
 }
 
-/// Every subject the app may have in the RouteTable; those that go first are named first.
+/// Returns every subject that the app may have in the RouteTable, in the order in which they are to be removed.
 fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
     let full = |own: &str| Name::new(name.namespace.clone(), own);
+    // Services first, so that no stream ever has a service without its Revision.
     let services =
         app.allotted().iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));

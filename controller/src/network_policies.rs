@@ -1,11 +1,11 @@
-//! Pure: NetworkPolicies → which clients' requests may wait for a Revision.
+//! Pure: NetworkPolicies → sources whose requests may wait for a Revision.
 //!
-//! The pod network keeps a policy's word between a client and a pod. A request that waits comes to the pod from an
-//! activator, which the policy lets in, so the activator keeps the same word for its client: waiting never widens
-//! access. Meaning of policies: Kubernetes' `networking/v1` NetworkPolicy, ingress only.
+//! The pod network enforces a policy between a client and a pod. A request that waits reaches the pod from an
+//! activator, which the policy admits. Therefore the activator enforces the same policy on its client: waiting never
+//! widens access. Meaning of policies: Kubernetes' `networking/v1` NetworkPolicy, ingress only.
 //!
-//! Pods that a policy may let in are known by their labels, wherever they run; those in the host's network are not,
-//! since their address is their node's.
+//! Pods that a policy may admit are known by their labels, wherever they run. Pods in the host network are not, since
+//! their address is their node's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,36 +28,36 @@ use crate::children::pod::PORT_NAME;
 
 type Labels = BTreeMap<String, String>;
 
-/// All that decides whom a policy lets in.
+/// NetworkPolicies, and the namespaces and pods whose labels they select.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkPolicies {
     policies: BTreeMap<Name, Policy>,
-    /// Labels of namespaces.
+    /// Labels of each namespace, by its name.
     namespaces: BTreeMap<SmolStr, Labels>,
-    /// Pods that have an address of their own.
+    /// Pods that have an address of their own, which policies may admit as clients.
     clients: BTreeMap<Name, Client>,
 }
 
-/// A pod that may ask.
+/// A pod that may be a client, with its labels and addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     labels: Labels,
     addresses: Vec<IpAddr>,
 }
 
-/// A policy that restricts who comes in.
+/// A policy that restricts ingress traffic.
 #[derive(Clone, Debug)]
 struct Policy {
-    /// Whose pods.
+    /// Selector of the pods that the policy protects, by their labels.
     pods: Selector,
     rules: Vec<Rule>,
 }
 
 #[derive(Clone, Debug)]
 struct Rule {
-    /// None: all.
+    /// Ports that the rule admits; an empty list means all ports.
     ports: Vec<Port>,
-    /// None: everybody.
+    /// Peers that the rule admits; an empty list means all clients.
     from: Vec<Peer>,
 }
 
@@ -71,14 +71,14 @@ enum Port {
 enum Peer {
     Block(Block),
     Pods {
-        /// None: those of the policy's own namespace.
+        /// Selector of the peers' namespaces; `None`: only the policy's own namespace.
         namespaces: Option<Selector>,
         pods: Selector,
     },
 }
 
 impl NetworkPolicies {
-    /// A policy as it is now; `None`: it is gone. Returns the namespaces in which it may change something.
+    /// Sets or, with `None`, removes a policy. Returns the namespaces in which this may change the admitted sources.
     pub fn policy(&mut self, name: Name, object: Option<&Value>) -> BTreeSet<SmolStr> {
         let touched = [name.namespace.clone()].into();
         match object.and_then(Policy::read) {
@@ -89,7 +89,7 @@ impl NetworkPolicies {
         touched
     }
 
-    /// Labels of a namespace; `None`: it is gone.
+    /// Sets or, with `None`, removes a namespace's labels. Returns the namespaces whose admitted sources may change.
     pub fn namespace(&mut self, name: &str, object: Option<&Value>) -> BTreeSet<SmolStr> {
         let after = object.map(labels);
         if self.namespaces.get(name) == after.as_ref() {
@@ -99,10 +99,11 @@ impl NetworkPolicies {
             Some(labels) => drop(self.namespaces.insert(name.into(), labels)),
             None => drop(self.namespaces.remove(name)),
         }
+        // Only policies that select namespaces by label can see a difference.
         self.holding(|peer| matches!(peer, Peer::Pods { namespaces: Some(_), .. }))
     }
 
-    /// A pod that may ask; `None`: it is gone.
+    /// Sets or, with `None`, removes a client pod. Returns the namespaces whose admitted sources may change.
     pub fn client(&mut self, name: Name, client: Option<Client>) -> BTreeSet<SmolStr> {
         let before = match client {
             Some(client) => self.clients.insert(name.clone(), client),
@@ -112,6 +113,7 @@ impl NetworkPolicies {
         if before.as_ref() == after {
             return BTreeSet::new();
         }
+        // Both states count: a pod that changes its labels may leave one policy and enter another.
         let all: Vec<&Client> = before.iter().chain(after).collect();
         let names = self.policies.iter().filter(|(policy, it)| {
             let peers = it.rules.iter().flat_map(|rule| &rule.from);
@@ -121,12 +123,12 @@ impl NetworkPolicies {
         names.map(|(policy, _)| policy.namespace.clone()).collect()
     }
 
-    /// Whether pods have to be known: a policy lets some in by their labels.
+    /// Returns true if the controller must watch all pods, since a policy admits some by their labels.
     pub fn needs_clients(&self) -> bool {
         !self.holding(|peer| matches!(peer, Peer::Pods { .. })).is_empty()
     }
 
-    /// Who may ask pods of `namespace` with these labels at this port; `None`: everybody.
+    /// Returns the sources that may connect to pods of `namespace` with these labels at this port; `None`: all sources.
     pub fn sources(
         &self,
         namespace: &SmolStr,
@@ -134,9 +136,11 @@ impl NetworkPolicies {
         port: u16,
     ) -> Option<Arc<Sources>> {
         let mut here = self.of(namespace).peekable();
+        // Nearly all namespaces have no policy: without one the labels are not even computed.
         here.peek()?;
         let labels = labels();
         let mut selecting = here.filter(|(_, it)| it.pods.matches(&labels)).peekable();
+        // Pods that no policy selects are open to all; pods that one selects only to what some rule admits.
         selecting.peek()?;
         let mut sources = Sources::default();
         for (name, rule) in
@@ -145,6 +149,7 @@ impl NetworkPolicies {
             if !rule.covers(port) {
                 continue;
             }
+            // Policies add up, so one rule that admits all clients decides.
             if rule.from.is_empty() {
                 return None;
             }
@@ -158,7 +163,7 @@ impl NetworkPolicies {
         self.policies.range(from..).take_while(move |(name, _)| name.namespace == *namespace)
     }
 
-    /// Namespaces with a policy that has such a peer.
+    /// Returns the namespaces with a policy that has such a peer.
     fn holding(&self, is_such: impl Fn(&Peer) -> bool) -> BTreeSet<SmolStr> {
         let such = |it: &Policy| it.rules.iter().flat_map(|rule| &rule.from).any(&is_such);
         let names = self.policies.iter().filter(|(_, it)| such(it));
@@ -189,7 +194,8 @@ impl NetworkPolicies {
 }
 
 impl Client {
-    /// A pod, if it has an address of its own and may still use it.
+    /// Reads a pod, if it has an address of its own and still runs: the network may give that of an ended pod to
+    /// another.
     pub fn read(object: &Value) -> Option<Self> {
         let (spec, status) = (&object["spec"], &object["status"]);
         let is_over = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
@@ -204,9 +210,10 @@ impl Client {
 }
 
 impl Policy {
-    /// A policy, if it says anything about who comes in.
+    /// Reads a policy, if it restricts ingress traffic.
     fn read(object: &Value) -> Option<Self> {
         let spec: NetworkPolicySpec = serde_json::from_value(object["spec"].clone()).ok()?;
+        // Without `policyTypes` a policy is about ingress (API reference of NetworkPolicySpec).
         let types = spec.policy_types.unwrap_or_default();
         if !types.is_empty() && !types.iter().any(|it| it == "Ingress") {
             return None;
@@ -219,7 +226,7 @@ impl Policy {
 impl From<NetworkPolicyIngressRule> for Rule {
     fn from(it: NetworkPolicyIngressRule) -> Self {
         let (ports, from) = (it.ports.unwrap_or_default(), it.from.unwrap_or_default());
-        // One that cannot be read lets nobody in; an empty list would let everybody in.
+        // A rule or peer that cannot be read must admit no source; an empty list would admit all.
         let none = || Port::Range(1, 0);
         let nobody = || Peer::Pods { namespaces: None, pods: nothing() };
         Self {
@@ -239,7 +246,7 @@ impl Rule {
     }
 }
 
-/// Matches no label.
+/// Returns a selector that matches no labels.
 fn nothing() -> Selector {
     kube::core::Expression::In(String::new(), BTreeSet::new()).into()
 }

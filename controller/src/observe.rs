@@ -1,6 +1,6 @@
-//! Pure: an object as the API server holds it → the facts that are kept of it.
+//! Pure: an object as the API server holds it → the facts that the controller keeps.
 //!
-//! What cannot be read is left out rather than refused: the object is there all the same.
+//! Parts that cannot be read are left out rather than refused, since the object exists all the same.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// On a pod that drains: the moment since when.
+/// Annotation on a draining pod: the moment at which draining began.
 pub const DRAINING: &str = "rouse.dev/draining";
-/// The zone of a node.
+/// Label with the zone of a node.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// An object's name and namespace.
+/// Returns an object's namespace and name.
 pub fn name(object: &Value) -> Name {
     let field = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
     Name::new(field("namespace"), field("name"))
@@ -57,7 +57,7 @@ fn pairs(object: &Value, field: &str) -> Pairs {
     map.ok().as_ref().map(Pairs::from).unwrap_or_default()
 }
 
-/// A Service. One that breaks a rule, which the webhook would have refused, keeps what was in force before.
+/// Reads a Service. One that breaks a rule, which the webhook would have refused, keeps the manifest in force before.
 pub fn service(object: &Value, config: &AutoscalerConfig, before: Option<&Service>) -> Service {
     let (meta, leaving) = (restore::meta(object), is_deleted(object));
     let (defaults, features) = (Defaults::default(), Features::default());
@@ -77,7 +77,7 @@ pub fn service(object: &Value, config: &AutoscalerConfig, before: Option<&Servic
     }
 }
 
-/// Whose an object is: the Service of its own name, nobody's, or another one's.
+/// Returns the owner of an object: the Service of its own name, none, or another object.
 fn owner(object: &Value) -> Owner {
     let all = object["metadata"]["ownerReferences"].as_array();
     let controller = all.into_iter().flatten().find(|it| it["controller"] == true);
@@ -90,7 +90,7 @@ fn owner(object: &Value) -> Owner {
     }
 }
 
-/// A Configuration.
+/// Reads a Configuration with the name of its latest ready Revision.
 pub fn configuration(object: &Value) -> Configuration {
     let template = &object["spec"]["template"];
     Configuration {
@@ -105,7 +105,7 @@ pub fn configuration(object: &Value) -> Configuration {
     }
 }
 
-/// A Route, without what its names hold.
+/// Reads a Route, without the allocations of its names.
 pub fn route(object: &Value) -> Route {
     let owner = owner(object);
     let own = |field| if owner == Owner::Service { Pairs::default() } else { pairs(object, field) };
@@ -124,24 +124,24 @@ pub fn route(object: &Value) -> Route {
     }
 }
 
-/// Where a rollout stands, as the leader noted it in the status.
+/// Reads the state of a rollout, as the leader wrote it in the status.
 fn rollout(object: &Value) -> Option<Box<Rollout>> {
     let noted = object["status"]["annotations"][rollout::ANNOTATION].as_str()?;
     Rollout::parse(noted).map(Box::new)
 }
 
-/// The app that a Revision, or something made for one, belongs to: that of its Configuration.
+/// Returns the app of a Revision or of a Revision's child object: the app of its Configuration.
 pub fn app(object: &Value) -> Option<Name> {
     let configuration = label(object, key::CONFIGURATION)?;
     Some(Name::new(name(object).namespace, configuration))
 }
 
-/// The Revision that something was made for.
+/// Returns the name of the Revision that an object was made for.
 pub fn made_for(object: &Value) -> Option<&str> {
     label(object, key::REVISION)
 }
 
-/// A Revision, as one that has just been learnt of.
+/// Reads a Revision as a newly observed one, without pods and decisions.
 pub fn revision(object: &Value) -> Revision {
     let name = name(object).name;
     let generation = label(object, key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
@@ -151,14 +151,14 @@ pub fn revision(object: &Value) -> Revision {
         _ => Routing::Pending,
     };
     let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(Stamp::parse);
-    // One of a registry that is skipped has no digest, and yet it is known that it has none.
+    // A container of a registry that is skipped has an entry without digest: that too is a final result.
     let digest =
         |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"]).unwrap_or_default()));
     let digests = array(&object["status"]["containerStatuses"])
         .chain(array(&object["status"]["initContainerStatuses"]));
     let mut conditions = Conditions::default();
     restore::conditions(&mut conditions, object, &render::REVISION);
-    // Who leads from now on has not seen the crash, and nothing but a pod that works takes it back.
+    // A new leader has not seen the crash, and only a pod that works clears the failure.
     let failure = match conditions.get(Kind::RevisionHealthy) {
         Truth::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
         Truth::True(_) | Truth::Unknown(_) | Truth::False(_) => None,
@@ -169,7 +169,7 @@ pub fn revision(object: &Value) -> Revision {
         template: template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
         routing: (routing, since.unwrap_or_default()),
-        // Resources were there once, which is what it means; nothing takes that back but a late deadline.
+        // The condition means that resources were available once; only an exceeded deadline sets it back later.
         reached: conditions.is_true(Kind::RevisionResources),
         digests: digests.filter_map(digest).collect(),
         conditions,
@@ -180,7 +180,7 @@ pub fn revision(object: &Value) -> Revision {
     }
 }
 
-/// The template a Revision was made of: what of its metadata is the user's, and its spec.
+/// Returns the template a Revision was made of: its spec, and the labels and annotations that are the user's.
 fn template(object: &Value) -> Arc<str> {
     let user = |field: &str| {
         let mut map: std::collections::BTreeMap<String, String> =
@@ -194,17 +194,17 @@ fn template(object: &Value) -> Arc<str> {
     }))
 }
 
-/// What the status of a Revision says of the decision in force.
+/// Returns the decision in force, as the Revision's status shows it.
 pub fn decision(object: &Value) -> Option<Box<str>> {
     text(&object["status"]["annotations"][render::DECISION])
 }
 
-/// Whether a PodAutoscaler is of the class that a HorizontalPodAutoscaler is made for.
+/// Returns true for a PodAutoscaler of the class that requires a HorizontalPodAutoscaler.
 pub fn is_horizontal(object: &Value) -> bool {
     annotation(object, &format!("{}class", policy::PREFIX)) == Some(policy::HPA)
 }
 
-/// What a Deployment says that its pods cannot: why there are none.
+/// Returns the reason why a Deployment's pods cannot be made, from its condition `ReplicaFailure`.
 pub fn deployment(object: &Value) -> Option<Why> {
     let conditions = || array(&object["status"]["conditions"]);
     let failed =
@@ -213,7 +213,7 @@ pub fn deployment(object: &Value) -> Option<Why> {
     Some(Why::new(word("reason"), word("message")))
 }
 
-/// A pod with how it fares; `None` once every container of it has ended for good.
+/// Reads a pod and its status; `None` once all its containers have ended for good.
 pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
     let meta = &object["metadata"];
     let status = &object["status"];
@@ -241,6 +241,7 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
         })),
     };
     let phase = match status["phase"].as_str() {
+        // A deletion timestamp counts before the phase, which stays `Running` until the containers end.
         _ if deleted => PodPhase::Terminating,
         Some("Running") => PodPhase::Running,
         _ => PodPhase::Pending,
@@ -258,11 +259,11 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
     Some((pod, status))
 }
 
-/// The kubelet's word. It is [`Kubelet::Lost`] only beside an earlier one, which the caller knows.
+/// Returns the kubelet's view of readiness. [`Kubelet::Lost`] depends on the earlier state, which the caller knows.
 ///
-/// Whoever watches nodes takes `Ready` from all pods of one that is silent, and leaves `ContainersReady`, which is the
-/// kubelet's alone (Kubernetes' `pkg/controller/util/node`, `MarkPodsNotReady`); what becomes of such a node is the
-/// [`World`](crate::world::World)'s to say.
+/// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
+/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets. [`World`](crate::world::World)
+/// decides about such a node.
 fn kubelet(status: &Value) -> Kubelet {
     let mut conditions = array(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
@@ -279,7 +280,7 @@ fn unschedulable(status: &Value) -> Option<Why> {
     Some(Why::new(word("reason"), word("message")))
 }
 
-/// Addresses, IPv4 first.
+/// Returns the addresses of a pod, IPv4 first.
 fn addresses(status: &Value) -> Vec<IpAddr> {
     let many = array(&status["podIPs"]).filter_map(|it| it["ip"].as_str());
     let all = status["podIP"].as_str().into_iter().chain(many);
@@ -289,7 +290,7 @@ fn addresses(status: &Value) -> Vec<IpAddr> {
     all
 }
 
-/// How a container fares. An init container is there to end, any other one is to run.
+/// Reads the state of a container. An init container is expected to end, any other one to run.
 fn container(it: &Value, is_init: bool) -> ContainerStatus {
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
@@ -302,7 +303,7 @@ fn container(it: &Value, is_init: bool) -> ContainerStatus {
             message: word(&ended["message"]),
         }
     } else if let Some(waiting) = state.get("waiting") {
-        // The message of a container that crashes is that of its last end, not the kubelet's about waiting.
+        // For a crashing container the message of its last end explains more than the kubelet's back-off message.
         let message = if last.is_object() { &last["message"] } else { &waiting["message"] };
         ContainerState::Waiting {
             reason: word(&waiting["reason"]),
@@ -310,10 +311,10 @@ fn container(it: &Value, is_init: bool) -> ContainerStatus {
             last_exit: code(&last["exitCode"]),
         }
     } else if is_init || state.get("running").is_some() {
-        // An init container that ended well is no objection.
+        // An init container that ended well does not keep the pod from becoming ready.
         ContainerState::Running
     } else {
-        // Nothing is said yet.
+        // The kubelet has not reported on the container yet.
         ContainerState::Waiting { reason: String::new(), message: String::new(), last_exit: None }
     };
     ContainerStatus {
@@ -324,7 +325,7 @@ fn container(it: &Value, is_init: bool) -> ContainerStatus {
     }
 }
 
-/// What a name holds: the ClusterIPs and the port that stand on its Service.
+/// Reads a placeholder: the ClusterIPs and the port allocated to a name of a Route.
 pub fn placeholder(object: &Value) -> Option<Placeholder> {
     label(object, key::ROUTE)?;
     let given = array(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
@@ -334,16 +335,18 @@ pub fn placeholder(object: &Value) -> Option<Placeholder> {
     let hidden = label(object, key::VISIBILITY) == Some("cluster-local");
     let mut owners = array(&object["metadata"]["ownerReferences"]);
     let owner = owners.find(|it| it["controller"] == true && it["kind"] == "Route");
+    // An unreadable UID counts as no owner: then the claimants' age decides about the name.
     let owner = owner.and_then(|it| Uid::parse(it["uid"].as_str()?)).unwrap_or_default();
     let created = restore::meta(object).created;
     Some(Placeholder { addresses: addresses.into(), port, hidden, owner, created })
 }
 
-/// A DomainMapping, but for how it fares.
+/// Reads a DomainMapping, without its conditions.
 pub fn mapping(object: &Value) -> Mapping {
     let (own, to) = (name(object), &object["spec"]["ref"]);
     let word = |field: &str| to[field].as_str().unwrap_or_default();
     let group = word("apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
+    // Lower case and an `s` is the plural of every resource that a mapping may refer to.
     let plural = format!("{}s", word("kind").to_ascii_lowercase());
     let kind = if group.is_empty() { plural } else { format!("{plural}.{group}") };
     let namespace = Some(word("namespace")).filter(|it| !it.is_empty());
@@ -360,44 +363,45 @@ pub fn mapping(object: &Value) -> Mapping {
     }
 }
 
-/// A ClusterDomainClaim.
+/// Reads a ClusterDomainClaim: the namespace that may use the domain.
 pub fn claim(object: &Value) -> Claim {
     Claim { namespace: object["spec"]["namespace"].as_str().unwrap_or_default().to_owned() }
 }
 
-/// A node's zone, if it has one.
+/// Returns the zone of a node, if it has one.
 pub fn zone(object: &Value) -> Option<String> {
     label(object, ZONE).map(Into::into)
 }
 
-/// A pod of one of our own parts.
+/// A pod of one of Rouse's own components.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Own {
-    /// An activator, with whether it is ready and stays.
+    /// An activator, with its readiness for requests.
     Activator(Activator, Standing),
-    /// The agent of a node.
+    /// The agent of one node.
     Agent {
-        /// That node.
+        /// Name of the node that the agent runs on.
         node: String,
     },
     /// A replica of the controller or the autoscaler.
     Replica(Part, Replica),
 }
 
-/// Where the controller takes streams.
+/// Port at which controllers accept streams.
 const CONTROLLER_PORT: u16 = 7100;
-/// Where autoscalers do.
+/// Port at which autoscalers accept streams.
 const AUTOSCALER_PORT: u16 = 7110;
 
-/// The part that a pod of the system namespace is, by its label `app`.
+/// Returns the component that a pod of the system namespace runs, by its label `app`.
 pub fn own(object: &Value) -> Option<Own> {
     let status = &object["status"];
-    // One that was evicted stays as an object until somebody removes it.
+    // An evicted pod stays as an object until the garbage collector or an operator removes it.
     let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
     if made_for(object).is_some() || ended {
         return None;
     }
     let replica = |part, port| {
+        // A replica that is being deleted takes no new streams, so it has no address any more.
         let address = addresses(status).first().copied().filter(|_| !is_deleted(object))?;
         let address = SocketAddr::new(address, port);
         Some(Own::Replica(part, Replica { name: name(object).name.into(), address }))
@@ -422,6 +426,7 @@ fn activator(object: &Value) -> Option<(Activator, Standing)> {
         zone: String::new(),
         addresses: addresses(status),
     };
+    // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
     let standing = match kubelet(status) {
         _ if is_deleted(object) => Standing::Leaving,
         Kubelet::Ready => Standing::Ready,
@@ -430,18 +435,18 @@ fn activator(object: &Value) -> Option<(Activator, Standing)> {
     Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
 }
 
-/// The pods that an EndpointSlice leads to.
+/// Returns the names of the pods that an EndpointSlice lists.
 pub fn targets(object: &Value) -> Vec<&str> {
     array(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
 }
 
-/// Whether an activator may be sent requests.
+/// Readiness of an activator for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Not yet, or not now.
+    /// The activator is not ready yet, or not at present.
     Waits,
-    /// Yes.
+    /// The activator is ready for requests.
     Ready,
-    /// It is about to stop.
+    /// The activator is being deleted and about to stop.
     Leaving,
 }

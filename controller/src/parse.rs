@@ -1,8 +1,8 @@
-//! Pure: manifests to checked facts, or every broken rule with its field, its value and what to do.
+//! Pure: parsing of manifests into checked facts, or into every broken rule with its field, its value and advice.
 //!
-//! Rules and words are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
-//! refused here is refused there for the same reason. Both platforms use the same functions: [`service`] reads a file
-//! of the local node into a [`Manifest`], [`admit`] fills in and judges what a Kubernetes API server asks about.
+//! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
+//! refused here is refused there for the same reason. Both platforms use the same functions. [`service`] reads a file
+//! of the local node into a [`Manifest`]; [`admit`] defaults and validates objects for a Kubernetes API server.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -47,16 +47,16 @@ use typed::{keys, typed};
 /// Longest name on the local node that leaves room for `-00001`; Knative cuts longer ones and adds a hash.
 const MAX_NAME: usize = 57;
 
-/// One document of a manifest file.
+/// Result of one document of a manifest file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Document {
-    /// A service to run.
+    /// A service to run, by its name.
     Service(Name, Manifest),
-    /// A document that cannot be used, with the name it bears, and why not.
+    /// A document that cannot be used: its name, as far as it is readable, and the reason.
     Refused(Option<Name>, String),
 }
 
-/// Reads every document of a file.
+/// Parses every document of a file.
 pub fn documents(text: &str, config: &AutoscalerConfig) -> Vec<Document> {
     let mut out = Vec::new();
     for document in serde_norway::Deserializer::from_str(text) {
@@ -68,6 +68,7 @@ pub fn documents(text: &str, config: &AutoscalerConfig) -> Vec<Document> {
             }),
             Err(error) => {
                 out.push(Document::Refused(None, format!("not readable as YAML: {error}")));
+                // The parser cannot find the next document after a syntax error.
                 break;
             }
         }
@@ -110,7 +111,7 @@ pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manife
     manifest(name, &meta, &template, traffic)
 }
 
-/// What a Service for the local node says that has no effect, or by an older name.
+/// Returns warnings about a Service for the local node: settings without effect, and retired names.
 pub fn warnings(value: &Value, config: &AutoscalerConfig) -> Vec<Problem> {
     let (defaults, features) = (Defaults::default(), Features::default());
     let rules = local(&defaults, &features, config);
@@ -119,12 +120,13 @@ pub fn warnings(value: &Value, config: &AutoscalerConfig) -> Vec<Problem> {
     admit::validate(&question).warnings
 }
 
-/// Reads a Service as an API server holds it.
+/// Parses a Service as an API server holds it.
 ///
-/// Admission judged it by the settings of its day, and those of today take nothing back: only what cannot be read or
-/// run at all is refused. One that never saw admission is filled in here.
+/// Admission judged the Service by the settings of its time, and present settings do not invalidate it. Only content
+/// that cannot be read or run at all is refused. A Service that never passed admission gets its defaults here.
 pub fn observed(value: &Value, rules: Rules<'_>) -> Result<(Name, Manifest), Vec<Problem>> {
     let mut problems = Vec::new();
+    // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
     let fresh = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
     let question =
         admit::Question { kind: admit::Kind::Service, object: value, old: None, user: None, rules };
@@ -161,6 +163,7 @@ fn whole_template(
     let parent = Parent { name: service, generate_name: "" };
     metadata::revision_name(&template.metadata, parent, problems);
     let images = template.spec.pod.containers.iter().map(|it| it.image.as_deref());
+    // A wrong type leaves an empty template, which is not a missing container besides.
     if problems.is_empty() && images.clone().count() == 0 {
         problems.push(Problem::missing(format!("{AT}.spec.containers")));
     }
@@ -171,7 +174,7 @@ fn whole_template(
     template
 }
 
-/// Whatever else the user's metadata held belongs to the API server, not to a template.
+/// Returns the part of the metadata that a template keeps; all other fields belong to the API server.
 fn own_metadata(meta: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: meta.name.filter(|name| !name.is_empty()),
@@ -209,7 +212,7 @@ fn local<'a>(
     Rules { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
 }
 
-/// The name a document bears, as far as it can be read.
+/// Returns the name in a document, as far as it can be read.
 fn name_of(value: &Value) -> Option<Name> {
     let field =
         |name| value.get("metadata").and_then(|meta| meta.get(name)).and_then(Value::as_str);
@@ -234,7 +237,8 @@ fn kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
 }
 
 fn check_name(meta: &ObjectMeta, raw: Option<&Value>, problems: &mut Vec<Problem>) -> Name {
-    // Where some type in the metadata is wrong, which was said, `meta` is empty but the name may be there.
+    // A wrong type elsewhere in the metadata, already reported, leaves `meta` empty, but the raw object may hold the
+    // name.
     let written = raw.and_then(|meta| meta.get("name")).filter(|name| !name.is_null());
     let name = written.and_then(Value::as_str).or(meta.name.as_deref()).unwrap_or_default();
     let name = name.to_owned();
@@ -286,12 +290,12 @@ fn template(
     RevisionTemplate { metadata, spec }
 }
 
-/// Checks traffic targets. None at all means everything to the latest Revision.
+/// Checks traffic targets. No targets at all mean everything to the latest Revision.
 fn traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[Traffic]> {
     defaults::traffic(spec, true);
     let before = problems.len();
     let targets: Vec<TrafficTarget> = typed(spec.get("traffic"), "spec.traffic", problems);
-    // What could not be read was said, and is not missing besides.
+    // An unreadable list was reported as such, and is not reported as missing besides.
     if problems.len() == before || !targets.is_empty() {
         traffic::check(&targets, true, problems);
     }

@@ -1,7 +1,7 @@
-//! Pure: the world → what should be: objects, pods, routes, and when to look again.
+//! Pure: the world → plans: objects, pods, routes, and the time of the next look.
 //!
-//! One app is planned at a time from what is observed of it; planning it again changes nothing. [`whole`] plans
-//! every app and is the reference that the incremental way is held to.
+//! Each app is planned alone, from the facts observed about it; planning is idempotent. [`whole`] plans every app. It
+//! is the reference to which incremental planning must be equal.
 
 use std::{
     collections::BTreeMap,
@@ -26,22 +26,22 @@ pub use revision::{Facts, Templates};
 pub(crate) use routes::{goes_direct, host_name, target_of};
 pub(crate) use status::CONTAINER_MISSING;
 
-/// What one app should be.
+/// Plan of one app: its desired state, its routes, and the time of the next plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The app with its objects, statuses and pods; `None` once nothing is left of it.
     pub app: Option<App>,
-    /// Its subjects of the RouteTable: revisions, then pods, then services, so that a target is known before it
-    /// is named.
+    /// Subjects of the app in the RouteTable: Revisions, then pods, then services, so that targets come before the
+    /// services that name them.
     pub routes: Vec<RouteChange>,
-    /// When time alone will change the plan.
+    /// Earliest moment at which time alone changes the plan.
     pub timer: Option<Stamp>,
 }
 
-/// A plan settles in two passes, rarely three; more would be a mistake that must not stop the controller.
+/// Upper limit of passes. A plan settles in two, rarely three; a mistake here must not stop the controller.
 const PASSES: usize = 6;
 
-/// Plans one app.
+/// Plans one app, as of `now`.
 pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     let Some(have) = world.apps.get(name) else {
         return Plan { app: None, routes: Vec::new(), timer: None };
@@ -49,7 +49,7 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     let (mut app, mut timer) = (App::clone(have), Timer::default());
     revision::ensure(&mut app, name, world, now);
     let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
-    // What a step decides an earlier one may depend on, so all are taken until nothing changes any more.
+    // A step may depend on decisions of a later one, so all are repeated until nothing changes any more.
     for _ in 0..PASSES {
         let before = app.clone();
         timer = Timer::default();
@@ -62,22 +62,22 @@ pub fn app(world: &World, name: &Name, now: Stamp) -> Plan {
     revision::collect(&mut app, &world.settings.configs.gc, now, &mut timer);
     app.revisions.retain(|it| !it.gone || !it.pods.is_empty());
     let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
-    // The API server says itself when a Service is gone; others may keep it for long.
+    // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
     let leaves = app.ends(world.settings.platform);
     let ended = (ended || leaves) && app.revisions.iter().all(|it| it.pods.is_empty());
     Plan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
-/// What the RouteTable says of an app that is as planned.
+/// Returns the subjects of the RouteTable for an app that is already as planned.
 pub fn subjects(world: &World, name: &Name) -> Vec<RouteChange> {
     let Some(app) = world.apps.get(name) else { return Vec::new() };
     let facts: Vec<_> = app.revisions.iter().map(|it| Facts::of(it, world)).collect();
     routes::subjects(app, name, &facts, world)
 }
 
-/// Where a pod serves that does so as far as is known. `None`: it does not, and more depends on what is seen of it.
+/// Returns the address of a pod that serves and is ready. `None`: it does not serve, and further facts about it matter.
 ///
-/// While this stays as it is, what an agent says of the pod changes nothing that is planned.
+/// While this result stays the same, reports of an agent about the pod change nothing in the plan.
 pub(crate) fn serves(world: &World, name: &Name, uid: &str) -> Option<Served> {
     let (revision, pod) = world.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
     let facts = Facts::of(revision, world);
@@ -86,10 +86,10 @@ pub(crate) fn serves(world: &World, name: &Name, uid: &str) -> Option<Served> {
     serves.then(|| routes::addresses(pod, &view))
 }
 
-/// A pod's address, and that of the other family.
+/// Address of a pod, and its address of the other IP family.
 pub(crate) type Served = (Option<SocketAddr>, Option<IpAddr>);
 
-/// Takes every step once: what is seen of pods, traffic by it, pods by that, conditions by all.
+/// Takes every step once: states of pods, then traffic, then numbers of pods, then conditions.
 fn pass(
     app: &mut App,
     name: &Name,
@@ -107,6 +107,7 @@ fn pass(
     status::configuration(app, now);
     traffic::assign(app, name, world, now, timer);
     traffic::label(app, name, world, now);
+    // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
     let app_leaves = app.ends(world.settings.platform);
     for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.leads) {
         let view = View { world, namespace: &name.namespace, facts, now };
@@ -118,12 +119,12 @@ fn pass(
     status::service(app, name, now);
 }
 
-/// Plans every app.
+/// Plans every app, each independently of the others.
 pub fn whole(world: &World, now: Stamp) -> BTreeMap<Name, Plan> {
     world.apps.keys().map(|name| (name.clone(), app(world, name, now))).collect()
 }
 
-/// What the steps for one revision look at.
+/// Inputs of the steps for one Revision.
 struct View<'a> {
     world: &'a World,
     namespace: &'a str,
@@ -132,7 +133,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// The zone of a pod's node; empty when unknown.
+    /// Returns the zone of a pod's node; empty when unknown.
     fn zone(&self, pod: &Pod) -> String {
         let zone = pod.placed.as_ref().and_then(|it| self.world.zones.get(&*it.node));
         zone.cloned().unwrap_or_default()
@@ -143,12 +144,12 @@ impl View<'_> {
     }
 }
 
-/// The earliest moment at which time alone changes the plan.
+/// Earliest moment at which time alone changes the plan.
 #[derive(Debug, Default)]
 struct Timer(Option<Stamp>);
 
 impl Timer {
-    /// Looks again at `at`, unless that has passed. Returns whether it has.
+    /// Requests another plan at `at`, unless that has passed. Returns true if it has.
     fn passed(&mut self, at: Stamp, now: Stamp) -> bool {
         if at > now {
             self.0 = Some(self.0.map_or(at, |have| have.min(at)));

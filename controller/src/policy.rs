@@ -1,8 +1,8 @@
 //! Pure: Knative's autoscaling configuration and annotations, checked once into a [`ScalePolicy`].
 //!
 //! Keys, defaults and bounds: knative/serving `config/core/configmaps/autoscaler.yaml`, `pkg/autoscaler/config`
-//! and `pkg/apis/autoscaling/annotation_validation.go` at 98e5ef9. Two shipped defaults differ, because no
-//! sidecar stands before a pod here: `target-burst-capacity` is 0 and `allow-zero-initial-scale` is true.
+//! and `pkg/apis/autoscaling/annotation_validation.go` at 98e5ef9. Two shipped defaults differ, because pods have no
+//! sidecar here: `target-burst-capacity` is 0 and `allow-zero-initial-scale` is true.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,40 +10,40 @@ use common::wire::{Aggregation, Metric, ScalePolicy};
 
 use crate::parse::Problem;
 
-/// Group of all annotations read here.
+/// API group of all annotations read here.
 pub const GROUP: &str = "autoscaling.knative.dev";
-/// Prefix of all annotations read here.
+/// Prefix of the keys of all annotations read here.
 pub const PREFIX: &str = "autoscaling.knative.dev/";
-/// Least target, Knative's `TargetMin`.
+/// Smallest target, Knative's `TargetMin`.
 const TARGET_MIN: f64 = 0.01;
-/// Share of the target aimed at where requests a second are counted: no key sets it (`TargetUtilization` of Knative's
+/// Utilization of the target with the metric `rps`, which no key sets (`TargetUtilization` of Knative's
 /// `pkg/autoscaler/config`).
 const RPS_UTILIZATION: f64 = 0.7;
-/// Bounds of `window`.
+/// Smallest and largest value of `window`.
 const WINDOW: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3600));
 const HOUR: Duration = Duration::from_secs(3600);
 const MAX_SCALE: i64 = i32::MAX as i64;
-/// The classes that the group itself defines; a class of another group is another controller's.
+/// Classes that the group itself defines; a class of another group belongs to another controller.
 const CLASSES: [&str; 2] = [KPA, HPA];
-/// The class that our autoscaler scales.
+/// Autoscaler class that Rouse's autoscaler scales.
 pub const KPA: &str = "kpa.autoscaling.knative.dev";
-/// The class that leaves it to Kubernetes' HorizontalPodAutoscaler.
+/// Autoscaler class that Kubernetes' HorizontalPodAutoscaler scales.
 pub const HPA: &str = "hpa.autoscaling.knative.dev";
 
-/// Who scales a Revision.
+/// Autoscaler class of a Revision, by which its autoscaler is selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Class {
-    /// Our autoscaler.
+    /// Scaled by Rouse's autoscaler.
     #[default]
     Kpa,
-    /// A HorizontalPodAutoscaler, which is made for it.
+    /// Scaled by a HorizontalPodAutoscaler, which the controller makes for it.
     Hpa,
-    /// Another controller, which knows the class. Nothing of ours scales it.
+    /// Scaled by another controller that knows the class; Rouse does not scale it.
     Foreign,
 }
 
 impl Class {
-    /// Who scales a Revision with these annotations.
+    /// Returns the class in a Revision's annotations.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         match annotations.get(&format!("{PREFIX}class")).map(|it| it.trim()) {
             None | Some(KPA) => Self::Kpa,
@@ -53,16 +53,16 @@ impl Class {
     }
 }
 
-/// Knative's `config-autoscaler`, checked.
+/// Checked settings of Knative's `config-autoscaler`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AutoscalerConfig {
-    /// What a revision without annotations gets.
+    /// Policy of a Revision without annotations.
     pub policy: ScalePolicy,
-    /// `requests-per-second-target-default`. Default 200.
+    /// Value of `requests-per-second-target-default`; 200 by default.
     pub rps_target: f64,
-    /// `max-scale-limit`; 0: none. Default 0.
+    /// Value of `max-scale-limit`, 0 by default: no limit.
     pub max_scale_limit: u32,
-    /// `allow-zero-initial-scale`. Shipped true, Knative false.
+    /// Value of `allow-zero-initial-scale`; shipped as true, in Knative as false.
     pub allow_zero_initial_scale: bool,
 }
 
@@ -74,9 +74,9 @@ impl Default for AutoscalerConfig {
 }
 
 impl AutoscalerConfig {
-    /// The policy of a revision with these annotations and `containerConcurrency`.
+    /// Returns the policy of a Revision with these annotations and `containerConcurrency`, or every broken rule.
     ///
-    /// `path` leads to the annotations, for the messages.
+    /// `path` is the path of the annotations in the object, for the messages.
     pub fn policy(
         &self,
         annotations: &BTreeMap<String, String>,
@@ -87,8 +87,8 @@ impl AutoscalerConfig {
         if problems.is_empty() { Ok(policy) } else { Err(problems) }
     }
 
-    /// The same where the annotations were accepted once, and a ConfigMap may have come to forbid some since: each of those
-    /// is as if it were not there, and the rest holds. Says what is wrong with them, too.
+    /// Returns the policy and every broken rule of annotations that were accepted before. A ConfigMap may have become
+    /// stricter since: annotations that it forbids are ignored, and all others are in force.
     pub fn policy_of(
         &self,
         annotations: &BTreeMap<String, String>,
@@ -98,6 +98,7 @@ impl AutoscalerConfig {
         let path = format!("{path}.");
         let mut read =
             Reader { values: annotations, prefix: PREFIX, path: &path, problems: Vec::new() };
+        // Every annotation overrides one default; an invalid one leaves the default in force.
         let mut p = self.policy.clone();
         read.class();
         self.target(&mut read, &mut p, container_concurrency);
@@ -118,11 +119,12 @@ impl AutoscalerConfig {
         (p, read.problems)
     }
 
-    /// Least, most and first pods, and how they must stand to each other.
+    /// Reads minimum, maximum and activation scale, and checks them against each other.
     fn scales(&self, read: &mut Reader<'_>, p: &mut ScalePolicy) {
         let (mut min, mut max) = (0, 0);
         read.count(&mut min, &["min-scale", "minScale"], 0..=MAX_SCALE);
         read.count(&mut max, &["max-scale", "maxScale"], 0..=MAX_SCALE);
+        // 0 means unlimited.
         if max > 0 && max < min {
             let path = format!("{}, {}", read.at("max-scale"), read.at("min-scale"));
             let message = format!("max-scale={max} is less than min-scale={min}");
@@ -133,17 +135,19 @@ impl AutoscalerConfig {
         {
             p.max_scale = max;
         }
-        // The installation's least stands beside a smaller most that the service asks for, and wins, as in Knative.
+        // A default minimum of the installation overrides a smaller maximum of the service, as in Knative.
         if read.get(&["min-scale", "minScale"]).is_some() {
             p.min_scale = min;
         }
         read.activation(&mut p.activation_scale, min, max);
     }
 
-    /// Metric, total and utilisation (knative/serving `pkg/reconciler/autoscaling/resources/target.go`).
+    /// Reads metric, target and utilization (knative/serving `pkg/reconciler/autoscaling/resources/target.go`).
     fn target(&self, read: &mut Reader<'_>, p: &mut ScalePolicy, limit: u32) {
         let class = read.get(&["class"]).map_or(KPA, |(_, class)| class);
         match read.get(&["metric"]).map(|(_, value)| value) {
+            // The default target and utilization of `rps` replace those of concurrency; annotations may override both
+            // below.
             Some("rps") if class == KPA => {
                 (p.metric, p.total, p.utilization) =
                     (Metric::Rps, self.rps_target, RPS_UTILIZATION);
@@ -152,14 +156,17 @@ impl AutoscalerConfig {
                 let problem = Problem::invalid(read.at("metric"), other);
                 read.problems.push(problem.advise("use concurrency or rps"));
             }
+            // A HorizontalPodAutoscaler has metrics of other names, but none is empty.
             Some("") if CLASSES.contains(&class) => {
                 read.problems.push(Problem::invalid(read.at("metric"), ""));
             }
+            // A hard limit is the default target, since a pod never has more requests than that.
             _ => p.total = if limit > 0 { f64::from(limit) } else { p.total },
         }
         if let Some((name, text)) = read.get(&["target"]) {
             match text.parse::<f64>() {
                 Ok(target) if target.is_finite() && target >= TARGET_MIN => {
+                    // A target above the hard limit could never be reached, so no further pod would be added.
                     let bounded = limit > 0 && p.metric == Metric::Concurrency;
                     p.total = if bounded { target.min(f64::from(limit)) } else { target };
                 }
@@ -177,7 +184,7 @@ impl AutoscalerConfig {
     }
 }
 
-/// Reads values by name and collects what is wrong with them.
+/// Reader of values by name, which collects broken rules.
 struct Reader<'a> {
     values: &'a BTreeMap<String, String>,
     prefix: &'a str,
@@ -186,7 +193,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The first of the alternate names that is set, with its value.
+    /// Returns the first of the alternate names that is set, with its value.
     fn get(&self, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
         let value = |name: &&'static str| self.values.get(&format!("{}{name}", self.prefix));
         names.iter().find_map(|name| value(name).map(|value| (*name, value.trim())))
@@ -204,6 +211,7 @@ impl<'a> Reader<'a> {
         let (name, text) = self.get(names)?;
         match text.parse::<f64>() {
             Ok(value) if value.is_finite() && bounds.contains(&value) => return Some(value),
+            // Knative has two messages: one for a range, one for a lower bound alone.
             Ok(_) if bounds.end() < &f64::MAX => {
                 let problem = Problem::bounds(self.at(name), bounds.start(), text, bounds.end());
                 self.problems.push(problem);
@@ -223,6 +231,7 @@ impl<'a> Reader<'a> {
 
     fn burst(&mut self, to: &mut f64) {
         let names = ["target-burst-capacity", "targetBurstCapacity"];
+        // -1 stands for unlimited burst capacity: activators then stay in the path at all times.
         let Some((name, text)) = self.get(&names) else { return };
         match text.parse::<f64>() {
             Ok(value) if value.is_finite() && (value >= 0.0 || value == -1.0) => *to = value,
@@ -242,6 +251,7 @@ impl<'a> Reader<'a> {
         let Some((name, text)) = self.get(names) else { return };
         match text.parse::<i64>() {
             Ok(value) if bounds.contains(&value) => *to = u32::try_from(value).unwrap_or(*to),
+            // Too large for an i64 is out of bounds, not malformed.
             Err(_) if !is_integer(text) => {
                 self.problems.push(Problem::invalid(self.at(name), text))
             }
@@ -252,7 +262,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `activation-scale`: at least 2, between the least and the most.
+    /// Reads `activation-scale`: at least 2, between minimum and maximum.
     fn activation(&mut self, to: &mut u32, min: u32, max: u32) {
         let Some((name, text)) = self.get(&["activation-scale", "activationScale"]) else { return };
         let Ok(value) = text.parse::<i32>() else {
@@ -272,7 +282,7 @@ impl<'a> Reader<'a> {
         self.problems.push(Problem::new(self.at(name), message));
     }
 
-    /// `max-scale` against `max-scale-limit`.
+    /// Returns true if `max-scale` obeys `max-scale-limit`.
     fn is_within_limit(&mut self, name: &str, max: u32, limit: u32) -> bool {
         let before = self.problems.len();
         if limit > 0 && max == 0 {
@@ -287,7 +297,7 @@ impl<'a> Reader<'a> {
     fn initial(&mut self, to: &mut u32, allow_zero: bool) {
         let Some((name, text)) = self.get(&["initial-scale", "initialScale"]) else { return };
         let at = self.at(name);
-        // The rule stands behind the path: so Knative writes these two.
+        // Knative writes the rule behind the path in these two messages.
         self.problems.push(match text.parse::<i32>() {
             Ok(0) if !allow_zero => {
                 Problem::invalid(format!("{at}=0 not allowed by cluster"), text)
@@ -301,12 +311,12 @@ impl<'a> Reader<'a> {
         });
     }
 
-    /// `window`.
+    /// Reads `window`, the stable window.
     fn window(&mut self, to: &mut Duration) {
         self.precise(to, &["window"], WINDOW);
     }
 
-    /// A duration annotation in whole seconds within bounds.
+    /// Reads a duration annotation in whole seconds within bounds.
     fn precise(&mut self, to: &mut Duration, names: &[&'static str], bounds: (Duration, Duration)) {
         let mut value = *to;
         self.within(&mut value, names, bounds);
@@ -319,7 +329,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A duration annotation within bounds.
+    /// Reads a duration annotation within bounds.
     fn within(
         &mut self,
         to: &mut Duration,
@@ -327,6 +337,7 @@ impl<'a> Reader<'a> {
         (low, high): (Duration, Duration),
     ) {
         let Some((name, text)) = self.get(names) else { return };
+        // Negative durations are well-formed in Go, so they are out of bounds rather than malformed.
         let negative = text.strip_prefix('-').and_then(parse_duration);
         let problem = match parse_duration(text) {
             Some(value) if value >= low && value <= high => {
@@ -358,7 +369,7 @@ impl<'a> Reader<'a> {
             Some((_, "weighted-exponential" | "weightedExponential")) => {
                 *to = Aggregation::WeightedExponential;
             }
-            // Without the class Knative does not look: another autoscaler may know the word.
+            // Without a class Knative does not check: another autoscaler may know the algorithm.
             Some((name, other)) if self.get(&["class"]).is_some_and(|(_, it)| it == KPA) => {
                 self.problems.push(Problem::invalid(self.at(name), other));
             }
@@ -367,13 +378,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether `text` is a whole number, however large.
+/// Returns true if `text` is a whole number of any size.
 fn is_integer(text: &str) -> bool {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     !digits.is_empty() && digits.bytes().all(|it| it.is_ascii_digit())
 }
 
-/// Reads a duration as Go writes it: `6s`, `1m30s`, `1.5h`, `0`.
+/// Parses a duration as Go writes it: `6s`, `1m30s`, `1.5h`, `0`.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -396,11 +407,12 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
             };
         rest = unit.get(end..)?;
     }
+    // Empty text has no number, and is not zero.
     let whole = !text.is_empty();
     Duration::try_from_secs_f64(total).ok().filter(|_| whole)
 }
 
-/// Writes a duration as Go does: `1h0m0s`, `1m30s`, `6s`, `1ms`.
+/// Formats a duration as Go does: `1h0m0s`, `1m30s`, `6s`, `1ms`.
 pub fn go_duration(it: Duration) -> String {
     let seconds = it.as_secs();
     let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

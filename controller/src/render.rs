@@ -1,4 +1,4 @@
-//! Pure: an [`App`] → the objects people and tools read, as `kubectl get -o yaml` would show them.
+//! Pure: an [`App`] → its objects for users and tools, in the form of `kubectl get -o yaml`.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -27,27 +27,27 @@ use crate::{
     },
 };
 
-/// The kind of an object; as text its folder.
+/// Kind of an object; its plural is the name of the object's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
-    /// `services`
+    /// A Knative Service, in `services`.
     Service,
-    /// `configurations`
+    /// A Configuration, in the folder `configurations`.
     Configuration,
-    /// `revisions`
+    /// A Revision, in the folder `revisions`.
     Revision,
-    /// `routes`
+    /// A Route, in the folder `routes`.
     Route,
-    /// `pods`
+    /// A pod, in the folder `pods`.
     Pod,
-    /// `podautoscalers`
+    /// A PodAutoscaler, in the folder `podautoscalers`.
     PodAutoscaler,
-    /// `serverlessservices`
+    /// A ServerlessService, in the folder `serverlessservices`.
     ServerlessService,
 }
 
 impl ObjectKind {
-    /// All of them.
+    /// All kinds of objects, in the order of declaration.
     pub const ALL: [Self; 7] = [
         Self::Service,
         Self::Configuration,
@@ -58,7 +58,7 @@ impl ObjectKind {
         Self::ServerlessService,
     ];
 
-    /// Lower-case plural, as in API paths.
+    /// Returns the lower-case plural, as in API paths.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Service => "services",
@@ -72,29 +72,29 @@ impl ObjectKind {
     }
 }
 
-/// Names one object.
+/// Kind and name of one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
-    /// Its kind.
+    /// Kind of the object, which is also its folder.
     pub kind: ObjectKind,
-    /// Its namespace and name.
+    /// Namespace and name of the object.
     pub name: Name,
 }
 
 impl ObjectKey {
-    /// Service, Configuration and Route of an app.
+    /// Returns the keys of an app's Service, Configuration and Route.
     pub fn of_app(name: &Name) -> [Self; 3] {
         [ObjectKind::Service, ObjectKind::Configuration, ObjectKind::Route]
             .map(|kind| Self { kind, name: name.clone() })
     }
 
-    /// A Revision, and the two objects of its name that tell how it scales.
+    /// Returns the keys of a Revision, its PodAutoscaler and its ServerlessService, which share its name.
     pub fn of_revision(namespace: &str, name: &str) -> [Self; 3] {
         [ObjectKind::Revision, ObjectKind::PodAutoscaler, ObjectKind::ServerlessService]
             .map(|kind| Self { kind, name: Name::new(namespace, name) })
     }
 
-    /// A pod.
+    /// Returns the key of a pod.
     pub fn pod(namespace: &str, name: &str) -> Self {
         Self { kind: ObjectKind::Pod, name: Name::new(namespace, name) }
     }
@@ -106,9 +106,10 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// The object as it is now; `None` when there is none, and for the two kinds that [`crate::want::shown`] makes.
+/// Returns the present object; `None` if there is none, and for the two kinds that [`crate::want::shown`] makes.
 pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
     let name = &key.name;
+    // On the local node an app that is deleted is gone for its users, although its pods still drain.
     let app = || world.apps.get(name).filter(|app| !app.leaving());
     match key.kind {
         ObjectKind::Service => {
@@ -129,6 +130,7 @@ pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
             Some(revision(app, app.revision(&name.name)?, &owner, world))
         }
         ObjectKind::Pod => {
+            // The name of a local pod begins with its Revision's, see `plan::scale`.
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
             let owner = world.app_of(&Name::new(name.namespace.clone(), revision))?;
             let revision = world.apps.get(&owner)?.revision(revision)?;
@@ -201,7 +203,7 @@ fn inner_url(name: &Name, world: &World) -> Option<Address> {
     Some(Address { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
 }
 
-/// Where a route or one of its tags is reachable; empty where its name can be none.
+/// Returns the external URL of a Route or of one of its tags; empty if no valid host results.
 fn outer_url(app: &App, name: &Name, tag: Option<&str>, world: &World) -> String {
     plan::target_of(app, name, tag, world).map(|it| it.url).unwrap_or_default()
 }
@@ -223,6 +225,7 @@ fn service(app: &App, service: &Service, name: &Name, world: &World) -> Value {
     let mut metadata = meta(name, &service.meta);
     metadata.labels = Some(manifest.labels.to_map()).filter(|it| !it.is_empty());
     metadata.annotations = Some(manifest.annotations.to_map()).filter(|it| !it.is_empty());
+    // A URL in the status promises an answer, so there is none before traffic is assigned.
     let routed = !app.traffic().is_empty();
     let status = ServiceStatus {
         observed_generation: service.meta.generation.into(),
@@ -250,6 +253,7 @@ fn configuration(app: &App, configuration: &Configuration, name: &Name) -> Value
         labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
         metadata.labels = Some(labels);
         let mut annotations = manifest.annotations.to_map();
+        // A rollout is the Route's: Knative leaves its annotations off the Configuration.
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
         annotations.insert(key::ROUTES.into(), name.name.to_string());
         metadata.annotations = Some(annotations);
@@ -274,6 +278,7 @@ fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
         annotations = manifest.annotations.to_map();
         metadata.owner_references = owned("Service", &name.name, meta);
     }
+    // A restarted controller gives each name the same numbers again by this annotation.
     annotations.insert(key::ALLOTTED.into(), allotted(route));
     (metadata.labels, metadata.annotations) = (Some(labels), Some(annotations));
     let routed = !route.traffic.is_empty();
@@ -292,7 +297,8 @@ fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
     whole("Route", metadata, json!({"traffic": wanted_traffic(&route.wanted)}), status)
 }
 
-/// `tag=host:port` for each name, space between; the route itself has an empty tag.
+/// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
+/// has an empty tag.
 fn allotted(route: &Route) -> String {
     let one = |it: &crate::world::Allotment| match &it.addresses {
         Addresses::Host(host) => {
@@ -303,7 +309,7 @@ fn allotted(route: &Route) -> String {
     route.allotted.iter().filter_map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Configuration or Route as made for a Service, without status.
+/// Returns the Configuration or Route of a Service as it is applied, without status.
 pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name) -> Value {
     let Service { meta: own, manifest, .. } = service;
     let (mut labels, mut annotations) = (manifest.labels.to_map(), manifest.annotations.to_map());
@@ -315,6 +321,7 @@ pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name)
         json!({"template": template(&manifest.template)})
     } else {
         let mut traffic = wanted_traffic(&manifest.traffic);
+        // A Route names the Configuration, since it has no Service to imply it (Knative's `resources.MakeRoute`).
         for target in traffic.iter_mut().filter(|it| it.revision_name.is_none()) {
             target.configuration_name = Some(name.name.to_string());
         }
@@ -332,14 +339,14 @@ pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name)
     json!({"apiVersion": API_VERSION, "kind": kind, "metadata": value(metadata), "spec": spec})
 }
 
-/// Labels, annotations and owner of a Revision.
+/// Returns labels, annotations and owner of a Revision.
 pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> ObjectMeta {
     let name = Name::new(owner.namespace.clone(), &*revision.name);
     let template = template(&revision.template);
     let metadata = template.get("metadata").cloned().unwrap_or_default();
     let given: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
     let mut metadata = meta(&name, &revision.meta);
-    // A Revision never changes; `generation` inside counts its Configuration's.
+    // The spec of a Revision never changes; `generation` in its metadata here counts its Configuration's changes.
     metadata.generation = Some(1);
     let mut labels = given.labels.unwrap_or_default();
     let state = match revision.routing.0 {
@@ -350,6 +357,7 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     let configuration = app.configuration.as_ref().map(|it| it.meta.clone()).unwrap_or_default();
     for (key, value) in [
         (key::CONFIGURATION, owner.name.to_string()),
+        // `restore` and `observe` read the Revision's generation back from this label.
         (key::CONFIGURATION_GENERATION, revision.meta.generation.to_string()),
         (key::CONFIGURATION_UID, configuration.uid.to_string()),
         (key::ROUTING_STATE, state.into()),
@@ -386,6 +394,7 @@ fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Valu
         .flatten()
         .filter_map(|it| it["name"].as_str().map(str::to_owned))
         .collect();
+    // The Revision keeps the digests of all containers in one list; a status shows those of init containers apart.
     let digests = |init: bool| {
         let all = revision
             .digests
@@ -412,16 +421,16 @@ fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Valu
     whole("Revision", metadata, spec, status)
 }
 
-/// In the status of a PodAutoscaler and of a Revision: the decision in force, and from what it was made.
+/// Annotation in the status of a PodAutoscaler or Revision: the decision in force, and the figures behind it.
 pub(crate) const DECISION: &str = "rouse.dev/decision";
 
-/// Why a Revision has as many pods as it has, as annotations of a status.
+/// Returns the annotation that explains the Revision's number of pods, for a status.
 pub(crate) fn decision(world: &World, revision: &Name) -> BTreeMap<String, String> {
     let line = world.decisions.get(revision);
     line.into_iter().map(|line| (DECISION.to_owned(), line.to_string())).collect()
 }
 
-/// Which conditions a kind of object has, in Knative's order (by name).
+/// Conditions of a kind of object with their types, in Knative's order (by type).
 type Table = [(Kind, &'static str)];
 pub(crate) const SERVICE: [(Kind, &str); 3] = [
     (Kind::ServiceConfigurations, "ConfigurationsReady"),
@@ -452,6 +461,7 @@ pub(crate) const REVISION: [(Kind, &str); 5] = [
 
 fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
     let one = |(kind, name): &(Kind, &str)| {
+        // An absent condition means `Unknown` (Kubernetes API conventions).
         let (_, since, truth) = all.iter().find(|(have, _, _)| have == kind)?;
         let (status, why) = match truth {
             Truth::True(why) => ("True", why),
@@ -463,6 +473,7 @@ fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
         Some(Condition {
             r#type: (*name).into(),
             status: status.into(),
+            // Knative's severities: conditions with one do not count for `Ready`.
             severity: match kind {
                 Kind::RevisionActive => "Info".into(),
                 Kind::RevisionAnnotations => "Warning".into(),
@@ -476,7 +487,7 @@ fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
     table.iter().filter_map(one).collect()
 }
 
-/// Status of a DomainMapping.
+/// Returns the status of a DomainMapping.
 pub(crate) fn mapping_status(name: &Name, mapping: &Mapping, world: &World) -> Value {
     let url = format!("{}://{}", world.settings.configs.network.external_scheme, name.name);
     value(DomainMappingStatus {
@@ -493,13 +504,16 @@ fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Va
     let own = Meta { uid: revision.meta.uid, ..Meta::default() };
     let status = world.statuses.get(&*pod.uid);
     let seen = world.seen.get(&*pod.uid);
+    // Until its agent reports, a pod that served before the restart counts as ready.
     let ready = seen.map_or_else(|| pod.remembered.is_some(), |seen| seen.ready);
     let mut annotations = std::collections::BTreeMap::new();
+    // Read by `restore` after a restart of the controller.
     annotations.insert(BOOT.to_owned(), world.settings.boot.clone());
     let address = seen.and_then(|seen| seen.address).or(pod.remembered).filter(|_| ready);
     if let Some(address) = address {
         annotations.insert(ADDRESS.to_owned(), address.to_string());
     }
+    // A draining pod is no deleted one yet: it still answers requests.
     let stopping = match pod.stage {
         Stage::Stopping { since } => time(since),
         Stage::Serving | Stage::Draining { .. } => None,
@@ -522,6 +536,7 @@ fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Va
     };
     let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
     let phase = match status.map(|it| it.phase) {
+        // As in Kubernetes: a pod that is being deleted stays `Running` until its containers have ended.
         Some(node::PodPhase::Running | node::PodPhase::Terminating) => "Running",
         Some(node::PodPhase::Gone) => "Succeeded",
         Some(node::PodPhase::Pending) | None => "Pending",
@@ -538,13 +553,14 @@ fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Va
     };
     let spec = Some(order.spec);
     let mut out = value(PodObject { metadata, spec, status: Some(status) });
+    // Only in the object: the order itself goes to the only node there is.
     out["spec"]["nodeName"] = json!(world.settings.node);
     out
 }
 
-/// Annotation on a pod: where it served last, so that a restarted controller need not wait to know.
+/// Annotation on a pod: its last serving address, so that a restarted controller need not wait for a report.
 pub(crate) const ADDRESS: &str = "rouse.dev/address";
-/// Annotation on a pod: the boot of the machine it was started in. No pod outlives that.
+/// Annotation on a pod: the boot of the machine in which it was started. No pod outlives that boot.
 pub(crate) const BOOT: &str = "rouse.dev/boot";
 
 fn container(it: &node::ContainerStatus, ready: bool) -> ContainerStatus {
@@ -557,6 +573,7 @@ fn container(it: &node::ContainerStatus, ready: bool) -> ContainerStatus {
             json!({"terminated": {"exitCode": code, "reason": reason, "message": message}})
         }
     };
+    // A crashed container waits for its restart, and shows the exit code of its last run.
     let last = match &it.state {
         ContainerState::Waiting { last_exit: Some(code), .. } => {
             serde_json::from_value(json!({"terminated": {"exitCode": code}})).ok()

@@ -1,4 +1,4 @@
-//! Pure: objects as they were written → an [`App`], so that a restart goes on where the last run ended.
+//! Pure: objects as they were written → an [`App`], so that a restarted controller continues where it stopped.
 
 use std::sync::Arc;
 
@@ -14,22 +14,23 @@ use crate::{
     },
 };
 
-/// The objects of one app, as read.
+/// Objects of one app, as read from disk.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
-    /// Its Service.
+    /// The app's Service object.
     pub service: Value,
-    /// Its Configuration.
+    /// The app's Configuration object.
     pub configuration: Value,
-    /// Its Route.
+    /// The app's Route object.
     pub route: Value,
-    /// Its Revisions.
+    /// Revision objects of the app, in any order.
     pub revisions: Vec<Value>,
-    /// Its pods.
+    /// Pod objects of the app, in any order.
     pub pods: Vec<Value>,
 }
 
-/// The app these objects describe. `boot` names this boot of the machine: pods of another one are no more.
+/// Builds the app that these objects describe. `boot` identifies this boot of the machine: pods of an earlier boot no
+/// longer exist.
 pub fn app(objects: &Objects, boot: &str) -> App {
     let manifest = manifest(&objects.service);
     let status = &objects.service["status"];
@@ -55,7 +56,7 @@ pub fn app(objects: &Objects, boot: &str) -> App {
     conditions(&mut app.conditions, &objects.service, &SERVICE);
     conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION);
     conditions(&mut app.conditions, &objects.route, &ROUTE);
-    // Share the newest template, as it was before the restart.
+    // Texts read one by one would each take memory of their own: share the template, as before the restart.
     for revision in &mut app.revisions {
         if revision.template == manifest.template {
             revision.template = Arc::clone(&manifest.template);
@@ -104,7 +105,7 @@ fn manifest(service: &Value) -> Manifest {
     }
 }
 
-/// The template as `parse` writes it, whatever order its keys had on disk.
+/// Returns the template in the form that `parse` writes, whatever the order of its keys on disk.
 pub(crate) fn canonical(template: &Value) -> Arc<str> {
     let typed: crate::knative::RevisionTemplate =
         serde_json::from_value(template.clone()).unwrap_or_default();
@@ -137,7 +138,7 @@ fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][name].as_str()
 }
 
-/// Reads `tag=host:port` words.
+/// Parses the annotation with the Route's allocations: words of the form `tag=host:port`.
 fn allotted(route: &Value) -> Vec<Allotment> {
     let word = |word: &str| {
         let (tag, numbers) = word.split_once('=')?;
@@ -151,6 +152,7 @@ fn allotted(route: &Value) -> Vec<Allotment> {
 }
 
 fn revision(value: &Value, objects: &Objects, boot: &str) -> Revision {
+    // The label counts, not the object's own `metadata.generation`, which starts at 1 for each Revision.
     let own = object_meta(value);
     let label = |name: &str| own.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
     let generation = label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
@@ -177,13 +179,14 @@ fn revision(value: &Value, objects: &Objects, boot: &str) -> Revision {
     revision
 }
 
-/// The template a Revision was made of: its metadata without what the controller added.
+/// Returns the template a Revision was made of: its metadata without the controller's additions.
 fn revision_template(value: &Value, own: &ObjectMeta, objects: &Objects) -> Arc<str> {
     let user = |map: &Option<std::collections::BTreeMap<String, String>>| {
         let mut map = map.clone().unwrap_or_default();
         map.retain(|name, _| key::is_users(name));
         Some(map).filter(|map| !map.is_empty())
     };
+    // A name chosen by the user is part of the template; a generated one is not.
     let wanted = &objects.service["spec"]["template"]["metadata"]["name"];
     let named = wanted.as_str().is_some_and(|name| own.name.as_deref() == Some(name));
     let metadata = ObjectMeta {
@@ -199,6 +202,7 @@ fn revision_template(value: &Value, own: &ObjectMeta, objects: &Objects) -> Arc<
 
 fn pod(value: &Value, boot: &str) -> Option<Pod> {
     let own = object_meta(value);
+    // A reboot ends all containers, so the addresses of an earlier boot's pods may belong to others by now.
     if own.deletion_timestamp.is_some() || annotation(value, BOOT) != Some(boot) {
         return None;
     }
@@ -221,6 +225,7 @@ pub(crate) fn conditions(into: &mut Conditions, object: &Value, table: &[(Kind, 
         serde_json::from_value(object["status"]["conditions"].clone()).unwrap_or_default();
     for (kind, name) in table {
         let Some(it) = all.iter().find(|it| it.r#type == *name) else { continue };
+        // Written objects may lack a reason; only `False` requires one.
         let why = Why::new(it.reason.clone(), it.message.clone());
         let some = Some(why.clone()).filter(|why| !why.reason.is_empty());
         let truth = match it.status.as_str() {

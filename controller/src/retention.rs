@@ -1,4 +1,5 @@
-//! Pure: which Revisions are too old to keep (`config-gc`; knative/serving `pkg/reconciler/gc/gc.go` at 98e5ef9).
+//! Pure: garbage collection of Revisions that are too old to keep (`config-gc`; knative/serving
+//! `pkg/reconciler/gc/gc.go` at 98e5ef9).
 
 use std::time::Duration;
 
@@ -7,20 +8,20 @@ use crate::{
     world::{Routing, Stamp},
 };
 
-/// What counts of one Revision.
+/// Facts about one Revision that decide if it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate<'a> {
-    /// Its name.
+    /// Name of the Revision, without its namespace.
     pub name: &'a str,
-    /// When it was made.
+    /// Creation time of the Revision.
     pub created: Stamp,
-    /// Whether a route leads to it.
+    /// Routing state of the Revision: if a Route names it.
     pub routing: Routing,
-    /// When that changed last; `None`: never.
+    /// Moment of the routing state's last change; `None`: it never changed.
     pub routing_modified: Option<Stamp>,
-    /// Whether its user wants it kept: annotation `serving.knative.dev/no-gc: "true"`, in any case of letters.
+    /// True if the user asks to keep it: annotation `serving.knative.dev/no-gc: "true"`, in any case of letters.
     pub is_kept: bool,
-    /// Whether it is its Configuration's latest ready one.
+    /// True if it is its Configuration's latest ready Revision.
     pub is_latest_ready: bool,
 }
 
@@ -29,32 +30,33 @@ impl Candidate<'_> {
         self.routing_modified.unwrap_or(self.created)
     }
 
-    /// One that was never looked at, and so has no routing state yet, stays.
+    /// Returns true if the Revision must stay. One without a routing state has not been compared with Routes and stays.
     fn is_active(&self) -> bool {
         self.is_latest_ready || self.is_kept || self.routing != Routing::Reserve
     }
 
-    /// When it becomes old enough to go; `None`: never for its age.
+    /// Returns the moment at which it is old enough to be deleted; `None`: it is never deleted for its age.
     fn stale_at(&self, config: &Gc) -> Option<Stamp> {
         let after = |from: Stamp, keep: Option<Duration>| {
             keep.map(|it| from.plus_ms(u64::try_from(it.as_millis()).unwrap_or(u64::MAX)))
         };
         let created = after(self.created, config.since_created);
+        // `None` is less than `Some`: a limit that is off leaves the other one, as in Knative.
         let active = after(self.last_active(), config.since_active);
         created.max(active)
     }
 }
 
-/// What to do about old Revisions.
+/// Revisions to delete now, and the time of the next check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale<'a> {
-    /// These go, oldest first.
+    /// Names of the Revisions to delete, oldest first.
     pub delete: Vec<&'a str>,
-    /// When to look again, if nothing happens before; `None`: time alone changes nothing.
+    /// Moment of the next check, if nothing happens before; `None`: time alone changes nothing.
     pub next: Option<Stamp>,
 }
 
-/// Which Revisions of one Configuration go now.
+/// Selects the Revisions of one Configuration that are deleted now.
 pub fn stale<'a>(revisions: &[Candidate<'a>], config: &Gc, now: Stamp) -> Stale<'a> {
     let min = usize::try_from(config.min).unwrap_or(usize::MAX);
     let off = (config.max, config.since_created, config.since_active) == (None, None, None);
@@ -66,6 +68,7 @@ pub fn stale<'a>(revisions: &[Candidate<'a>], config: &Gc, now: Stamp) -> Stale<
         return Stale::default();
     }
     idle.sort_by_key(|it| (it.last_active(), it.created, it.name));
+    // `min` counts idle Revisions only: those in use stay in any case.
     let most = idle.len() - min;
     let aged = |it: &&&Candidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
     let mut delete: Vec<&str> = idle.iter().filter(aged).take(most).map(|it| it.name).collect();
@@ -73,10 +76,12 @@ pub fn stale<'a>(revisions: &[Candidate<'a>], config: &Gc, now: Stamp) -> Stale<
         return Stale { delete, next: None };
     }
     idle.retain(|it| !delete.contains(&it.name));
+    // Age alone may keep more than `max` Revisions: the oldest beyond that number go whatever their age.
     let max = config.max.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
     let beyond = idle.len().saturating_sub(max);
     delete.extend(idle.drain(..beyond).map(|it| it.name));
     let later = idle.iter().filter_map(|it| it.stale_at(config));
+    // With `min` or fewer idle Revisions left no passing of time deletes another one.
     let next = later.min().filter(|_| idle.len() > min);
     Stale { delete, next }
 }
@@ -88,7 +93,7 @@ mod tests {
     const HOUR: u64 = 3_600_000;
     const NOW: Stamp = Stamp(1000 * HOUR);
 
-    /// A Revision made and last used so many hours ago.
+    /// Makes a Revision that was created and last used the given number of hours ago.
     fn old(name: &str, created: u64, active: u64) -> Candidate<'_> {
         Candidate {
             name,

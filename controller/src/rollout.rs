@@ -1,47 +1,47 @@
-//! Pure: a new Revision gets its share step by step (knative/serving `pkg/reconciler/route/traffic/rollout.go` at
-//! 98e5ef9; `knative.md` §6.4).
+//! Pure: gradual rollout, in which a new Revision gets its share step by step (knative/serving
+//! `pkg/reconciler/route/traffic/rollout.go` at 98e5ef9; `knative.md` §6.4).
 //!
-//! A rollout begins with 1 % for the new Revision. Once that is in force everywhere, the time it took is the least time
-//! between two steps, and the rest of the wished duration is divided into as many equal steps as fit. Each step takes
-//! from the newest of the older Revisions first. The state travels as JSON in an annotation, so another controller goes
-//! on where this one stopped.
+//! A rollout begins with 1 % for the new Revision. Once that share is in force everywhere, the time this took is the
+//! least time between two steps. The rest of the configured duration is divided into as many equal steps as fit. Each
+//! step takes from the newest of the older Revisions first. The state travels as JSON in an annotation, so another
+//! controller continues where this one stopped.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The annotation that keeps the state (`networking.RolloutAnnotationKey`).
+/// Annotation that keeps the state (`networking.RolloutAnnotationKey`).
 pub const ANNOTATION: &str = "networking.internal.knative.dev/rollout";
 
-/// A moment in nanoseconds since 1970, as the annotation has it.
+/// A moment in nanoseconds since 1970, the unit of the annotation.
 pub type Nanos = i64;
 
-/// One second in [`Nanos`].
+/// Length of one second in [`Nanos`].
 const SECOND: f64 = 1e9;
 
-/// Where every rollout of a Route stands. Sorted by tag, then by Configuration.
+/// State of all rollouts of a Route, sorted by tag, then by Configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollout {
-    /// One for each tag and Configuration that follows the latest Revision.
+    /// One entry for each tag and Configuration that follows the latest Revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub configurations: Vec<Shares>,
 }
 
-/// How one target's share is divided among Revisions.
+/// Division of one target's share among Revisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shares {
-    /// The Configuration that the target follows.
+    /// Name of the Configuration that the target follows.
     pub configuration_name: String,
-    /// The target's tag; empty without one.
+    /// Tag of the target; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tag: String,
-    /// The target's share of the whole Route, in percent.
+    /// Share of the target in the whole Route, in percent.
     pub percent: i32,
-    /// Who gets it, oldest first. One at rest; none where nothing is ready.
+    /// Revisions that divide the share, oldest first. One at rest; none where nothing is ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub revisions: Vec<Share>,
-    /// The steps.
+    /// Size and times of the steps.
     #[serde(default)]
     pub step_params: Steps,
 }
@@ -50,26 +50,26 @@ pub struct Shares {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// The Revision.
+    /// Name of the Revision that gets the share.
     pub revision_name: String,
-    /// Percent.
+    /// Share of the whole Route, in percent.
     pub percent: i32,
 }
 
-/// When steps are taken, and how large they are. All zero at rest.
+/// Size and times of a rollout's steps, all zero at rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Steps {
-    /// When the rollout began.
+    /// Start of the rollout, at which the new Revision got its first 1 %.
     #[serde(rename = "starttime", skip_serializing_if = "is_zero")]
     pub start_time: Nanos,
-    /// When the next step is due.
+    /// Moment from which the next step is due.
     #[serde(skip_serializing_if = "is_zero")]
     pub next_step_time: Nanos,
     /// Nanoseconds between two steps; 0: not known yet.
     #[serde(skip_serializing_if = "is_zero")]
     pub step_duration: i64,
-    /// Percent a step.
+    /// Percent that each step moves to the newest Revision.
     #[serde(skip_serializing_if = "is_small_zero")]
     pub step_size: i32,
 }
@@ -84,27 +84,28 @@ fn is_small_zero(it: &i32) -> bool {
     *it == 0
 }
 
-/// What a step is given.
+/// Input of one step, beside the state and the time.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What the Route's targets lead to at last: one Revision a target.
+    /// Final shares that the Route's targets ask for: one Revision for each target.
     pub wanted: Rollout,
-    /// How long a rollout takes; zero: it is done at once.
+    /// Duration of a whole rollout; with zero the wanted shares are in force at once.
     pub duration: Duration,
-    /// Whether the shares of the state became the ones in force everywhere.
+    /// True once the shares of the state are in force everywhere.
     pub in_force: bool,
 }
 
-/// What a step led to.
+/// Result of a step: the new state, and the time of the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stepped {
-    /// The shares to put in force now, and the state to keep.
+    /// Shares to put in force now, which are also the state to keep.
     pub state: Rollout,
-    /// When to step again; `None`: time alone changes nothing.
+    /// Moment of the next step; `None`: time alone changes nothing.
     pub next: Option<Nanos>,
 }
 
-/// Takes the state a step further. Without a state there is nothing to roll from, and what is wanted counts at once.
+/// Takes the state one step further. Without a state there are no older shares, and the wanted ones are in force at
+/// once.
 pub fn step(state: Option<Rollout>, now: Nanos, event: Event) -> Stepped {
     let Event { wanted, duration, in_force } = event;
     let wanted = wanted.sorted();
@@ -115,6 +116,7 @@ pub fn step(state: Option<Rollout>, now: Nanos, event: Event) -> Stepped {
         before.observe(now, seconds);
     }
     let goals = wanted.configurations.into_iter();
+    // Goals take their state out of `before`; entries left there belong to targets that the Route no longer has.
     let configurations = goals.filter_map(|goal| goal.follow(&mut before, now)).collect();
     let state = Rollout { configurations };
     let due = state.configurations.iter().map(|it| it.step_params.next_step_time);
@@ -123,24 +125,24 @@ pub fn step(state: Option<Rollout>, now: Nanos, event: Event) -> Stepped {
 }
 
 impl Rollout {
-    /// Reads the annotation. What cannot be a state is dropped, so that shares never fail to add up.
+    /// Parses the annotation. An invalid state is dropped, so that shares always add up.
     pub fn parse(json: &str) -> Option<Self> {
         let read: Self = serde_json::from_str(json).ok()?;
         read.configurations.iter().all(Shares::is_valid).then(|| read.sorted())
     }
 
-    /// Writes the annotation.
+    /// Serializes the state for the annotation.
     pub fn to_json(&self) -> String {
-        // Numbers and texts are all it has, so there is nothing that JSON could not say.
+        // The state holds only numbers and texts, so serialization cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whether every share is where it belongs.
+    /// Returns true if every target has all of its share at one Revision.
     pub fn is_done(&self) -> bool {
         self.configurations.iter().all(|it| it.revisions.len() < 2)
     }
 
-    /// Adds a target at rest: one Revision with all of its share.
+    /// Adds a target at rest: one Revision with all of the target's share.
     pub fn add(&mut self, tag: &str, configuration: &str, revision: &str, percent: i32) {
         self.configurations.push(Shares {
             configuration_name: configuration.to_owned(),
@@ -151,7 +153,7 @@ impl Rollout {
         });
     }
 
-    /// How a target's share is divided now; `None`: it is not part of any rollout.
+    /// Returns the division of a target's share; `None`: the target is not part of any rollout.
     pub fn shares(&self, tag: &str, configuration: &str) -> Option<&[Share]> {
         let is_it = |it: &&Shares| it.tag == tag && it.configuration_name == configuration;
         self.configurations.iter().find(is_it).map(|it| it.revisions.as_slice())
@@ -175,7 +177,7 @@ impl Rollout {
 }
 
 impl Shares {
-    /// Knative's rules, and that no share is negative.
+    /// Returns true if the entry obeys Knative's rules and no share is negative.
     fn is_valid(&self) -> bool {
         let total: i64 = self.revisions.iter().map(|it| i64::from(it.percent)).sum();
         (0..=100).contains(&self.percent)
@@ -185,7 +187,7 @@ impl Shares {
             && total == i64::from(self.percent)
     }
 
-    /// Fixes size and time of the steps. `least` is the time that 1 % took, `seconds` the whole time wished.
+    /// Computes size and time of the steps. `least` is the time that 1 % took, `seconds` the whole duration wanted.
     ///
     /// Example: 100 % in 4 steps goes 1, 26, 51, 76, 100.
     fn plan(&mut self, now: Nanos, least: f64, seconds: f64) {
@@ -194,16 +196,16 @@ impl Shares {
         let steps = (left / least).max(1.0).min(percent).max(1.0);
         let each = left / steps * SECOND;
         self.step_params.step_duration = each as i64;
-        // Rounding down would make 1.9 % a step of 1 %, and the rollout twice as long.
+        // Rounding down would turn 1.9 % into steps of 1 %, and the rollout would take twice as long.
         self.step_params.step_size = (percent / steps).round() as i32;
         self.step_params.next_step_time = now.saturating_add(each as i64);
     }
 
-    /// This goal after what was before; `None`: it takes no part.
+    /// Returns this goal's shares after `before`; `None`: the target has no share.
     fn follow(self, before: &mut Rollout, now: Nanos) -> Option<Self> {
         let have = &mut before.configurations;
         if !have.iter().any(|it| it.tag == self.tag) {
-            // A new tag has nothing to roll from.
+            // A new tag has no older shares to start from.
             return Some(self);
         }
         let is_it =
@@ -215,7 +217,7 @@ impl Shares {
         }
     }
 
-    /// This goal, rolled from `before`.
+    /// Returns this goal's shares, continued from `before`.
     fn advance(self, mut before: Self, now: Nanos) -> Self {
         before.adjust(self.percent);
         let latest = self.revisions.last().map(|it| it.revision_name.clone());
@@ -227,15 +229,16 @@ impl Shares {
         }
     }
 
-    /// No new Revision: the next step, if one is under way and due.
+    /// Continues without a new Revision: takes the next step, if a rollout is under way and the step is due.
     fn go_on(self, before: Self, now: Nanos) -> Self {
         if before.revisions.len() < 2 {
             return self;
         }
         let mut it = Self { revisions: before.revisions, step_params: before.step_params, ..self };
-        // Knative leaves a step larger than a target that shrank, and then drops the state as one that cannot be.
+        // Knative leaves a step larger than a target that shrank, and then drops the state as invalid.
         it.step_params.step_size = it.step_params.step_size.min(it.percent);
-        // No step is planned further ahead than this, unless by a clock that was: it would stand still for as long.
+        // A clock that ran ahead may have planned a step too far in the future; no step is later than one duration from
+        // now.
         let latest = now.saturating_add(it.step_params.step_duration);
         it.step_params.next_step_time = it.step_params.next_step_time.min(latest);
         if it.step_params.step_size > 0 && now >= it.step_params.next_step_time {
@@ -244,13 +247,13 @@ impl Shares {
         it
     }
 
-    /// A new Revision: 1 % for it, from the newest that has any.
+    /// Begins a rollout: moves 1 % to the new Revision from the newest one that has a share.
     fn begin(self, before: Self, latest: String, now: Nanos) -> Self {
         let mut revisions = before.revisions;
         if let Some(newest) = revisions.iter_mut().rev().find(|it| it.percent > 0) {
             newest.percent -= 1;
         }
-        // Where a Revision comes back in the midst of a rollout, its old share goes on as part of its new one.
+        // A Revision may come back during a rollout: its old share then becomes part of its new one.
         let again: i32 =
             revisions.iter().filter(|it| it.revision_name == latest).map(|it| it.percent).sum();
         revisions.retain(|it| it.percent > 0 && it.revision_name != latest);
@@ -259,7 +262,7 @@ impl Shares {
         Self { revisions, step_params, ..self }
     }
 
-    /// A target that grows gives to the newest Revision; one that shrinks takes from the oldest.
+    /// Fits the shares to a changed target: growth goes to the newest Revision, shrinking takes from the oldest.
     fn adjust(&mut self, goal: i32) {
         let mut less = self.percent - goal;
         self.percent = goal;
@@ -292,6 +295,7 @@ impl Shares {
             }
         }
         self.revisions.push(newest);
+        // A single Revision left means the rollout is over: zero steps mark a state at rest.
         if self.revisions.len() > 1 {
             self.step_params.next_step_time = now.saturating_add(self.step_params.step_duration);
         } else {

@@ -1,7 +1,7 @@
-//! Shell: the machine behind one lock, with a clock, and the ways out of it.
+//! Shell: the machine behind one lock, with a clock, and its outputs.
 //!
-//! Every border calls [`Shared::step`] on its own task: an event becomes orders and routes before the call
-//! returns, without a queue in between.
+//! Every shell calls [`Shared::step`] on its own task. The event has become orders and routes when the call returns,
+//! without a queue in between.
 
 use std::{
     collections::BTreeSet,
@@ -37,41 +37,41 @@ use crate::{
     world::{Settings, Stamp},
 };
 
-/// The controller's state, shared by its shells.
+/// State of the controller, shared by its shells.
 #[derive(Debug)]
 pub struct Shared {
     machine: Mutex<Machine>,
     routes: Outbox<RouteKey, Said>,
-    /// What streams that began last were told first, for as long as one of them is being told it.
+    /// Snapshot that the last streams began with, for as long as one of them is still sending it.
     whole: Mutex<Weak<Whole>>,
     orders: watch::Sender<Orders>,
-    /// Orders held back until [`Shared::read_back`]: a pod that they do not name is stopped.
+    /// Orders held back until [`Shared::read_back`], since a pod that orders do not name is stopped.
     held: Mutex<Option<Orders>>,
-    /// Objects to be written.
+    /// Objects to be written on the local node.
     dirty: Mutex<BTreeSet<ObjectKey>>,
-    /// Who writes on Kubernetes.
+    /// Writer of objects on Kubernetes.
     writer: OnceLock<Arc<Writer>>,
-    /// Who tells people on Kubernetes.
+    /// Recorder of Events on Kubernetes.
     events: OnceLock<Events>,
-    /// Who asks registries on Kubernetes.
+    /// Resolver of image digests on Kubernetes.
     resolver: OnceLock<Arc<Resolver<Secrets>>>,
-    /// What could not be written.
+    /// Objects whose last write failed.
     troubled: Mutex<BTreeSet<Key>>,
-    /// What misses objects that were to be made for it.
+    /// Objects that lack required child objects.
     unmade: Mutex<BTreeSet<(Resource, Name)>>,
     written: Notify,
     timer: Notify,
     start: (Instant, u64),
-    /// What is counted.
+    /// Counters and gauges of this controller.
     pub metrics: Metrics,
 }
 
-/// What a stream is told at a time.
+/// Update of one stream: what it sends next.
 #[derive(Debug)]
 pub enum Told {
-    /// First, which others may be told as well: it is large.
+    /// Snapshot that begins the stream. Streams share it, since it is large.
     Whole(Arc<Whole>),
-    /// After that.
+    /// Batch of changes since the last update.
     News(Routes),
 }
 
@@ -86,18 +86,18 @@ impl Deref for Told {
     }
 }
 
-/// The whole RouteTable at one moment.
+/// Snapshot: the whole RouteTable at one moment.
 #[derive(Debug)]
 pub struct Whole {
     routes: Routes,
-    /// The same as it travels, by the role of those who are told it.
+    /// Encoded snapshot by the role of the receivers, made for the first of each role.
     encoded: [OnceLock<Encoded>; 3],
-    /// Where those that are told it go on.
+    /// Place in the outbox at which streams with this snapshot continue.
     place: Cursor<RouteKey, Said>,
 }
 
 impl Whole {
-    /// It as it travels to those of a role, which the first of them lets `encode` make.
+    /// Returns the encoded snapshot for a role; the first stream of that role makes it by `encode`.
     pub fn encoded(&self, role: Role, encode: impl FnOnce(&Routes) -> Encoded) -> Encoded {
         let place = match role {
             Role::Agent => 0,
@@ -108,26 +108,28 @@ impl Whole {
     }
 
     fn is_recent(&self, version: u64) -> bool {
+        // Changes since the snapshot are sent again as a batch: up to an eighth of its size that is cheaper than a new
+        // one.
         let since = version.saturating_sub(self.routes.version);
         usize::try_from(since).is_ok_and(|since| since <= self.routes.steps.len() / 8)
     }
 }
 
-/// One stream of the RouteTable.
+/// Subscription of one stream to the RouteTable.
 #[derive(Debug)]
 pub struct Following {
     shared: Arc<Shared>,
-    /// None before it was told anything.
+    /// Place in the outbox; `None` before the snapshot.
     place: Option<Cursor<RouteKey, Said>>,
 }
 
 impl Following {
-    /// A stream that begins.
+    /// Makes the subscription of a stream that begins.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { shared, place: None }
     }
 
-    /// Waits for the next batch. Nothing is lost if the future is dropped before it is ready.
+    /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
     pub async fn next(&mut self) -> Told {
         let Some(place) = &mut self.place else {
             let whole = self.shared.whole();
@@ -140,7 +142,7 @@ impl Following {
 }
 
 impl Shared {
-    /// Shares `machine`, which gives its orders through `orders`.
+    /// Shares `machine`, whose orders are sent through `orders`.
     pub fn new(machine: Machine, orders: watch::Sender<Orders>) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
@@ -163,9 +165,10 @@ impl Shared {
         }
     }
 
-    /// The whole RouteTable, with the place in its box that comes after it. Streams that begin while others are still
-    /// being told it get the same one, unless much has changed since: after a restart everybody comes at once.
+    /// Returns the whole RouteTable, and the place in the outbox after it. Streams that begin while others still send
+    /// it share one snapshot, unless much has changed since: after a restart all streams begin at once.
     fn whole(&self) -> Arc<Whole> {
+        // Held throughout: streams that begin together wait for one snapshot instead of each making its own.
         let mut last = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(whole) = last.upgrade().filter(|it| it.is_recent(self.routes.version())) {
             return whole;
@@ -175,25 +178,27 @@ impl Shared {
         let routes = machine.states(batch, &mut place);
         drop(machine);
         let whole = Arc::new(Whole { routes, encoded: Default::default(), place });
+        // Only a weak reference is kept, so that the memory is free once the last stream has sent the snapshot.
         *last = Arc::downgrade(&whole);
         whole
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     pub fn settings(&self) -> std::sync::Arc<Settings> {
         self.lock().world().settings.clone()
     }
 
-    /// Takes in one event and does what follows from it.
+    /// Gives one event to the machine and carries out its effects.
     pub fn step(&self, event: Event) {
         let began = Instant::now();
         let mut machine = self.lock();
         let (now, before) = (self.now(), machine.next_timer());
         let effects = machine.step(now, event);
         let timer = machine.next_timer();
-        // Under the lock still, so that orders are given in the order they were decided in.
+        // Still under the lock, so that orders are sent in the order in which they were decided.
         self.give_orders(&effects);
         drop(machine);
+        // From here on without the lock: what follows may call back into the machine.
         self.metrics.stepped(&effects, began.elapsed());
         if timer != before {
             self.timer.notify_one();
@@ -209,7 +214,7 @@ impl Shared {
         }
     }
 
-    /// Events that are equal are counted, not written again.
+    /// Sends Events about ConfigMaps. The recorder counts equal Events instead of writing them again.
     fn tell(&self, news: Vec<ConfigNews>) {
         let Some(events) = self.events.get() else { return };
         for ConfigNews { name, uid, event } in news {
@@ -219,18 +224,19 @@ impl Shared {
         }
     }
 
-    /// From now on `resolver` finds out digests.
+    /// Sets the resolver of image digests.
     pub fn resolve_with(&self, resolver: Arc<Resolver<Secrets>>) {
         let _ = self.resolver.set(resolver);
     }
 
-    /// Takes in what is known of a Revision's images; what is not is found out.
+    /// Gives the machine the known digests of a Revision's images, and starts resolving unknown ones.
     pub fn resolve(&self, revision: &Name) {
         let Some(resolver) = self.resolver.get() else { return };
         let Some(wanted) = self.look(|machine| machine.wanted_digests(revision)) else {
             return resolver.forget(revision);
         };
         match resolver.want(revision, wanted) {
+            // The resolver calls again when it has an answer.
             Answer::Unknown | Answer::Pending => {}
             Answer::Failed(why) => self.step(Event::Resolved(revision.clone(), Err(why))),
             Answer::Resolved(digests) => {
@@ -250,33 +256,34 @@ impl Shared {
         }
     }
 
-    /// Everything that an earlier run left has been taken in: from now on orders are given.
+    /// Releases the orders held back: all objects of an earlier run have been read.
     pub fn read_back(&self) {
         if let Some(held) = self.held().take() {
             self.orders.send_replace(held);
         }
     }
 
-    /// From now on `writer` writes what changes, not the local node, and `events` tells people.
+    /// Sets `writer` as the writer of changed objects, in place of the local node, and `events` as the recorder of
+    /// Events.
     pub fn write_to(&self, writer: Arc<Writer>, events: Events) {
-        // Whoever came first stays: there is one of each in a process.
+        // A second call changes nothing: a process has one of each.
         let _ = self.writer.set(writer);
         let _ = self.events.set(events);
     }
 
-    /// Lets `look` see the machine.
+    /// Calls `look` with the machine, under its lock.
     pub fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
         look(&self.lock())
     }
 
-    /// Waits until objects are to be written.
+    /// Waits until there are objects to be written.
     pub async fn objects_changed(&self) {
         while self.dirty().is_empty() {
             self.written.notified().await;
         }
     }
 
-    /// Up to `most` objects to be written, as they are now; `None`: to be removed.
+    /// Takes up to `most` objects to be written, in their present state; `None`: to be removed.
     pub fn take_objects(&self, most: usize) -> Vec<(ObjectKey, Option<Value>)> {
         let mut dirty = self.dirty();
         let taken: Vec<ObjectKey> = std::iter::from_fn(|| dirty.pop_first()).take(most).collect();
@@ -289,11 +296,12 @@ impl Shared {
         taken.into_iter().map(whole).collect()
     }
 
-    /// Lets time pass in the machine until `shutdown`.
+    /// Ticks the machine at its timers until `shutdown`.
     pub async fn keep_time(&self, shutdown: CancellationToken) {
         loop {
             let next = self.lock().next_timer();
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
+            // Without a timer the sleep is never polled; the value only must not overflow.
             let sleep = tokio::time::sleep(wait.unwrap_or(Duration::MAX / 4));
             tokio::select! {
                 () = sleep, if wait.is_some() => self.step(Event::Tick),
@@ -303,14 +311,14 @@ impl Shared {
         }
     }
 
-    /// Milliseconds since 1970 by a clock that never runs backwards.
+    /// Returns milliseconds since 1970 by a clock that never runs backwards.
     pub(crate) fn now(&self) -> Stamp {
         let passed = u64::try_from(self.start.0.elapsed().as_millis()).unwrap_or(u64::MAX);
         Stamp(self.start.1.saturating_add(passed))
     }
 
     fn lock(&self) -> MutexGuard<'_, Machine> {
-        // A step that panicked may have left half a change; going on with it beats stopping all traffic.
+        // A panicked step may have left half a change; to continue with it is better than to stop all traffic.
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -348,6 +356,7 @@ impl Source for Shared {
         {
             events.tell_trouble(key, &body, trouble);
         }
+        // A success is news only after an error, and nearly all writes succeed.
         let news = match trouble {
             Some(_) => {
                 self.troubled().insert(key.clone());
@@ -370,6 +379,7 @@ impl Source for Shared {
         let mut unmade = self.unmade.lock().unwrap_or_else(PoisonError::into_inner);
         let news = if missing.is_empty() { unmade.remove(&of) } else { unmade.insert(of.clone()) };
         drop(unmade);
+        // Checks repeat; only a change is reported.
         if !news {
             return;
         }
@@ -394,7 +404,7 @@ impl Source for Shared {
     }
 }
 
-/// Events about objects that should have been made.
+/// Makes the write error of required objects that do not exist.
 fn not_made(missing: &[Key]) -> Trouble {
     let names: Vec<String> = missing
         .iter()
@@ -436,7 +446,7 @@ mod tests {
         world::{Platform, World},
     };
 
-    /// An API server that takes events, and fails at all else.
+    /// Starts an API server that accepts Events and fails any other request.
     fn api_server() -> (Client, mpsc::Receiver<Value>) {
         let (told, events) = mpsc::channel(64);
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -455,7 +465,7 @@ mod tests {
         (Client::new(service, "default"), events)
     }
 
-    /// The next event that gives this reason: type, kind and name of what it is about, and what it says.
+    /// Returns the next Event with this reason: type, kind and name of its object, and message.
     async fn told(events: &mut mpsc::Receiver<Value>, reason: &str) -> [String; 4] {
         loop {
             let event = events.recv().await.expect("a recorder");

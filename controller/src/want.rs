@@ -1,7 +1,7 @@
-//! Pure: an app → what the API server should hold for it, one part of one object at a time.
+//! Pure: an app → the desired state of its objects in the API server, one part of one object at a time.
 //!
-//! Only what is ours: a Service is its user's, so we want nothing but its status; a Configuration, a Route or a
-//! Revision is ours where it is made for something, and its status always.
+//! Only Rouse's part is desired state. A Service belongs to its user, so only its status is. A Configuration, Route or
+//! Revision is desired if a parent object requires it; its status always is.
 
 use common::wire::Name;
 use serde_json::Value;
@@ -26,9 +26,9 @@ mod status;
 pub use owed::{Owed, owed};
 pub use pods::noted;
 
-/// What the object of this key should be.
+/// Returns the desired state of the object part with this key.
 pub fn want(world: &World, key: &Key) -> Want {
-    // What is made there is refused, and what is there goes.
+    // The API server refuses new objects in a namespace that ends, and deletes those in it.
     if world.going.contains(&key.name.namespace) {
         return Want::Any;
     }
@@ -54,7 +54,7 @@ pub fn want(world: &World, key: &Key) -> Want {
     }
 }
 
-/// An object as tools read it on a node without an API server; `None` when there is none.
+/// Returns an object in the form for tools on a node without an API server; `None` if there is none.
 pub fn shown(world: &World, key: &ObjectKey) -> Option<Value> {
     let resource = match key.kind {
         ObjectKind::PodAutoscaler => Resource::PodAutoscaler,
@@ -71,18 +71,18 @@ pub fn shown(world: &World, key: &ObjectKey) -> Option<Value> {
     };
     let mut whole = part(Part::Object)?;
     whole["status"] = part(Part::Status).unwrap_or_default();
-    // It is made with its Revision, and only the API server would say when.
+    // It exists as long as its Revision. Without an API server nothing else sets a creation time.
     let (_, revision) = maker(world, &key.name, |it| *it.name == *key.name.name)?;
     whole["metadata"]["creationTimestamp"] = revision.meta.created.rfc3339().into();
     Some(whole)
 }
 
-/// Whether anything should be made for it now: not by a manifest that cannot be used.
+/// Returns true if the controller makes objects for the app: not while its manifest is refused.
 fn stays(world: &World, name: &Name, app: &App) -> bool {
     goes_on(world, name, app) && app.service.as_ref().is_none_or(|it| it.refused.is_none())
 }
 
-/// Whether what there is goes on: not where what owns it is gone, for then it goes as well.
+/// Returns true if the app's objects stay in use: not once their owner is gone, since then they go, too.
 fn goes_on(world: &World, name: &Name, app: &App) -> bool {
     let orphan = |owner: Option<Owner>| owner == Some(Owner::Service) && app.service.is_none();
     let owners =
@@ -91,14 +91,14 @@ fn goes_on(world: &World, name: &Name, app: &App) -> bool {
     !going && !owners.into_iter().any(orphan)
 }
 
-/// Whether the Deployment of a Revision is scaled: nothing above it is told to go.
+/// Returns true if the Revision's Deployment is scaled: nothing above it is being deleted.
 pub fn scales(world: &World, name: &Name, app: &App, revision: &Revision) -> bool {
-    // A Configuration may go and leave its Revisions behind.
+    // A Configuration that is deleted with `--cascade=orphan` leaves its Revisions behind.
     let is_kept = app.configuration.as_ref().map_or(revision.is_orphan, |it| !it.leaving);
     goes_on(world, name, app) && is_kept
 }
 
-/// Service, Configuration or Route.
+/// Returns the desired state of a Service, Configuration or Route.
 fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
     let Some(app) = world.apps.get(&key.name) else { return Want::Any };
     let (there, owner) = match kind {
@@ -123,6 +123,7 @@ fn knative(world: &World, key: &Key, kind: ObjectKind) -> Want {
             whole.map_or(Want::Any, |mut it| Want::Body(without_nulls(it["status"].take())))
         }
         Part::Status => Want::Any,
+        // An object of another owner stays as it is, even under the name that the Service's own would have.
         Part::Object => {
             let ours =
                 owner == Owner::Service && app.service.is_some() && stays(world, &key.name, app);
@@ -142,6 +143,7 @@ fn revision(world: &World, key: &Key) -> Want {
     if !stays(world, &owner, app) || app.configuration.as_ref().is_none_or(|it| it.leaving) {
         return Want::Any;
     }
+    // Absent from the world means collected: `Gone` deletes it in the API server, too.
     let revision = app.revision(&key.name.name).filter(|it| !it.gone);
     let Some(revision) = revision else { return Want::Gone };
     let Some(mut whole) =
@@ -157,7 +159,7 @@ fn revision(world: &World, key: &Key) -> Want {
     }
 }
 
-/// An object as it is applied: without what the API server gives it.
+/// Returns an object as it is applied: without fields that the API server sets.
 pub(crate) fn applicable(mut whole: Value) -> Value {
     if let Value::Object(fields) = &mut whole {
         fields.remove("status");
@@ -181,7 +183,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// A Revision with the app it belongs to, where it is there and things are made for it.
+/// A Revision and its app, while both exist and the controller makes objects for them.
 struct Made<'a> {
     world: &'a World,
     owner: Name,
@@ -197,13 +199,13 @@ impl<'a> Made<'a> {
         is_there.then(|| Self { world, owner: owner.clone(), app, revision })
     }
 
-    /// Which way new connections to the Revision go, and how many activators take part.
+    /// Returns the path of new connections to the Revision as a mode, and the number of activators in it.
     fn mode(&self) -> (scaling::Mode, i32) {
         let may_serve = plan::goes_direct(self.app, &self.owner, self.revision, self.world);
         status::mode(self.revision, self.class(), may_serve)
     }
 
-    /// Calls `make` with the Revision as its children see it.
+    /// Calls `make` with the view of the Revision that its child objects are made from.
     fn with<T>(&self, make: impl FnOnce(&children::Revision<'_>) -> T) -> T {
         let facts = Facts::of(self.revision, self.world);
         let meta = render::revision_meta(self.app, self.revision, &self.owner);
@@ -228,7 +230,7 @@ impl<'a> Made<'a> {
         Facts::of(self.revision, self.world).class
     }
 
-    /// What scales it where that is Kubernetes.
+    /// Returns the HorizontalPodAutoscaler, if the Revision is of that class.
     fn horizontal(&self, name: &Name, revision: &children::Revision<'_>) -> Option<Object> {
         let facts = Facts::of(self.revision, self.world);
         let owner = self.world.autoscalers.get(name).filter(|_| facts.class == Class::Hpa)?;
@@ -238,7 +240,8 @@ impl<'a> Made<'a> {
     }
 }
 
-/// The Revision whose child bears a name: a look-up among the apps that the name may belong to, each of which is asked.
+/// Returns the Revision that a child object of this name belongs to, with its app. Candidates are the apps whose names
+/// begin the name.
 fn maker<'a>(
     world: &'a World,
     name: &Name,
@@ -248,18 +251,19 @@ fn maker<'a>(
         let revisions = &world.apps.get(&app)?.revisions;
         revisions.iter().find(|it| bears(it)).map(|it| (app, it))
     };
+    // Names are made of the app's name and suffixes, so every prefix up to a `-` may be the app's.
     let ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
     let mut apps = ends.map(|at| Name::new(name.namespace.clone(), &name.name[..at]));
     apps.find_map(in_app).or_else(|| world.odd_apps(name).cloned().find_map(in_app))
 }
 
-/// The Revision that an object is made for.
+/// Returns the app and the Revision that an object is made for.
 pub fn maker_of(world: &World, key: &Key) -> Option<(Name, Box<str>)> {
     let found = maker(world, &key.name, |revision| bears(world, key, revision));
     found.map(|(owner, revision)| (owner, revision.name.clone()))
 }
 
-/// Whether a Revision's object has the name of this key.
+/// Returns true if one of the Revision's child objects has the name of this key.
 fn bears(world: &World, key: &Key, revision: &Revision) -> bool {
     let (own, name) = (&*revision.name, key.name.name.as_str());
     match key.resource {
@@ -282,18 +286,18 @@ fn child(world: &World, key: &Key) -> Want {
         return if class == Class::Kpa { scale(world, &owner, revision) } else { Want::Any };
     }
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
-    // A tag that moves must not be what pods run: they are made once it is resolved.
+    // Pods must not run a tag that may move: they are made once it is resolved to a digest.
     let unresolved = revision.digests.is_empty();
-    // Whether connections go straight to pods is the autoscaler's to say. Who has just begun to lead hears of it a
-    // little later, and must not write every one of these twice until then.
+    // The autoscaler decides about the direct path. A new leader receives its decision a little later, and must not
+    // write each of these objects twice until then.
     let unheard = class == Class::Kpa && revision.actual > 0 && revision.decided.is_none();
-    // Its owner comes first.
+    // The PodAutoscaler is the owner of the HorizontalPodAutoscaler, so it must exist first.
     let unowned = class == Class::Hpa && !world.autoscalers.contains_key(&key.name);
     match (key.resource, key.part) {
         (Resource::Deployment | Resource::Image, Part::Object) if unresolved => Want::Any,
         (Resource::ServerlessService, _) if unheard => Want::Any,
         (Resource::HorizontalPodAutoscaler, _) if unowned => Want::Any,
-        // Its autoscaler says there how it fares.
+        // The foreign autoscaler owns this status.
         (Resource::PodAutoscaler, Part::Status) if class == Class::Foreign => Want::Any,
         (_, Part::Scale)
         | (Resource::Deployment | Resource::Metric | Resource::Image, Part::Status) => Want::Any,
@@ -319,7 +323,7 @@ fn object(
 ) -> Option<Object> {
     Some(match resource {
         Resource::Deployment => {
-            // What one that is not there yet begins with.
+            // Initial number for a Deployment that does not exist yet; later `Part::Scale` sets it.
             let replicas = i32::try_from(made.revision.desired).unwrap_or(i32::MAX);
             deployment::deployment(revision, &made.world.settings.children, replicas)
         }
@@ -348,9 +352,9 @@ fn count(pods: usize) -> i64 {
     i64::try_from(pods).unwrap_or(i64::MAX)
 }
 
-/// Pods that should be there: those wanted, and of more than that those that still have requests to answer. Where that
-/// is fewer than there are, those go that have none left. One that drains may have been told to stop by who led before,
-/// or be one too many for a while: nothing is made for its sake.
+/// Returns the desired scale of the Deployment: the desired pods, and up to as many more as still answer requests. If
+/// there are more pods than that, those without requests stop. A draining pod may have been stopped by a former leader,
+/// or be surplus for a while: none is made to replace it.
 fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
     let is_there = revision.meta.uid != Uid(0) && !revision.gone;
     if !is_there || !world.apps.get(owner).is_some_and(|it| scales(world, owner, it, revision)) {
@@ -365,11 +369,12 @@ fn scale(world: &World, owner: &Name, revision: &Revision) -> Want {
     Want::Scale { replicas, most, leaving: leaving.collect() }
 }
 
-/// A Service of Kubernetes: a Route's name, or one of a Revision's two.
+/// Returns the desired state of a Kubernetes Service: a Route's placeholder, or one of a Revision's two.
 fn service(world: &World, key: &Key) -> Want {
     if key.part != Part::Object {
         return Want::Any;
     }
+    // A Route may hold a name that a Revision's Service would have, too: the Route comes first.
     if let Some((owner, allotment)) = named(world, &key.name) {
         let placeholder =
             placeholder(world, &owner, allotment, |it| services::placeholder(&it).body);
@@ -385,7 +390,7 @@ fn service(world: &World, key: &Key) -> Want {
     }))
 }
 
-/// The route that holds a name.
+/// Returns the Route that holds a name, with the name's allocation.
 fn named<'a>(world: &'a World, name: &Name) -> Option<(Name, &'a Allotment)> {
     let owner = world.app_named(name)?;
     let mut all = world.apps.get(&owner)?.allotted().iter();
@@ -393,7 +398,7 @@ fn named<'a>(world: &'a World, name: &Name) -> Option<(Name, &'a Allotment)> {
     Some((owner, held))
 }
 
-/// Calls `make` with a route's name as its objects see it, where there is the route.
+/// Calls `make` with the view of a Route's name that its objects are made from, if the Route exists.
 fn placeholder<T>(
     world: &World,
     owner: &Name,
@@ -415,7 +420,7 @@ fn placeholder<T>(
     }))
 }
 
-/// The route to one of whose names a slice belongs.
+/// Returns the Route to one of whose names a slice belongs, with the name's allocation.
 fn sliced<'a>(world: &'a World, slice: &Name) -> Option<(Name, &'a Allotment)> {
     let service = slice.name.strip_suffix(slices::V6).unwrap_or(&slice.name);
     let of = |app: &Name| {
@@ -423,11 +428,12 @@ fn sliced<'a>(world: &'a World, slice: &Name) -> Option<(Name, &'a Allotment)> {
         let name = |it: &Allotment| slices::name(&plan::host_name(it, &app.name), slices::V6);
         all.find(|it| name(it) == slice.name).map(|it| (app.clone(), it))
     };
+    // A long name is cut before the suffix is added: then it does not show the Service's.
     named(world, &Name::new(slice.namespace.clone(), service))
         .or_else(|| world.odd_apps(slice).find_map(of))
 }
 
-/// The route whose Service or slice it is.
+/// Returns the Route that a placeholder or slice belongs to.
 pub fn route_of(world: &World, key: &Key) -> Option<Name> {
     match key.resource {
         Resource::Service => world.app_named(&key.name),
@@ -450,8 +456,8 @@ fn slice(world: &World, key: &Key) -> Want {
     found.map_or(Want::Gone, |it| Want::Body(it.body))
 }
 
-/// Activators that slices may lead to. One that leaves takes requests only where a slice led to it before: one of an
-/// installation that was removed has the same labels, while nothing can tell it of a service or wake one for it.
+/// Returns the activators that slices may list. One that is being deleted takes requests only if a slice already lists
+/// it. An activator of a removed installation has the same labels, but follows no controller and wakes no Revision.
 fn activators(world: &World) -> Vec<slices::Activator> {
     let activators = world.activators.keys().filter_map(|name| world.standing(name));
     let activators = activators
@@ -468,25 +474,25 @@ fn activators(world: &World) -> Vec<slices::Activator> {
     activators.collect()
 }
 
-/// The slice of a Revision's own Service; `own` is its name where the key's is that of a slice of IPv6.
+/// Returns the slice of a Revision's own Service. `own` is the Service's name if the key names an IPv6 slice.
 fn reached(world: &World, key: &Key, own: &Name, activators: &[slices::Activator]) -> Want {
     let six = |it: &Revision| slices::name(&it.name, slices::V6) == key.name.name;
     let found = maker(world, &key.name, |it| *it.name == *key.name.name || six(it));
     let found = found.or_else(|| maker(world, own, |it| *it.name == *own.name));
     let Some((owner, revision)) = found else { return Want::Gone };
     let Some(made) = Made::of(world, &owner, revision) else { return Want::Any };
-    // As of the ServerlessService: whether it serves is the autoscaler's to say.
+    // As with the ServerlessService: the autoscaler decides, and a new leader does not know its decision yet.
     if made.class() == Class::Kpa && revision.actual > 0 && revision.decided.is_none() {
         return Want::Any;
     }
-    // The table tells activators nothing of one that no route leads to and that sleeps.
+    // Activators know nothing of a sleeping Revision that no Route names, so they could not serve it.
     if revision.routing.0 == Routing::Reserve && revision.pods.is_empty() {
         return Want::Gone;
     }
     let serves = made.mode().0 == scaling::Mode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let mut pods: Vec<_> = pods.filter_map(|pod| backend(world, &owner, pod)).collect();
-    // Each replica learns of them in an order of its own.
+    // Each replica learns of pods in another order, and equal slices must be equal everywhere.
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
     let port = Facts::of(revision, world).port.get();
     let slice = made.with(|it| slices::of_revision(it, &pods, port, activators, SUBSET));
@@ -494,7 +500,7 @@ fn reached(world: &World, key: &Key, own: &Name, activators: &[slices::Activator
     slice.map_or(Want::Gone, |it| Want::Body(it.body))
 }
 
-/// A pod that serves, as a slice names it.
+/// Returns a serving pod as an endpoint of a slice.
 fn backend(world: &World, owner: &Name, pod: &Pod) -> Option<slices::Activator> {
     let (address, also) = plan::serves(world, owner, &pod.uid)?;
     let node = pod.placed.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
@@ -509,10 +515,10 @@ fn backend(world: &World, owner: &Name, pod: &Pod) -> Option<slices::Activator> 
     })
 }
 
-/// How many activators a name's slice holds (knative/serving `kpa.go`: never fewer than two).
+/// Number of activators in a name's slice (knative/serving `kpa.go`: never fewer than two).
 const SUBSET: usize = 2;
 
-/// The slices of a route's names.
+/// Returns the keys of the slices of a Route's names.
 pub fn slices(name: &Name, app: &App) -> Vec<Key> {
     let of = |it: &Allotment| {
         let own = plan::host_name(it, &name.name);
@@ -524,13 +530,13 @@ pub fn slices(name: &Name, app: &App) -> Vec<Key> {
     app.allotted().iter().flat_map(of).collect()
 }
 
-/// Status of Service, Configuration and Route.
+/// Returns the keys of the statuses of Service, Configuration and Route.
 pub fn statuses(name: &Name) -> [Key; 3] {
     [Resource::KnativeService, Resource::Configuration, Resource::Route]
         .map(|resource| Key::new(resource, Part::Status, name.clone()))
 }
 
-/// What changes as a Revision is scaled.
+/// Returns the keys of all parts that change as a Revision scales.
 pub fn scaled(namespace: &str, revision: &Revision) -> impl Iterator<Item = Key> {
     let name = |name: String| Name::new(namespace, name);
     let own = || name(revision.name.to_string());
@@ -543,7 +549,8 @@ pub fn scaled(namespace: &str, revision: &Revision) -> impl Iterator<Item = Key>
     .chain(ways(namespace, revision))
 }
 
-/// What says which way connections to a Revision go: the ServerlessService, and the slice of the Revision's own Service.
+/// Returns the keys that depend on the path of connections to a Revision: the ServerlessService, and the slices of the
+/// Revision's own Service.
 pub fn ways(namespace: &str, revision: &Revision) -> [Key; 4] {
     let name = |name: String| Name::new(namespace, name);
     let own = || name(revision.name.to_string());
@@ -556,7 +563,7 @@ pub fn ways(namespace: &str, revision: &Revision) -> [Key; 4] {
     ]
 }
 
-/// Objects made for a Revision, itself among them.
+/// Returns the keys of a Revision and of its child objects.
 pub fn made(namespace: &str, revision: &Revision, containers: &[String]) -> Vec<Key> {
     let key = |resource, name: String| Key::new(resource, Part::Object, Name::new(namespace, name));
     let own = || revision.name.to_string();
@@ -573,20 +580,20 @@ pub fn made(namespace: &str, revision: &Revision, containers: &[String]) -> Vec<
     all
 }
 
-/// What is made for a Revision where Kubernetes scales it.
+/// Returns the key of a Revision's HorizontalPodAutoscaler, if it is of that class.
 pub fn horizontal(namespace: &str, revision: &Revision, world: &World) -> Option<Key> {
     let own = Name::new(namespace, &*revision.name);
     let key = || Key::new(Resource::HorizontalPodAutoscaler, Part::Object, own);
     (Facts::of(revision, world).class == Class::Hpa).then(key)
 }
 
-/// Everything of an app.
+/// Returns the keys of all objects and statuses of an app.
 pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
     let mut all: Vec<Key> = statuses(name).into();
     all.extend(objects(name));
     all.extend(names(name, app));
     for revision in &app.revisions {
-        // Earlier versions made one, and it is ours to remove.
+        // Earlier versions made a Metric, which must be removed.
         let own = Name::new(name.namespace.clone(), &*revision.name);
         all.push(Key::new(Resource::Metric, Part::Object, own));
         all.extend(made(&name.namespace, revision, &containers(revision, world)));
@@ -597,7 +604,7 @@ pub fn keys(name: &Name, app: &App, world: &World) -> Vec<Key> {
     all
 }
 
-/// Names of a Revision's containers.
+/// Returns the names of a Revision's containers, init containers first.
 pub fn containers(revision: &Revision, world: &World) -> Vec<String> {
     let facts = Facts::of(revision, world);
     let pod = &facts.template.spec.pod;
@@ -605,13 +612,13 @@ pub fn containers(revision: &Revision, world: &World) -> Vec<String> {
     all.map(|it| it.name.clone()).collect()
 }
 
-/// Configuration and Route.
+/// Returns the keys of an app's Configuration and Route.
 pub fn objects(name: &Name) -> [Key; 2] {
     [Resource::Configuration, Resource::Route]
         .map(|resource| Key::new(resource, Part::Object, name.clone()))
 }
 
-/// The Services and slices of a route's names.
+/// Returns the keys of the placeholders and slices of a Route's names.
 pub fn names(name: &Name, app: &App) -> Vec<Key> {
     let service = |it: &Allotment| {
         let own = Name::new(name.namespace.clone(), plan::host_name(it, &name.name));
@@ -620,7 +627,8 @@ pub fn names(name: &Name, app: &App) -> Vec<Key> {
     app.allotted().iter().map(service).chain(slices(name, app)).collect()
 }
 
-/// Names of what belongs to an app that do not show it: they were cut, since they would be too long, or chosen.
+/// Returns names of an app's objects that do not begin with the app's name: they were cut to fit, or chosen by the
+/// user.
 pub fn odd(name: &Name, app: &App, world: &World) -> Vec<Name> {
     let shows = |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
     let made = app.revisions.iter().flat_map(|revision| {
@@ -634,6 +642,7 @@ pub fn odd(name: &Name, app: &App, world: &World) -> Vec<Name> {
         let service = tagged(tag, &name.name);
         let slice = slices::name(&service, slices::V6);
         let full = |own: String| Name::new(name.namespace.as_str(), own);
+        // A cut name does not show the names it was made of.
         if slice.strip_suffix(slices::V6) != Some(service.as_str()) {
             odd.push(full(slice));
         }

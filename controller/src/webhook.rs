@@ -1,7 +1,7 @@
-//! Shell: the API server asks here about every object of ours before it takes it.
+//! Shell: admission webhook, which the API server calls before it stores one of Rouse's objects.
 //!
-//! Every replica answers; the certificate is one that the leader made ([`certs`]), and the API server is told to ask
-//! only once an answer was got that way ([`register`]). What the answers are stands in [`review`].
+//! Every replica answers. The leader makes the certificate ([`certs`]), and registers the webhook only after an answer
+//! came through with it ([`register`]). [`review`] computes the answers.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -32,41 +32,41 @@ use review::{Hook, Settings};
 
 use crate::kube::lead::Leadership;
 
-/// A question holds an object twice, and etcd takes objects of 1.5 MiB.
+/// Size limit of a request, in bytes. A request holds an object twice, and etcd stores objects up to 1.5 MiB.
 const LONGEST_QUESTION: usize = 8 << 20;
-/// How long a client may take to say who it is and what it wants. The API server itself waits 10 s.
+/// Time limit for a client's TLS handshake, and for last answers at shutdown. The API server itself waits 10 s.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Connections at once; the API server needs a handful.
+/// Limit of simultaneous connections; the API server needs a handful.
 const CONNECTIONS: usize = 1024;
 
-/// Admission could not be served.
+/// Error that keeps the webhook from serving.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
-    /// Nobody could ask.
+    /// The listening socket could not be opened.
     #[error("cannot listen for the API server on {address}")]
     Listen {
-        /// Where.
+        /// Address of the listening socket.
         address: SocketAddr,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// Certificates could not be used.
+    /// The TLS configuration could not be made.
     #[error("cannot set TLS up for the API server")]
     Tls(#[from] rustls::Error),
 }
 
-/// The settings that answers depend on, as they are in force when it is called.
+/// Source of the settings in force, called for each request.
 pub type InForce = Arc<dyn Fn() -> Arc<Settings> + Send + Sync>;
-/// The node that a pod may be bound to as it is made; the number chooses among equals.
+/// Function that returns the node to bind a new pod to, if any; the number selects among equal nodes.
 pub type Binder = Arc<dyn Fn(&Value, u64) -> Option<String> + Send + Sync>;
 
-/// What answers depend on.
+/// Inputs of the answers, beside the request.
 #[derive(Clone)]
 pub struct Answers {
-    /// Settings.
+    /// Source of the settings in force.
     pub settings: InForce,
-    /// Where pods go.
+    /// Selects the node of a new pod.
     pub binder: Binder,
 }
 
@@ -77,13 +77,13 @@ impl std::fmt::Debug for Answers {
 }
 
 impl Answers {
-    /// Binds no pod.
+    /// Answers by these settings, without binding pods.
     pub fn of(settings: InForce) -> Self {
         Self { settings, binder: Arc::new(|_, _| None) }
     }
 }
 
-/// Answers the API server until `shutdown`, and then what was asked before it.
+/// Answers the API server until `shutdown`, then finishes the requests that were received before.
 pub async fn serve(
     listener: TcpListener,
     certificates: Arc<Certificates>,
@@ -94,12 +94,13 @@ pub async fn serve(
     let (router, tasks) = (router(answers), TaskTracker::new());
     let limit = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
     loop {
+        // The permit comes before the accept: beyond the limit clients wait in the kernel's backlog.
         let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { break };
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of file descriptors, most likely: somebody must close one first.
+                    // Most likely out of file descriptors, which only a closed connection frees.
                     debug!(%error, "connection not accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -113,15 +114,16 @@ pub async fn serve(
             drop(permit);
         });
     }
+    // Requests received before the shutdown still get their answers.
     tasks.close();
     tasks.wait().await;
     info!("webhook stopped");
     Ok(())
 }
 
-/// Answers on an address with `certificates` and keeps the API server told of it, until `shutdown`.
+/// Answers on an address with `certificates`, and keeps the webhook registered, until `shutdown`.
 ///
-/// The place says where the API server finds it; its port is that of the address.
+/// `place` is the address of the webhook for the API server; its port equals that of `address`.
 pub async fn run(
     client: ::kube::Client,
     (address, place): (SocketAddr, register::Place),
@@ -139,14 +141,14 @@ pub async fn run(
     let serving = serve(listener, certificates, answers, stop);
     let ((), served) = tokio::join!(keeping, async {
         let served = serving.await;
-        // Nobody answers any more, so nothing is left to keep.
+        // Without a server the registration must not be renewed any more.
         ended.disarm().cancel();
         served
     });
     served
 }
 
-/// Opens the port on which the API server asks.
+/// Opens the listening socket for the API server.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, WebhookError> {
     let bound = TcpListener::bind(address).await;
     bound.map_err(|source| WebhookError::Listen { address, source })
@@ -179,7 +181,7 @@ async fn connection(
         }
         () = stop.cancelled() => {
             serving.as_mut().graceful_shutdown();
-            // Whatever ends the rest was told to whom it concerns.
+            // An error here only ends the connection, and the API server reports it to its own client.
             let _ = tokio::time::timeout(HANDSHAKE, serving).await;
         }
     }

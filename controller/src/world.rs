@@ -1,8 +1,8 @@
 //! Pure: everything observed at one moment, small enough for ten thousand sleeping services.
 //!
-//! One [`App`] is a Service with all that was made of it: Configuration, Route, Revisions and their pods. A Service
-//! depends on no other, so a change needs one app planned again and no more; a Route that stands by itself may name
-//! others' Revisions, and [`World::referrers`] says which.
+//! One [`App`] is a Service with all that the controller made of it: Configuration, Route, Revisions and their pods.
+//! A Service depends on no other, so one change requires a new plan of one app only. A Route without a Service may name
+//! Revisions of other apps; [`World::referrers`] lists these Routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -39,23 +39,23 @@ pub use domains::{Claim, Mapping};
 pub use names::Names;
 pub use slices::Slices;
 
-/// A moment, in milliseconds since 1970. The shell's clock never runs backwards.
+/// A moment, in milliseconds since 1970. The clock that the shell passes never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp(pub u64);
 
 impl Stamp {
-    /// This moment and `later` milliseconds.
+    /// Returns the moment `later` milliseconds after this one.
     pub fn plus_ms(self, later: u64) -> Self {
         Self(self.0.saturating_add(later))
     }
 
-    /// As Kubernetes writes times: RFC 3339, whole seconds.
+    /// Formats the moment as Kubernetes writes times: RFC 3339, whole seconds.
     pub fn rfc3339(self) -> String {
         let seconds = i64::try_from(self.0 / 1000).unwrap_or_default();
         jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default()
     }
 
-    /// Reads what [`rfc3339`](Self::rfc3339) wrote.
+    /// Parses the text that [`rfc3339`](Self::rfc3339) writes; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let time: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(time.as_millisecond()).ok().map(Self)
@@ -67,22 +67,25 @@ impl Stamp {
 pub struct Uid(pub u128);
 
 impl Uid {
-    /// The UID that `parts` name under `seed`: the same parts give the same UID, other parts another one.
+    /// Derives a UID from `seed` and `parts`: equal parts give equal UIDs, different parts different ones.
     pub fn derive(seed: u128, parts: &[&str]) -> Self {
-        // FNV-1a, 128 bit. The seed is random for each start, so that UIDs are unique for ever.
+        // FNV-1a, 128 bit. The seed is random for each start, so that UIDs are unique forever.
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013B;
+        // The offset basis of FNV-1a, in which the seed takes part.
         let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128 ^ seed;
+        // The zero byte separates parts: without it `["ab", "c"]` and `["a", "bc"]` would share a UID.
         for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {
             hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
         }
+        // FNV mixes the last bytes into the low bits only; this spreads them over the whole number.
         hash ^= hash >> 61;
         hash = hash.wrapping_mul(PRIME) ^ (hash >> 67);
-        // Version 4, variant 1: the bits every reader of UUIDs expects.
+        // Version 4, variant 1: the bits that every reader of UUIDs expects.
         hash &= !(0xf000 << 64 | 0xc000 << 48);
         Self(hash | 0x4000 << 64 | 0x8000 << 48)
     }
 
-    /// Reads what `to_string` wrote.
+    /// Parses the text that `to_string` writes; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         u128::from_str_radix(&text.replace('-', ""), 16).ok().map(Self)
     }
@@ -96,23 +99,23 @@ impl std::fmt::Display for Uid {
     }
 }
 
-/// Labels or annotations, sorted by key. A fifth of what a `BTreeMap` takes for the usual two or three.
+/// Labels or annotations, sorted by key. For the usual two or three it takes a fifth of the memory of a `BTreeMap`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pairs(Box<[(Box<str>, Box<str>)]>);
 
 impl Pairs {
-    /// The value of `key`.
+    /// Returns the value of `key`, if it is set.
     pub fn get(&self, key: &str) -> Option<&str> {
         let found = self.0.iter().find(|(have, _)| **have == *key);
         found.map(|(_, value)| &**value)
     }
 
-    /// All pairs.
+    /// Iterates over all pairs, in order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (&**key, &**value))
     }
 
-    /// As Kubernetes keeps them.
+    /// Converts the pairs to the map that Kubernetes types hold.
     pub fn to_map(&self) -> BTreeMap<String, String> {
         self.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
@@ -124,14 +127,14 @@ impl From<&BTreeMap<String, String>> for Pairs {
     }
 }
 
-/// What every object has beside its name.
+/// Metadata that every object has beside its name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
-    /// Unique for ever.
+    /// UID of the object, unique forever.
     pub uid: Uid,
-    /// Grows with each change of the spec.
+    /// Number that grows with each change of the spec (`metadata.generation`).
     pub generation: u32,
-    /// When it was made.
+    /// Creation time of the object (`metadata.creationTimestamp`).
     pub created: Stamp,
 }
 
@@ -142,372 +145,377 @@ pub struct Manifest {
     pub labels: Pairs,
     /// Annotations of the Service.
     pub annotations: Pairs,
-    /// The name the user gave the Revision.
+    /// Name for the Revision as the user chose it (`spec.template.metadata.name`).
     pub revision: Option<Box<str>>,
-    /// The template with defaults, as JSON. Shared by Service, Configuration and newest Revision.
+    /// Template with defaults, as JSON. Service, Configuration and newest Revision share the text.
     pub template: Arc<str>,
-    /// Traffic with defaults; percents add up to 100. Shared with the Route.
+    /// Traffic targets with defaults; their percents add up to 100. The Route shares them.
     pub traffic: Arc<[Traffic]>,
 }
 
-/// One traffic target as wanted.
+/// One traffic target as the user wants it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Also reachable as `<tag>-<route>`.
+    /// Tag of the target, which is then also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
-    /// A Revision by name; `None`: the latest ready one of the Configuration.
+    /// Name of a Revision; `None`: the latest ready one of the Configuration.
     pub revision: Option<Box<str>>,
-    /// The Configuration; `None`: the one of the route's own name.
+    /// Name of the Configuration; `None`: the Configuration of the Route's own name.
     pub configuration: Option<Box<str>>,
-    /// Share in percent.
+    /// Share of the requests, in percent.
     pub percent: u8,
 }
 
-/// Everything of one name in a namespace: a Service with what is made of it, or a Configuration or Route by itself.
+/// All objects of one name in a namespace: a Service with its child objects, or a Configuration or Route alone.
 ///
-/// An object with the UID 0 is wanted and not made yet.
+/// An object with the UID 0 is desired and does not exist yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct App {
-    /// The Service.
+    /// The Service, unless the Configuration or Route exists alone.
     pub service: Option<Service>,
-    /// The Configuration.
+    /// The Configuration, once there is one.
     pub configuration: Option<Configuration>,
-    /// The Route.
+    /// The Route, once there is one.
     pub route: Option<Route>,
-    /// Revisions, oldest first.
+    /// Revisions of the Configuration, oldest first.
     pub revisions: Vec<Revision>,
     /// Conditions of Service, Configuration and Route.
     pub conditions: Conditions,
 }
 
-/// A Service.
+/// A Service as the controller knows it: the manifest in force and the object's state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
-    /// Its own.
+    /// Metadata of the Service object.
     pub meta: Meta,
-    /// What is in force.
+    /// The last manifest that passed all checks; it is in force.
     pub manifest: Manifest,
-    /// Why the newest manifest is not in force.
+    /// The broken rules of the newest manifest, in one line; `None` while the newest manifest is in force.
     pub refused: Option<Box<str>>,
-    /// It is told to go. On the local node it is gone for its user, and leaves once its pods have drained.
+    /// True once the Service is being deleted. On the local node users no longer see it, and it ends when its pods have
+    /// drained.
     pub leaving: bool,
 }
 
-/// Whose an object is.
+/// Owner of a Configuration or Route: the controller in its owner references.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Owner {
-    /// The Service of the same name; what that says of labels and annotations counts.
+    /// The Service of the same name; its manifest is the source of the object's labels and annotations.
     #[default]
     Service,
-    /// Nobody: its user made it.
+    /// No owner: a user created the object.
     Nobody,
-    /// Somebody else.
+    /// Another controller, or a Service of another name.
     Other,
 }
 
 /// A Configuration: the newest template, which makes Revisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Configuration {
-    /// Its own.
+    /// Metadata of the Configuration object.
     pub meta: Meta,
-    /// Whose it is.
+    /// Owner of the Configuration: its Service, or none.
     pub owner: Owner,
-    /// The name the user gave the Revision of the template.
+    /// Name for the template's Revision as the user chose it.
     pub revision: Option<Box<str>>,
-    /// The template with defaults, as JSON.
+    /// Template with defaults, as JSON.
     pub template: Arc<str>,
-    /// Who changed it last, and so made the Revision of the template.
+    /// User that last changed the Configuration, and so created the Revision of its template.
     pub modifier: Option<Box<str>>,
-    /// Newest Revision that was ready.
+    /// Name of the newest Revision that has ever been ready.
     pub latest_ready: Option<Box<str>>,
-    /// Hash of what it was made of, where that was for a Service of Kubernetes.
+    /// Hash of the desired object last applied, where a Service of Kubernetes owns the Configuration.
     pub applied: Option<u64>,
-    /// It is told to go: nothing is made for it any more.
+    /// True once the Configuration is being deleted: the controller makes nothing for it any more.
     pub leaving: bool,
 }
 
-/// A Route: which Revisions a name leads to.
+/// A Route: a name, and the Revisions that share its requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Route {
-    /// Its own.
+    /// Metadata of the Route object.
     pub meta: Meta,
-    /// Whose it is.
+    /// Owner of the Route: its Service, or none.
     pub owner: Owner,
-    /// Labels of one that no Service owns.
+    /// Labels of the Route, kept only where no Service owns it.
     pub labels: Pairs,
-    /// Annotations of one that no Service owns.
+    /// Annotations of the Route, kept only where no Service owns it.
     pub annotations: Pairs,
-    /// Traffic as wanted, with defaults.
+    /// Traffic targets as wanted, with defaults.
     pub wanted: Arc<[Traffic]>,
-    /// What its names hold.
+    /// Allocations of the Route's own name and of its tags.
     pub allotted: Vec<Allotment>,
-    /// Who gets the requests now.
+    /// Traffic targets in force: the Revisions that get the requests now.
     pub traffic: Vec<Assigned>,
-    /// Where a gradual rollout stands, while one lasts.
+    /// State of a gradual rollout, while one lasts.
     pub rollout: Option<Box<Rollout>>,
-    /// Why one of its names cannot be had.
+    /// Reason why one of the Route's names is not available to it.
     pub blocked: Option<Box<Why>>,
-    /// Hash of what it was made of, where that was for a Service of Kubernetes.
+    /// Hash of the desired object last applied, where a Service of Kubernetes owns the Route.
     pub applied: Option<u64>,
-    /// It is told to go: nothing is made for it any more.
+    /// True once the Route is being deleted: the controller makes nothing for it any more.
     pub leaving: bool,
 }
 
 impl Route {
-    /// Its tags: those that are wanted, and those that still hold a name.
+    /// Iterates over the Route's tags: wanted ones, and those that still hold an allocation.
     pub fn tags(&self) -> impl Iterator<Item = &str> {
+        // A removed tag holds its name until its allocation is released.
         let wanted = self.wanted.iter().filter_map(|it| it.tag.as_deref());
         wanted.chain(self.allotted.iter().filter_map(|it| it.tag.as_deref()))
     }
 }
 
-/// The numbers one name of a route holds for as long as it lives.
+/// Allocation of one name of a Route: the ClusterIPs and the port that it holds until it is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allotment {
-    /// Which name; `None`: the route itself.
+    /// Tag whose name holds the allocation; `None`: the Route's own name.
     pub tag: Option<Box<str>>,
-    /// Its ClusterIPs.
+    /// ClusterIPs of the name, or the number they are computed from.
     pub addresses: Addresses,
-    /// Its port at the activators.
+    /// Port at the activators that identifies the name.
     pub port: u16,
 }
 
-/// What the Service of a name says of it.
+/// State of a placeholder, the Kubernetes Service that reserves a name of a Route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placeholder {
-    /// Its ClusterIPs, IPv4 first.
+    /// ClusterIPs of the placeholder, IPv4 first.
     pub addresses: Box<[IpAddr]>,
-    /// Its port at the activators, once one is allotted.
+    /// Port of the name at the activators, once one is allocated.
     pub port: Option<u16>,
-    /// Whether its label keeps it inside the cluster.
+    /// True if the visibility label keeps the name inside the cluster.
     pub hidden: bool,
-    /// UID of the route that owns it; 0 where none does.
+    /// UID of the Route that owns the placeholder; 0 where none does.
     pub owner: Uid,
-    /// When it was made.
+    /// Creation time of the placeholder, by which the order of claims to its name is decided.
     pub created: Stamp,
 }
 
-/// Where the ClusterIPs of a name come from.
+/// Source of the ClusterIPs of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// Ours: their last 16 bits.
+    /// Last 16 bits of ClusterIPs from the local node's range, allocated by this controller.
     Host(u16),
-    /// The API server's; none yet when empty.
+    /// ClusterIPs that the API server allocated; empty while there are none.
     Given(Box<[IpAddr]>),
 }
 
-/// One traffic target as it is in force.
+/// One traffic target in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assigned {
-    /// Also reachable as `<tag>-<route>`.
+    /// Tag of the target, which is then also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
-    /// The Revision.
+    /// Name of the Revision that gets the requests.
     pub revision: Box<str>,
-    /// Whether it follows the latest ready one.
+    /// True if the target follows the latest ready Revision.
     pub latest: bool,
-    /// Share in percent.
+    /// Share of the requests, in percent.
     pub percent: u8,
 }
 
-/// Whether a route leads to a Revision (knative/serving `pkg/reconciler/labeler`).
+/// Routing state of a Revision, `serving.knative.dev/routingState` (knative/serving `pkg/reconciler/labeler`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// Not looked at yet.
+    /// The controller has not compared the Revision with Routes yet.
     #[default]
     Pending,
-    /// Some route names it.
+    /// At least one Route names the Revision.
     Active,
-    /// None does.
+    /// No Route names the Revision.
     Reserve,
 }
 
-/// One Revision.
+/// A Revision as the controller knows it, with its pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Revision {
-    /// Its name.
+    /// Name of the Revision, without its namespace.
     pub name: Box<str>,
-    /// Its own UID; `generation` is the Configuration's that made it.
+    /// Metadata with the Revision's own UID; `generation` is that of the Configuration when it made the Revision.
     pub meta: Meta,
-    /// What it runs, as JSON.
+    /// Template of the Revision, as JSON.
     pub template: Arc<str>,
-    /// Who made it: who had changed its Configuration last.
+    /// Creator of the Revision: the user that had changed its Configuration last.
     pub creator: Option<Box<str>>,
-    /// Whether a route leads to it, and since when.
+    /// Routing state, and the moment of its last change.
     pub routing: (Routing, Stamp),
-    /// Whether its initial scale was reached once.
+    /// True once the Revision has reached its initial scale.
     pub reached: bool,
-    /// Since when that is waited for, by our own clock, which need not be that of whoever stamped the object; 0: not yet.
+    /// Start of the wait for the initial scale, by this controller's clock, since the API server's may differ; 0: not
+    /// yet.
     pub met: Stamp,
-    /// Why its pods do not become ready; kept until one does.
+    /// Reason why the pods do not become ready; kept until one does.
     pub failure: Option<Box<Why>>,
-    /// Why Kubernetes makes no pods for it.
+    /// Reason why Kubernetes makes no pods for the Revision.
     pub blocked: Option<Box<Why>>,
-    /// What the autoscaler decided last, if it has decided.
+    /// The scale decision in force, once there is one.
     pub decided: Option<Decided>,
-    /// Pods wanted by the latest plan; those that ran as this replica began to lead, before its first.
+    /// Pods wanted by the latest plan. Before a leader's first plan: the pods that ran when it became leader.
     pub desired: u32,
-    /// Pods ready at the latest plan.
+    /// Number of pods ready at the latest plan.
     pub actual: u32,
-    /// How many pods it ever had.
+    /// Number of pods ever made for the Revision.
     pub made: u32,
-    /// No new pod before this moment: the last one vanished at once.
+    /// Earliest moment for another pod, after the last one vanished at once.
     pub retry_at: Stamp,
-    /// Digests by container, once known.
+    /// Image digests by container name, once known.
     pub digests: Box<[(Box<str>, Box<str>)]>,
-    /// Its pods.
+    /// Pods of the Revision, including those that drain.
     pub pods: Vec<Pod>,
-    /// Its conditions.
+    /// Conditions of the Revision's status.
     pub conditions: Conditions,
-    /// It is told to go: nothing is made for it any more, and its pods drain.
+    /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
     pub leaving: bool,
-    /// The object is gone, and pods are left that answer their last requests.
+    /// True once the object is deleted while pods still answer their last requests.
     pub gone: bool,
-    /// No Configuration owns it: that was deleted with `--cascade=orphan`, and the Revision stays, serves and is scaled.
+    /// True if no Configuration owns the Revision: a user deleted that with `--cascade=orphan`. The Revision still
+    /// serves and scales.
     pub is_orphan: bool,
 }
 
 impl Revision {
-    /// Pods that serve, or will.
+    /// Counts the pods that serve, or will once they are ready.
     pub fn serving(&self) -> u32 {
         let serving = self.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
     }
 
-    /// Whether there are pods, none is ready, and a condition says why: as if no route led here, then, so that no least
-    /// number keeps pods crashing for ever (knative/serving `pkg/reconciler/revision/resources/pa.go`).
+    /// Returns true if there are pods, none is ready, and a condition has failed. The Revision then scales as if no
+    /// Route named it, so that no minimum scale keeps pods crashing forever (knative/serving
+    /// `pkg/reconciler/revision/resources/pa.go`).
     pub fn is_stuck(&self) -> bool {
         let failed = |kind| matches!(self.conditions.get(kind), Truth::False(_));
         let has_failed = failed(Kind::RevisionResources) || failed(Kind::RevisionHealthy);
-        // As every replica sees it: how many are wanted only the leader knows.
+        // Only facts that every replica has: the number of desired pods is known to the leader alone.
         has_failed && self.actual == 0 && self.serving() > 0
     }
 }
 
-/// What is obeyed of a [`Decision`](common::wire::Decision).
+/// The part of a [`Decision`](common::wire::Decision) that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decided {
-    /// Pods wanted; `None`: what runs is kept.
+    /// Pods requested; `None`: the present number is kept.
     pub wanted: Option<u32>,
-    /// Way of new connections.
+    /// Path of new connections: direct, or by an activator.
     pub path: Path,
-    /// What the revision is doing.
+    /// Activity of the Revision, shown in its `Active` condition.
     pub activity: Activity,
 }
 
 /// One pod of a Revision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
-    /// Unique for ever.
+    /// UID of the pod, unique forever.
     pub uid: Box<str>,
-    /// `<revision>-deployment-<5 characters>`.
+    /// Name of the pod, in the form `<revision>-deployment-<5 characters>`.
     pub name: Box<str>,
-    /// When it was ordered: on Kubernetes by the API server's clock, which may differ from ours.
+    /// Creation time of the pod. On Kubernetes it is by the API server's clock, which may differ from the controller's.
     pub created: Stamp,
-    /// When this controller met it, by its own clock; zero: not yet.
+    /// Moment at which this controller first observed the pod, by its own clock; zero: not yet.
     pub met: Stamp,
-    /// Whether it ever was ready.
+    /// True once the pod has been ready.
     pub was_ready: bool,
-    /// Since when it is ready without a break, and how often its containers had been restarted then.
+    /// Start of the current uninterrupted readiness, and the containers' restart count at that moment.
     pub steady: Option<(Stamp, u32)>,
-    /// Serves, drains or stops.
+    /// Stage of the pod: serving, draining or stopping.
     pub stage: Stage,
-    /// Where it served before this controller started, until its agent has spoken.
+    /// Address at which the pod served before this controller started, until its agent reports.
     pub remembered: Option<SocketAddr>,
-    /// What Kubernetes says of it; `None` on the local node.
+    /// State of the pod on Kubernetes; `None` on the local node.
     pub placed: Option<Box<Placed>>,
 }
 
 impl Pod {
-    /// Whether somebody else has ended it.
+    /// Returns true if the pod object has a deletion timestamp on Kubernetes.
     pub fn is_deleted(&self) -> bool {
         self.placed.as_ref().is_some_and(|it| it.deleted)
     }
 }
 
-/// What Kubernetes says of a pod.
+/// State of a pod as Kubernetes reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placed {
-    /// The node it runs on; empty before it was scheduled.
+    /// Node that the pod runs on; empty before it was scheduled.
     pub node: Box<str>,
-    /// What the kubelet says of its readiness.
+    /// Readiness of the pod as the kubelet reports it.
     pub kubelet: Kubelet,
-    /// Somebody deleted it.
+    /// True once the pod has a deletion timestamp.
     pub deleted: bool,
-    /// Since when it drains, as the leader has noted on it.
+    /// Start of draining, as the leader noted it on the pod.
     pub draining: Option<Stamp>,
-    /// Why no node takes it.
+    /// Reason why the scheduler finds no node for the pod.
     pub unschedulable: Option<Why>,
 }
 
-/// What the kubelet says of a pod's readiness.
+/// Readiness of a pod as the kubelet reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kubelet {
-    /// Nothing yet, or not yet ready.
+    /// The kubelet has reported nothing yet, or the pod has not been ready yet.
     #[default]
     Waits,
-    /// It is ready.
+    /// The pod is ready now.
     Ready,
-    /// It was and is no longer.
+    /// The pod was ready and is no longer.
     Lost,
 }
 
-/// What is to become of a pod.
+/// Stage of a pod's life, from serving to stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It serves, or will.
+    /// The pod serves, or will once it is ready.
     Serving,
-    /// It gets no new connections and waits for its last request to end.
+    /// The pod gets no new connections and waits for its last request to end.
     Draining {
-        /// Since when.
+        /// Moment at which draining began.
         since: Stamp,
     },
-    /// It was told to stop.
+    /// The pod was ordered to stop.
     Stopping {
-        /// Since when.
+        /// Moment of the order to stop.
         since: Stamp,
     },
 }
 
-/// Who makes objects and pods of what is planned.
+/// Platform that makes objects and pods from plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Platform {
     /// The controller itself, at once; a local node starts the pods.
     #[default]
     Local,
-    /// The API server: what is planned is there once it is observed.
+    /// The API server: a planned object exists once a watch reports it.
     Kubernetes,
 }
 
-/// What holds for all apps.
+/// Settings that hold for all apps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Who makes objects and pods.
+    /// Platform that makes objects and pods.
     pub platform: Platform,
-    /// The namespace of our own parts.
+    /// Namespace of Rouse's own components.
     pub namespace: String,
-    /// Our own pod.
+    /// Name of this controller's own pod.
     pub pod: String,
-    /// What operators chose for Deployments.
+    /// Settings of Deployments, chosen by operators.
     pub children: children::Config,
-    /// Domain of URLs from outside: `http://NAME.NAMESPACE.DOMAIN`.
+    /// Domain of external URLs: `http://NAME.NAMESPACE.DOMAIN`.
     pub domain: String,
-    /// Domain of names inside: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
+    /// Domain of cluster-local names: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
     pub cluster_domain: String,
-    /// Name of this node.
+    /// Name of the local node.
     pub node: String,
-    /// Names this boot of the machine.
+    /// Identifier of this boot of the machine.
     pub boot: String,
-    /// The ConfigMaps in force.
+    /// Checked settings of the ConfigMaps in force.
     pub configs: Configs,
-    /// Knative's `config-autoscaler`.
+    /// Checked settings of Knative's `config-autoscaler`.
     pub autoscaler: AutoscalerConfig,
-    /// First 16 bits of IPv4 ClusterIPs; the last 16 are allotted.
+    /// First 16 bits of IPv4 ClusterIPs; the last 16 are allocated.
     pub cluster_v4: [u8; 2],
-    /// First 112 bits of IPv6 ClusterIPs; the last 16 are allotted.
+    /// First 112 bits of IPv6 ClusterIPs; the last 16 are allocated.
     pub cluster_v6: [u16; 7],
-    /// First and last port at the activators.
+    /// First and last port for names at the activators.
     pub activator_ports: (u16, u16),
-    /// The activators.
+    /// Activators of the local node.
     pub activators: Vec<Activator>,
 }
 
@@ -533,8 +541,9 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The ClusterIPs of a name, IPv4 first.
+    /// Returns the ClusterIPs of a name, IPv4 first.
     pub fn addresses(&self, of: &Addresses) -> Vec<IpAddr> {
+        // Both families share the number, so one allocation reserves both addresses.
         let host = match of {
             Addresses::Host(host) => *host,
             Addresses::Given(addresses) => return addresses.to_vec(),
@@ -545,122 +554,124 @@ impl Settings {
     }
 }
 
-/// Everything observed at one moment.
+/// Everything the controller has observed, as of one moment.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// What does not change.
+    /// Settings that hold for all apps; one change replaces them as a whole.
     pub settings: Arc<Settings>,
-    /// Random for each start; makes UIDs unique.
+    /// Number drawn at random for each start, which makes UIDs unique.
     pub seed: u128,
-    /// Services with all that was made of them.
+    /// Apps by name: Services with all their child objects.
     ///
-    /// Boxed, since there are many: half of a tree's slots are empty.
+    /// Boxed, since there are many, and half of a tree's slots are empty.
     pub apps: BTreeMap<Name, Box<App>>,
-    /// What agents see of pods, by UID.
+    /// Latest reports of agents about pods, by UID.
     pub seen: HashMap<String, PodSeen>,
-    /// How pods fare on the local node, by UID.
+    /// Status of each pod of the local node, by UID.
     pub statuses: HashMap<String, PodStatus>,
-    /// Agents and activators, by role and name, and which draining pods each has let go of.
+    /// Drain acknowledgements of agents and activators, by role and name.
     pub followers: Followers,
-    /// Replicas of the parts that others open streams to.
+    /// Replicas of the components that others open streams to.
     pub replicas: BTreeMap<Part, Replicas>,
-    /// What the Revisions' templates say.
+    /// Facts read from the Revisions' templates.
     pub templates: Templates,
-    /// ClusterIP numbers in use.
+    /// Last 16 bits of ClusterIPs that are allocated.
     pub hosts: BTreeSet<u16>,
-    /// Activator ports in use.
+    /// Activator ports that are allocated.
     pub ports: BTreeSet<u16>,
-    /// Apps of which some name found no number free, and gets one when another gives its own back.
+    /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
     pub short: BTreeSet<Name>,
-    /// What stands on Services that are names of routes; by their names.
+    /// State of placeholders, by name: the Services that reserve names of Routes.
     pub placeholders: BTreeMap<Name, Placeholder>,
-    /// Activators' pods, with their kubelets' word; [`World::standing`] counts.
+    /// Activators' pods by name, with their readiness as the kubelet reports it; readers use [`World::standing`].
     pub activators: BTreeMap<String, (Activator, Standing)>,
-    /// Which of them slices lead to.
+    /// Activators that EndpointSlices of Routes' names list.
     pub slices: Slices,
-    /// DomainMappings; each is called as its domain.
+    /// DomainMappings by name, which is also their domain.
     pub mappings: BTreeMap<Name, Mapping>,
-    /// Which of them lead to a name.
+    /// DomainMappings by the name that they map their domain to.
     pub mapped: BTreeMap<Name, BTreeSet<Name>>,
-    /// Whose domains are, by domain.
+    /// ClusterDomainClaims, by the domain that each reserves.
     pub claims: BTreeMap<String, Claim>,
-    /// Zones of nodes, where they have one.
+    /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
-    /// Whose requests may wait.
+    /// Ingress policies, which decide the clients whose requests may wait.
     pub network_policies: NetworkPolicies,
-    /// Namespaces that are told to go: nothing is written there any more.
+    /// Namespaces that are being deleted: the controller writes nothing there any more.
     pub going: BTreeSet<SmolStr>,
-    /// What must be known of each node.
+    /// State of each node that decisions depend on, by name.
     pub nodes: BTreeMap<String, bind::Node>,
-    /// Whether what is planned is carried out. On Kubernetes one replica of the controller leads; the others only watch.
+    /// True if this replica carries out its plans. On Kubernetes one replica is the leader; the others only watch.
     pub leads: bool,
-    /// Routes that name Revisions of another app, by that app.
+    /// Routes that name Revisions of another app, by the name of that app.
     pub referrers: BTreeMap<Name, BTreeSet<Name>>,
-    /// Which owner each name has.
+    /// Owner of each name of Routes and DomainMappings.
     pub names: Names,
-    /// Names of what belongs to an app that do not show it, since they were cut or chosen, each with that app.
+    /// Pairs of an object's name and its app, for names that do not begin with the app's since they were cut or chosen.
     pub odd: BTreeSet<(Name, Name)>,
-    /// What was decided of each Revision that is awake, and from what, in one line.
+    /// Last decision on each Revision that is awake, with the figures behind it, in one line.
     pub decisions: BTreeMap<Name, Box<str>>,
-    /// Pods that Deployments of Revisions which others scale are told to have.
+    /// Replicas set in Deployments of Revisions that Kubernetes scales, by Revision.
     pub told: BTreeMap<Name, u32>,
-    /// Uids of PodAutoscalers of the class that a HorizontalPodAutoscaler is made for.
+    /// UIDs of PodAutoscalers of the class that requires a HorizontalPodAutoscaler, by name.
     pub autoscalers: BTreeMap<Name, Box<str>>,
 }
 
 impl App {
-    /// Whether it is on its way out.
+    /// Returns true if the app's Service is being deleted.
     pub fn leaving(&self) -> bool {
         self.service.as_ref().is_some_and(|it| it.leaving)
     }
 
-    /// Whether all that is below it goes with it. On Kubernetes each object is told to go by itself: below a Service that
-    /// is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
+    /// Returns true if all child objects end with the Service. On Kubernetes each object is deleted on its own: below a
+    /// Service that is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
     pub fn ends(&self, platform: Platform) -> bool {
+        // The local node has no `--cascade` and no finalizers.
         platform == Platform::Local && self.leaving()
     }
 
-    /// The Revision of the newest template, once it was made.
+    /// Returns the Revision of the newest template, once it exists.
     pub fn latest_created(&self) -> Option<&Revision> {
         let configuration = self.configuration.as_ref()?;
+        // A name identifies the template; without one the generation does, since each change makes a new Revision.
         self.revisions.iter().filter(|it| !it.gone).find(|it| match &configuration.revision {
             Some(name) => it.name == *name,
             None => it.meta.generation == configuration.meta.generation,
         })
     }
 
-    /// The newest Revision that was ready.
+    /// Returns the name of the newest Revision that has ever been ready.
     pub fn latest_ready(&self) -> Option<&str> {
         self.configuration.as_ref()?.latest_ready.as_deref()
     }
 
-    /// Who gets the requests now.
+    /// Returns the Route's traffic targets in force.
     pub fn traffic(&self) -> &[Assigned] {
         self.route.as_ref().map(|it| &*it.traffic).unwrap_or_default()
     }
 
-    /// What the names of its route hold.
+    /// Returns the allocations of the Route's names.
     pub fn allotted(&self) -> &[Allotment] {
         self.route.as_ref().map(|it| &*it.allotted).unwrap_or_default()
     }
 
-    /// A label of its route, or of the Service that owns that.
+    /// Returns a label of the Route, or of the Service that owns it.
     pub fn route_label(&self, key: &str) -> Option<&str> {
         self.of_route(|manifest| &manifest.labels, |route| &route.labels)?.get(key)
     }
 
-    /// An annotation of its route, or of the Service that owns that.
+    /// Returns an annotation of the Route, or of the Service that owns it.
     pub fn route_annotation(&self, key: &str) -> Option<&str> {
         self.of_route(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
     }
 
-    /// All labels of its route, or of the Service that owns that.
+    /// Returns all labels of the Route, or of the Service that owns it.
     pub fn route_labels(&self) -> BTreeMap<String, String> {
         let found = self.of_route(|manifest| &manifest.labels, |route| &route.labels);
         found.map(Pairs::to_map).unwrap_or_default()
     }
 
-    /// All annotations of its route, or of the Service that owns that.
+    /// Returns all annotations of the Route, or of the Service that owns it.
     pub fn route_annotations(&self) -> BTreeMap<String, String> {
         let found = self.of_route(|manifest| &manifest.annotations, |route| &route.annotations);
         found.map(Pairs::to_map).unwrap_or_default()
@@ -672,17 +683,18 @@ impl App {
         own: impl FnOnce(&'a Route) -> &'a Pairs,
     ) -> Option<&'a Pairs> {
         match self.route.as_ref()?.owner {
+            // An owned Route keeps no copy of its own: ten thousand copies of the Service's pairs would cost memory.
             Owner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
             Owner::Nobody | Owner::Other => self.route.as_ref().map(own),
         }
     }
 
-    /// A Revision by name.
+    /// Returns the Revision of this name.
     pub fn revision(&self, name: &str) -> Option<&Revision> {
         self.revisions.iter().find(|it| *it.name == *name)
     }
 
-    /// All pods with the Revision each serves.
+    /// Iterates over all pods, each with the Revision it serves.
     pub fn pods(&self) -> impl Iterator<Item = (&Revision, &Pod)> {
         self.revisions.iter().flat_map(|it| it.pods.iter().map(move |pod| (it, pod)))
     }
@@ -712,6 +724,7 @@ impl Default for World {
             network_policies: NetworkPolicies::default(),
             going: BTreeSet::new(),
             nodes: BTreeMap::new(),
+            // The local node has one controller, which always leads; on Kubernetes the lease decides first.
             leads: true,
             referrers: BTreeMap::new(),
             names: Names::default(),
@@ -724,29 +737,31 @@ impl Default for World {
 }
 
 impl World {
-    /// Whether a node has left: Kubernetes calls it not ready, and its agent does not report.
+    /// Returns true if a node is gone: Kubernetes calls it not ready, and its agent does not report.
     ///
-    /// Kubernetes says so also of nodes whose kubelets could not reach the API server for a while, of all of them at once
-    /// when that comes back. Their agents report meanwhile; a stream to a machine that is gone ends after ten seconds.
+    /// Kubernetes also reports nodes as not ready whose kubelets could not reach the API server for a while, all at
+    /// once when it comes back. Their agents report meanwhile. A stream to a machine that is gone ends after ten
+    /// seconds.
     pub fn is_away(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|it| !it.is_ready())
             && !self.followers.reports(&followers::named(Role::Agent, node))
     }
 
-    /// Whether an activator may be sent requests.
+    /// Returns an activator with its readiness, which waits while the activator's node is gone.
     pub fn standing(&self, activator: &str) -> Option<(&Activator, Standing)> {
         let (it, standing) = self.activators.get(activator)?;
+        // Deletion is final, so it counts on a node that is gone, too.
         let waits = *standing == Standing::Ready && self.is_away(&it.node);
         Some((it, if waits { Standing::Waits } else { *standing }))
     }
 
-    /// A Revision by name, whichever app it belongs to.
+    /// Returns a Revision by name, whichever app it belongs to.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&Revision> {
         let app = self.app_of(&Name::new(namespace, name))?;
         self.apps.get(&app)?.revision(name)
     }
 
-    /// The app whose route has a name, as its own or for one of its tags.
+    /// Returns the app whose Route has this name, as its own or for one of its tags.
     pub fn app_named(&self, name: &Name) -> Option<Name> {
         match &self.names.owner(name, &self.placeholders)?.by {
             names::Claimant::Route(app) => Some(app.clone()),
@@ -754,17 +769,19 @@ impl World {
         }
     }
 
-    /// Apps of which something may have this name although it does not show.
+    /// Iterates over apps that may own an object of this name although the name does not begin with theirs.
     pub fn odd_apps(&self, name: &Name) -> impl Iterator<Item = &Name> {
+        // Pairs are sorted by the object's name, so all apps of one name are neighbours.
         let from = self.odd.range((name.clone(), Name::new("", ""))..);
         from.take_while(move |(own, _)| own == name).map(|(_, app)| app)
     }
 
-    /// The app a revision belongs to: its name begins with the app's, then `-`, unless that would be too long.
+    /// Returns the app of a Revision. The Revision's name begins with the app's and `-`, unless that would be too long.
     pub fn app_of(&self, revision: &Name) -> Option<Name> {
         let has = |app: &Name| {
             self.apps.get(app).is_some_and(|app| app.revision(&revision.name).is_some())
         };
+        // Longest prefix first: an app's own name may contain `-`, too.
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
         let mut apps = cuts.map(|app| Name::new(revision.namespace.clone(), app));
         apps.find(|it| has(it)).or_else(|| self.odd_apps(revision).find(|it| has(it)).cloned())

@@ -41,7 +41,7 @@ async fn client() -> Client {
     connect(Some(&PathBuf::from(file))).await.unwrap()
 }
 
-/// What the tests want, and what they are told.
+/// Source with the desired states that a test sets, and a record of its calls.
 #[derive(Default)]
 struct Wishes {
     wants: Mutex<HashMap<Key, Want>>,
@@ -75,7 +75,7 @@ impl Source for Wishes {
     fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
 }
 
-/// A namespace of its own, a writer with its watches, and the Revision that owns what is written.
+/// A namespace of its own, a writer with its watches, and the Revision that owns the written objects.
 struct Bed {
     client: Client,
     namespace: String,
@@ -91,7 +91,7 @@ impl Drop for Bed {
     }
 }
 
-/// Remembers what was observed.
+/// Passes an observation to the writer.
 fn take(writer: &Writer, observed: Observed) {
     match observed {
         Observed::Begin(scope) => writer.begin(&scope),
@@ -137,7 +137,7 @@ impl Bed {
         Key::new(resource, part, self.name(own))
     }
 
-    /// Makes an object as a user would.
+    /// Creates an object as a user would.
     async fn make(&self, resource: Resource, own: &str, mut body: Value) -> DynamicObject {
         body["apiVersion"] = json!(resource.api_version());
         body["kind"] = json!(resource.kind());
@@ -163,7 +163,7 @@ impl Bed {
         self.writer.add([key.clone()]);
     }
 
-    /// Waits until the object is as `good` says.
+    /// Waits until the object satisfies `good`.
     async fn until(
         &self,
         resource: Resource,
@@ -313,11 +313,11 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
     assert_eq!(changed["spec"]["replicas"], 3, "an apply does not scale");
     assert_ne!(scaled["metadata"]["generation"], changed["metadata"]["generation"]);
 
-    // Nothing differs: nothing is written, however often somebody asks.
+    // No difference, so no write, however often the key is added.
     for _ in 0..5 {
         bed.writer.add([key.clone()]);
     }
-    // One more object through the same queue shows that the former were looked at.
+    // One more object through the same queue proves that the earlier keys were examined.
     let route = bed.key(Resource::Service, Part::Object, "hello");
     bed.want(&route, Want::Body(bed.placeholder().body));
     bed.until(Resource::Service, "hello", |it| it.is_some()).await;
@@ -326,7 +326,7 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
     assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
 }
 
-/// The wake of a Revision may be decided while its Deployment is being made, and is decided once.
+/// A scale from zero may be decided while the Deployment is being created, and is decided once.
 #[tokio::test]
 async fn a_scale_wanted_before_there_is_a_deployment_is_written_once_there_is() {
     let bed = Bed::new("early-scale").await;
@@ -340,7 +340,7 @@ async fn a_scale_wanted_before_there_is_a_deployment_is_written_once_there_is() 
     bed.want(&key, Want::Body(bed.deployment("dev.local/a").body));
     let scaled = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["replicas"] == 3);
     bed.until(Resource::Deployment, own, scaled).await;
-    // Nobody else decides how many pods there are.
+    // No other client decides the number of pods.
     let api = api_of(&bed.client, Resource::Deployment, &bed.name(own));
     let other = json!({"spec": {"replicas": 7}});
     api.patch(own, &PatchParams::default(), &Patch::Merge(&other)).await.unwrap();
@@ -384,7 +384,7 @@ async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
     bed.want(&key, Want::Body(bed.placeholder().body));
     let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
     let mut uid = Value::Null;
-    // At once, so that the watch may say that it is gone before the writer has heard that it is made.
+    // At once, so that the watch may report the deletion before the writer has the response to the creation.
     for _ in 0..20 {
         let other = |it: Option<&Value>| it.is_some_and(|it| it["metadata"]["uid"] != uid);
         let made = bed.until(Resource::Service, "hello", other).await.unwrap();
@@ -396,7 +396,7 @@ async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
     bed.want(&key, Want::Gone);
     bed.until(Resource::Service, "hello", |it| it.is_none()).await;
 
-    // What we never applied is not ours to delete.
+    // An object that the controller never applied is not deleted.
     bed.make(Resource::Service, "other", json!({"spec": {"ports": [{"port": 1}]}})).await;
     let other = bed.key(Resource::Service, Part::Object, "other");
     bed.want(&other, Want::Gone);
@@ -418,7 +418,7 @@ async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
     bed.until(Resource::Deployment, name, |it| it.is_some()).await;
     let image = |it: &Value| it.pointer("/spec/template/spec/containers/0/image").cloned();
 
-    // Several times, so that a writer that believes to have put it right already is found out.
+    // Several rounds, to find a writer that wrongly believes to have restored it already.
     for round in 1..4 {
         let other = json!([{"name": "http", "port": 1000 + round, "protocol": "TCP"}]);
         bed.change(Resource::Service, "hello", &json!({"spec": {"ports": other}})).await;
@@ -441,7 +441,7 @@ async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
         bed.until(Resource::Deployment, name, good).await;
     }
 
-    // What is not ours any more goes from it, as if nobody had ever changed it.
+    // A field that is no longer desired is removed, as if no other client had ever changed it.
     let mut other = bed.placeholder().body;
     other["spec"]["ports"][0]["port"] = json!(90);
     bed.want(&service, Want::Body(other));
@@ -453,7 +453,7 @@ async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
     bed.until(Resource::Service, "hello", good).await;
 }
 
-/// Who owns the image that an object runs.
+/// Returns the field managers that own the image in an object.
 fn owners(object: &Value) -> Vec<&str> {
     let all = object["metadata"]["managedFields"].as_array().into_iter().flatten();
     let container =
@@ -462,7 +462,7 @@ fn owners(object: &Value) -> Vec<&str> {
     all.filter(owns).filter_map(|it| it["manager"].as_str()).collect()
 }
 
-/// As `kubectl apply --server-side` by two managers: what each adds to a list stands beside what the other added.
+/// Applies by two managers, as `kubectl apply --server-side` makes them: a list holds the entries of both.
 #[tokio::test]
 async fn two_managers_each_have_entries_of_one_list() {
     let bed = Bed::new("merge").await;
@@ -502,7 +502,7 @@ async fn two_managers_each_have_entries_of_one_list() {
 async fn a_status_is_written_apart_from_the_rest() {
     let bed = Bed::new("status").await;
     let key = bed.key(Resource::Revision, Part::Status, "hello-00001");
-    // The watch must have brought the Revision before its status can be compared.
+    // The watch must have reported the Revision before its status can be compared.
     while bed.writer.seen(Resource::Revision, &bed.name("hello-00001")).is_none() {
         sleep(Duration::from_millis(20)).await;
     }
@@ -511,7 +511,7 @@ async fn a_status_is_written_apart_from_the_rest() {
     bed.want(&key, Want::Body(status.clone()));
     let good = |it: Option<&Value>| it.is_some_and(|it| it["status"] == status);
     bed.until(Resource::Revision, "hello-00001", good).await;
-    // Somebody else's change is put right.
+    // A change by another client is undone.
     let other = json!({"status": {"conditions": []}});
     let api = api_of(&bed.client, Resource::Revision, &bed.name("hello-00001"));
     let params = PatchParams::default();
@@ -530,7 +530,7 @@ async fn nothing_is_tried_again_in_a_namespace_that_goes() {
         plural: "namespaces".into(),
     };
     let api: kube::Api<DynamicObject> = kube::Api::all_with(bed.client.clone(), &kind);
-    // Nothing here ends a namespace, so it stays as it is while it goes.
+    // This API server has no controller that ends a namespace, so the namespace stays as terminating.
     api.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
     let key = bed.key(Resource::Service, Part::Object, "hello");
     bed.want(&key, Want::Body(bed.placeholder().body));
@@ -596,7 +596,7 @@ async fn one_leads_and_hands_over_when_it_stops() {
         timeout(Duration::from_secs(30), one.changed()).await.expect("nobody leads");
     }
     let (mut two, _second, _stop) = start("two");
-    // The other one tries as often as this one renews, and must not succeed.
+    // The other elector tries as often as this one renews, and must not succeed.
     for _ in 0..5 {
         one.changed().await;
         assert!(one.may_write() && !two.may_write());

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// What a Service with one Revision has in its namespace, without what Kubernetes adds.
+/// Objects of a Service with one Revision in its namespace, without those that Kubernetes adds.
 const OBJECTS: [(Resource, &str); 12] = [
     (Resource::KnativeService, "hello"),
     (Resource::Configuration, "hello"),
@@ -65,7 +65,7 @@ struct Replica {
 }
 
 impl Replica {
-    /// Waits until it has taken in everything there is, which is when it calls itself ready.
+    /// Waits until the replica has observed all objects, which is when it reports to be ready.
     async fn has_read_everything(&self) {
         for _ in 0..600 {
             if self.page("/readyz").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
@@ -76,7 +76,7 @@ impl Replica {
         panic!("it did not become ready: {:?}", self.page("/readyz").await);
     }
 
-    /// How often a ConfigMap was shown to it.
+    /// Returns the number of times the replica has observed a ConfigMap.
     async fn config_maps_seen(&self) -> u64 {
         const COUNT: &str = "rouse_controller_kube_watch_events_total{resource=\"configmaps\"} ";
         let metrics = self.page("/metrics").await.unwrap();
@@ -194,7 +194,7 @@ impl Bed {
         panic!("{resource} {own} did not become as wanted: {:?}", self.get(resource, own).await);
     }
 
-    /// Plays a kubelet: a pod that runs and is ready.
+    /// Plays a kubelet: creates a pod that runs and is ready.
     async fn run_pod(&self, name: &Name, address: &str, labels: Value) {
         let spec = json!({
             "nodeName": "node", "automountServiceAccountToken": false,
@@ -228,7 +228,7 @@ impl Bed {
         api.patch_status(&name.name, &PatchParams::default(), &merge).await.unwrap();
     }
 
-    /// Which replicas told of something, one entry for each event there is.
+    /// Returns the replicas that recorded Events with this reason, one entry per Event.
     async fn tellers(&self, reason: &str) -> Vec<String> {
         let kind = kube::api::ApiResource {
             group: "events.k8s.io".into(),
@@ -267,7 +267,7 @@ impl Bed {
         all
     }
 
-    /// Nobody has written any of them since.
+    /// Asserts that none of the objects was written since.
     async fn assert_untouched(&self, before: &[Value]) {
         for (before, now) in before.iter().zip(self.objects().await) {
             let version = |it: &Value| it["metadata"]["resourceVersion"].clone();
@@ -297,13 +297,13 @@ async fn deploy(bed: &Bed) {
     }
 }
 
-/// Both replicas see the bad value, and then that it is put right.
+/// Waits until both replicas have observed a bad value and its correction.
 async fn a_bad_value_is_written_and_taken_back(bed: &Bed, follower: &Replica) {
     let seen = follower.config_maps_seen().await;
     let own = Name::new(bed.system.as_str(), "config-autoscaler");
     bed.apply(Resource::ConfigMap, &own, json!({"data": {"stable-window": "3s"}})).await;
     bed.until_told("ConfigRefused", "first").await;
-    // What it does not tell while another leads it tells once it leads itself, if it still holds.
+    // A replica records the Events of another leader's time once it is the leader, if they still hold.
     bed.apply(Resource::ConfigMap, &own, json!({"data": {}})).await;
     for _ in 0..600 {
         if follower.config_maps_seen().await >= seen + 2 {
@@ -314,7 +314,7 @@ async fn a_bad_value_is_written_and_taken_back(bed: &Bed, follower: &Replica) {
     panic!("the follower was not shown both");
 }
 
-/// Traffic moves, and the pod of the old Revision says that it drains, for the replicas that do not lead.
+/// Moves traffic, and waits until the old Revision's pod is annotated as draining, for the other replicas.
 async fn old_pods_are_noted_as_draining(bed: &Bed) {
     let deployment = bed.until(Resource::Deployment, "hello-00002-deployment", |_| true).await;
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
@@ -330,7 +330,7 @@ async fn old_pods_are_noted_as_draining(bed: &Bed) {
     assert!(!noted(&other));
 }
 
-/// A domain's claim is made for its mapping, and goes with it.
+/// Checks that a domain's claim is created for its mapping, and deleted with it.
 async fn domains_are_claimed_and_given_back(bed: &Bed) {
     let network = Name::new(bed.system.as_str(), "config-network");
     let data = json!({"data": {"autocreate-cluster-domain-claims": "true"}});
@@ -355,10 +355,10 @@ async fn domains_are_claimed_and_given_back(bed: &Bed) {
     panic!("the claim of {domain} stays");
 }
 
-/// One test, since the steps follow from each other and each needs the whole API server.
+/// A single test, since the steps depend on each other and each needs the whole API server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
-    // A failed test shows what the replicas logged.
+    // A failed test shows the logs of the replicas.
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
     let bed = Bed::new().await;
     let first = bed.replica("first");
@@ -374,7 +374,7 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     let port = placeholder["metadata"]["annotations"]["rouse.dev/activator-port"].as_str().unwrap();
     assert_eq!(slice["ports"][0]["port"].to_string(), port);
 
-    // Somebody who deletes a child gets it back.
+    // A child object that a user deletes is created again.
     let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
     let uid = placeholder["metadata"]["uid"].clone();
@@ -382,23 +382,23 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     let kept = &again["metadata"]["annotations"]["rouse.dev/activator-port"];
     assert_eq!(kept, port, "its port at the activators stays");
 
-    // A second replica waits, takes over, and has nothing to write.
+    // A second replica waits, acquires the Lease, and has nothing to write.
     let second = bed.replica("second");
     second.has_read_everything().await;
     a_bad_value_is_written_and_taken_back(&bed, &second).await;
     let before = bed.objects().await;
     first.end().await;
-    // What it has to write for what is there already, it writes before it makes anything for a new Service.
+    // It writes everything for existing objects before it creates anything for a new Service.
     let image =
         |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
     bed.apply(Resource::KnativeService, &bed.name("later"), image("dev.local/one")).await;
     bed.until(Resource::Deployment, "later-00001-deployment", |_| true).await;
     bed.assert_untouched(&before).await;
-    // Each replica tells one thing after the other: had it told of the bad value too, that would be there by now.
+    // A replica records its Events in order: one about the bad value would exist by now.
     bed.until_told("Created", "second").await;
     assert_eq!(bed.tellers("ConfigRefused").await, ["first"]);
 
-    // It leads: a new template makes a second Revision.
+    // The second replica is the leader: a new template makes a second Revision.
     bed.apply(Resource::KnativeService, &bed.name("hello"), image("dev.local/two")).await;
     bed.until(Resource::Revision, "hello-00002", |_| true).await;
     let still = bed.until(Resource::KnativeService, "hello", |it| {

@@ -68,7 +68,7 @@ async fn apply_crds(client: &Client) {
     }
 }
 
-/// A controller's webhook, its registration kept by this process.
+/// A controller's webhook, with its registration, which this process maintains.
 struct Replica {
     certificates: Arc<Certificates>,
     settings: watch::Sender<Arc<Settings>>,
@@ -92,7 +92,7 @@ async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> Re
     Replica { certificates, settings, stop }
 }
 
-/// Waits until the API server was told of the certificate in the Secret.
+/// Waits until the API server has the certificate of the Secret.
 async fn registered(client: &Client, authority: &str) {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let told = async {
@@ -151,7 +151,7 @@ fn template(container: Value) -> Value {
     json!({"template": {"spec": {"containers": [container]}}})
 }
 
-/// Why the API server did not take `object`.
+/// Returns the message with which the API server refused `object`.
 async fn refusal(api: &Api<DynamicObject>, object: &DynamicObject) -> String {
     match api.create(&PostParams::default(), object).await {
         Ok(made) => panic!("taken: {}", serde_json::to_string(&made).unwrap()),
@@ -160,7 +160,7 @@ async fn refusal(api: &Api<DynamicObject>, object: &DynamicObject) -> String {
     }
 }
 
-/// A webhook that nobody answers would stop every later test: it goes whatever happened.
+/// Removes the registration, also after a failure: a webhook without a server would stop every later test.
 async fn unregister(client: &Client) {
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
@@ -220,7 +220,7 @@ async fn objects_are_filled_in_and_judged(client: &Client, namespace: &str) {
     let said = refused(json!({"image": "a", "env": [{"name": "PORT", "value": "1"}]})).await;
     let want = format!("{DENIED}\"PORT\" is a reserved environment variable: {at}.env[0].name");
     assert_eq!(said, want);
-    // What no schema of ours names must reach the webhook: it says that it may not be set.
+    // A field that no CRD schema names must reach the webhook, which refuses it.
     let hook = json!({"image": "a", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}});
     assert_eq!(refused(hook).await, format!("{DENIED}must not set the field(s): {at}.lifecycle"));
     let split = json!({
@@ -230,7 +230,7 @@ async fn objects_are_filled_in_and_judged(client: &Client, namespace: &str) {
     let said = refusal(&services, &service("b", split)).await;
     assert_eq!(said, format!("{DENIED}Traffic targets sum to 120, want 100: spec.traffic"));
 
-    // These two are the schema's own.
+    // The schema itself refuses these two.
     let percent = json!({
         "template": {"spec": {"containers": [{"image": "a"}]}},
         "traffic": [{"percent": 101}],
@@ -266,7 +266,7 @@ async fn revisions_do_not_change(client: &Client, namespace: &str) {
     let changed = revisions.patch("a-00001", &PatchParams::default(), &Patch::Merge(&patch)).await;
     let Err(kube::Error::Api(status)) = changed else { panic!("{changed:?}") };
     assert!(status.message.contains("Immutable fields changed (-old +new): spec\ntimeoutSeconds:"));
-    // A status asks nobody.
+    // An update of a status does not call the webhook.
     let patch = json!({"status": {"observedGeneration": 1, "conditions": [{
         "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",
     }]}});
@@ -306,10 +306,10 @@ async fn config_maps_are_judged(client: &Client, namespace: &str) {
     maps.create(&create, &map("other", "somebody", "x")).await.unwrap();
 }
 
-/// Nearly every field that may be written, each with a value that is right.
+/// A pod with nearly every field that may be set, each with a valid value.
 const FULL_POD: &str = include_str!("full_pod.json");
 
-/// The JSON pointers of all that is no object and no list, with the values.
+/// Collects the JSON pointers of all scalars, with their values.
 fn leaves(value: &Value, at: &str, out: &mut Vec<(String, Value)>) {
     match value {
         Value::Object(fields) => {
@@ -326,7 +326,7 @@ fn leaves(value: &Value, at: &str, out: &mut Vec<(String, Value)>) {
     }
 }
 
-/// What may be written in the place of a value: other spellings of it, and what formats and ranges exclude.
+/// Returns replacements of a value: other spellings, and values that formats and ranges exclude.
 fn others(value: &Value) -> Vec<Value> {
     match value {
         Value::String(text) => {
@@ -374,9 +374,9 @@ fn every_feature() -> Settings {
     settings
 }
 
-/// Whether what we make of a value is not what was written, so that the API server takes it.
+/// Returns true if admission replaces such a value by one that the API server accepts.
 fn is_filled_in(at: &str, value: &Value) -> bool {
-    // Letters of any size are Knative's rule; none, or a port of 0, is the one that serves; containers get names.
+    // Knative's rules: the case of letters is free; a missing port or port 0 is the serving one; containers get names.
     let ends = [
         "/readinessProbe/httpGet/scheme",
         "Probe/httpGet/port",
@@ -388,7 +388,7 @@ fn is_filled_in(at: &str, value: &Value) -> bool {
     ends.iter().any(|it| at.ends_with(it)) || (is_name && value == "")
 }
 
-/// Whether admission takes a service with this pod, asked without an API server in between: most are refused.
+/// Returns true if admission admits a service with this pod; called without an API server, as most are refused.
 fn admits(pod: &Value, settings: &Settings) -> bool {
     let object = manifest("pod", json!({"template": {"spec": pod}}));
     let rules = settings.rules();
@@ -402,7 +402,7 @@ fn of_pod(pod: &Value) -> DynamicObject {
     service("pod", json!({"template": {"spec": pod}}))
 }
 
-/// The Deployment of such a pod.
+/// Returns the Deployment of such a pod.
 fn deployment(pod: &Value) -> DynamicObject {
     let labels = json!({"app": "a"});
     serde_json::from_value(json!({
@@ -413,13 +413,13 @@ fn deployment(pod: &Value) -> DynamicObject {
     .unwrap()
 }
 
-/// One value of a pod, and what is written in its place.
+/// Pointer of one value of a pod, and its replacement.
 struct Exchange {
     at: String,
     other: Value,
 }
 
-/// Each value of `full` with each other that it may have.
+/// Returns each value of `full` with each of its replacements.
 fn exchanges(full: &Value) -> Vec<Exchange> {
     let mut all = Vec::new();
     leaves(full, "", &mut all);
@@ -429,7 +429,7 @@ fn exchanges(full: &Value) -> Vec<Exchange> {
     all.into_iter().flat_map(others).collect()
 }
 
-/// Who is asked about a pod.
+/// Clients and settings that decide on a pod.
 struct Judges {
     full: Value,
     settings: Arc<Settings>,
@@ -439,14 +439,14 @@ struct Judges {
 }
 
 impl Judges {
-    /// Whether a pod with this exchange is admitted, and if so why its Deployment is refused.
+    /// Returns `None` if the pod with this replacement is refused; else `Ok`, or an error if its Deployment is refused.
     async fn ask(self: Arc<Self>, it: Exchange) -> Option<Result<(), String>> {
         if is_filled_in(&it.at, &it.other) {
             return None;
         }
         let mut pod = self.full.clone();
         *pod.pointer_mut(&it.at).unwrap() = it.other.clone();
-        // As long as the API server thinks about others, this has a thread of its own.
+        // On a thread of its own, so that the requests to the API server go on meanwhile.
         let judges = Arc::clone(&self);
         let judged = spawn_blocking(move || admits(&pod, &judges.settings).then_some(pod));
         let pod = judged.await.unwrap()?;
@@ -455,7 +455,7 @@ impl Judges {
             Err(kube::Error::Api(why)) => why,
             Err(other) => panic!("{} {}: {other}", it.at, it.other),
         };
-        // The schema may refuse what the webhook is then not asked about.
+        // The schema may refuse a pod without a call of the webhook.
         Some(match self.services.create(&self.dry, &of_pod(&pod)).await {
             Ok(_) => Err(format!("{} {}: {}", it.at, it.other, why.message)),
             Err(_) => Ok(()),
@@ -463,8 +463,8 @@ impl Judges {
     }
 }
 
-/// A service that is admitted, and whose Deployment the API server then refuses, would never get a pod. Each value of a
-/// pod is exchanged for many others, and both are asked.
+/// A service that is admitted although the API server refuses its Deployment would never get a pod. So each value of a
+/// pod is replaced by many others, and both verdicts are compared.
 async fn what_is_admitted_gets_a_deployment(client: &Client, namespace: &str, leader: &Replica) {
     let settings = Arc::new(every_feature());
     leader.settings.send_replace(Arc::clone(&settings));
@@ -480,7 +480,7 @@ async fn what_is_admitted_gets_a_deployment(client: &Client, namespace: &str, le
     let all = exchanges(&judges.full);
     let tried = all.len();
     let asked = all.into_iter().map(|it| Arc::clone(&judges).ask(it));
-    // One answer takes the API server a while, and it gives many at once.
+    // One response takes a while, but the API server handles many requests at once.
     let admitted: Vec<_> =
         stream::iter(asked).buffered(16).filter_map(future::ready).collect().await;
     assert!(tried > 1000 && admitted.len() > 200, "{tried} {}", admitted.len());
@@ -500,7 +500,7 @@ async fn certificates_are_renewed_without_an_error(
     let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
     let renewed = async {
         let mut number = 0;
-        // Asks all the time: no handshake may fail in between.
+        // Requests all the time: no TLS handshake may fail during the rotation.
         while leader.certificates.bundle().as_ref() == Some(&before) {
             number += 1;
             let object = service(&format!("r-{number}"), template(json!({"image": "a"})));

@@ -1,7 +1,7 @@
-//! Agents as the controller knows them: one stream of routes each, and one of reports.
+//! Fake agents: each has one stream of routes and one stream of reports.
 //!
-//! They share this machine with the controller, so nearly all of them look at no more of an item than whether it ends
-//! a batch; one follows as agents do, and says what the table holds.
+//! They share this machine with the controller. So nearly all of them only check if an item ends a batch; one decodes
+//! the stream as real agents do, and counts the table's contents.
 
 use std::{
     sync::{
@@ -28,24 +28,24 @@ use tonic::{
 
 use super::cluster::{Cluster, Pod};
 
-/// What they have been told.
+/// Counts of the agents' streams.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// Agents with a stream.
+    /// Number of agents with a stream.
     pub(super) following: AtomicUsize,
-    /// Agents that have had a whole table.
+    /// Number of agents that have had a whole table.
     pub(super) whole: AtomicUsize,
-    /// Items of their first tables.
+    /// Number of items in the agents' first tables.
     pub(super) items: AtomicU64,
-    /// Bytes of those.
+    /// Number of bytes in the agents' first tables.
     pub(super) bytes: AtomicU64,
-    /// Services of the table that is read.
+    /// Number of services in the decoded table.
     pub(super) services: AtomicUsize,
-    /// Its ready pods.
+    /// Number of ready pods in the decoded table.
     pub(super) ready: AtomicUsize,
 }
 
-/// Starts them all; they try until the controller answers.
+/// Starts all agents and an autoscaler; they connect until the controller answers.
 pub(super) fn start(
     cluster: &mut Cluster,
     nodes: usize,
@@ -58,6 +58,7 @@ pub(super) fn start(
         let pods: Vec<Pod> =
             cluster.pods.iter().filter(|it| it.node == who.node).cloned().collect();
         tokio::spawn(report(endpoint.to_owned(), who.clone(), pods, stop.clone()));
+        // Agent 0 is the one that decodes its stream.
         if node > 0 {
             tokio::spawn(follow(endpoint.to_owned(), who, Arc::clone(&told)));
         }
@@ -95,6 +96,7 @@ async fn decide(endpoint: String, decisions: Vec<Decision>, stop: CancellationTo
     let outbox: Outbox<Name, Decision> = Outbox::new();
     decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
     let who = Subscriber { role: Role::Autoscaler, name: "autoscaler".into(), node: String::new() };
+    // The sender must live: the stream carries a heartbeat for as long as it does.
     let (_heart, alive) = tokio::sync::watch::channel(Alive::default());
     Link::new(endpoint, who, stop).decide(&outbox, &alive).await;
 }
@@ -142,14 +144,14 @@ async fn open(endpoint: &str, who: &Subscriber) -> Result<tonic::Streaming<Item>
     Ok(client.server_streaming(request, path, Light).await?.into_inner())
 }
 
-/// Of an item.
+/// Size of an item, and true in `ends` if the item is a `Synced`.
 #[derive(Clone, Copy, Debug)]
 struct Item {
     size: u64,
     ends: bool,
 }
 
-/// Looks at items without reading them.
+/// Codec that reads the size of an item without decoding it.
 #[derive(Clone, Copy, Debug)]
 struct Light;
 
@@ -182,7 +184,7 @@ impl Decoder for Light {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Item>, Status> {
-        // `synced` is field 7, of no length, and nothing of an item is shorter.
+        // `synced` is field 7 with an empty message; every other item is longer.
         let (size, chunk) = (from.remaining(), from.chunk());
         let ends = size < 16 && chunk.ends_with(&[7 << 3 | 2, 0]);
         from.advance(size);

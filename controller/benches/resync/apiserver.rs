@@ -1,4 +1,4 @@
-//! Answers lists, watches and the lease as an API server does, and counts what it is asked to write.
+//! Fake API server: it serves lists, watches and the Lease, and counts requests to write.
 
 use std::{
     collections::BTreeMap,
@@ -24,17 +24,17 @@ use tokio::net::TcpListener;
 
 use super::cluster::{Cluster, SYSTEM};
 
-/// All objects, ready to be sent.
+/// All objects, serialized for lists.
 pub(super) struct Objects {
-    /// By the path of their list.
+    /// Objects by the path of their list.
     lists: BTreeMap<String, Vec<Box<str>>>,
-    /// Requests to write something other than the lease.
+    /// Number of requests to write anything but the Lease.
     writes: AtomicU64,
     lease: AtomicU64,
 }
 
 impl Objects {
-    /// Those of a cluster, with what the API server adds to each.
+    /// Returns the objects of a cluster, with the metadata that an API server adds.
     pub(super) fn of(cluster: Cluster) -> Self {
         let mut lists: BTreeMap<String, Vec<Box<str>>> = BTreeMap::new();
         for (version, ((resource, name), mut object)) in cluster.objects.into_iter().enumerate() {
@@ -47,18 +47,18 @@ impl Objects {
         Self { lists, writes: AtomicU64::new(0), lease: AtomicU64::new(0) }
     }
 
-    /// How many there are, and their size.
+    /// Returns the number of objects and their total size in bytes.
     pub(super) fn size(&self) -> (usize, usize) {
         let all = || self.lists.values().flatten();
         (all().count(), all().map(|it| it.len()).sum())
     }
 
-    /// How often something was to be written.
+    /// Returns the number of requests to write.
     pub(super) fn writes(&self) -> u64 {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// One page of a list.
+    /// Returns one page of a list as JSON.
     fn page(&self, path: &str, limit: usize, from: usize) -> String {
         let all = self.lists.get(path).map(Vec::as_slice).unwrap_or_default();
         let to = from.saturating_add(limit).min(all.len());
@@ -69,7 +69,7 @@ impl Objects {
         )
     }
 
-    /// The Lease as it was asked to be, in another version.
+    /// Returns the Lease from the request, with a new version.
     fn lease(&self, body: &[u8]) -> String {
         let mut lease: Value = serde_json::from_slice(body).unwrap_or_default();
         let version = self.lease.fetch_add(1, Ordering::Relaxed) + 1_000_000;
@@ -78,7 +78,7 @@ impl Objects {
     }
 }
 
-/// Field by field, who has set it: on a real API server a third of each object.
+/// Returns `managedFields` for an object: the managers of each field, on a real API server a third of each object.
 fn managed_fields(object: &Value) -> Value {
     fn fields(value: &Value) -> Value {
         match value {
@@ -97,14 +97,14 @@ fn managed_fields(object: &Value) -> Value {
     }])
 }
 
-/// The path of a list: of the system namespace, or of all.
+/// Returns the path of a kind's list, in the system namespace or in all namespaces.
 fn path(resource: Resource, system: bool) -> String {
     let root = if resource.group().is_empty() { "api" } else { "apis" };
     let space = if system { format!("/namespaces/{SYSTEM}") } else { String::new() };
     format!("/{root}/{}{space}/{}", resource.api_version(), resource.plural())
 }
 
-/// Serves them; returns where.
+/// Serves the objects; returns the address.
 pub(super) async fn serve(objects: Arc<Objects>) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;
@@ -123,10 +123,12 @@ async fn answer(State(objects): State<Arc<Objects>>, request: Request<Body>) -> 
     let is_lease = path.contains("/leases");
     match *request.method() {
         Method::GET if parameter("watch").is_some() => {
+            // A watch without events: after the first list nothing changes in the cluster.
             let nothing = futures::stream::pending::<Result<Bytes, Infallible>>();
             json(Body::from_stream(nothing.boxed()))
         }
         Method::GET if is_lease && !path.ends_with("/leases") => {
+            // No Lease at first, so the controller creates it and becomes the leader.
             let none = r#"{"kind":"Status","status":"Failure","reason":"NotFound","message":"not found","code":404}"#;
             (StatusCode::NOT_FOUND, json(none.into())).into_response()
         }
@@ -142,6 +144,7 @@ async fn answer(State(objects): State<Arc<Objects>>, request: Request<Body>) -> 
             if is_lease {
                 return json(objects.lease(&body).into());
             }
+            // A complete start writes nothing, so the first few writes show the bug.
             if objects.writes.fetch_add(1, Ordering::Relaxed) < 5 {
                 tracing::warn!(%method, path, body = %String::from_utf8_lossy(&body), "written");
             }

@@ -1,4 +1,4 @@
-//! A cluster that has come to rest, made by the controller itself against a model of the API server.
+//! A cluster in its desired state, made by the controller itself against a model of the API server.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,23 +19,23 @@ use controller::{
 };
 use serde_json::{Value, json};
 
-/// Where our own parts are.
+/// Namespace of Rouse's own components.
 pub(super) const SYSTEM: &str = "knative-serving";
-/// Services in one namespace.
+/// Number of services in one namespace.
 const CROWD: usize = 100;
 
-/// How large a cluster.
+/// Size of the cluster to make.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
-    /// Services, each with one Revision.
+    /// Number of services, each with one Revision.
     pub(super) services: usize,
-    /// Pods of each.
+    /// Number of pods per Revision.
     pub(super) pods: usize,
-    /// Nodes, each with an agent.
+    /// Number of nodes, each with an agent.
     pub(super) nodes: usize,
 }
 
-/// A pod, as its agent knows it.
+/// A pod's identity, as its agent reports it.
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     pub(super) uid: String,
@@ -43,7 +43,7 @@ pub(super) struct Pod {
     pub(super) address: String,
 }
 
-/// Everything in the cluster.
+/// All objects of the cluster, with the machine that planned them.
 pub(super) struct Cluster {
     machine: Machine,
     now: Stamp,
@@ -55,7 +55,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Plays what users, the controller and Kubernetes do, until nothing is left to do.
+    /// Plays users, controller and Kubernetes until no write is left.
     pub(super) fn new(size: Size, now: Stamp) -> Self {
         let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
         let settings =
@@ -71,12 +71,12 @@ impl Cluster {
         all
     }
 
-    /// How many objects of a kind there are.
+    /// Returns the number of objects of a kind.
     pub(super) fn count(&self, resource: Resource) -> usize {
         self.objects.keys().filter(|(kind, _)| *kind == resource).count()
     }
 
-    /// Takes in events and what follows from all that is written then.
+    /// Handles events, and all events that follow from the resulting writes.
     fn rest(&mut self, events: Vec<Event>) {
         let (mut events, mut keys) = (VecDeque::from(events), BTreeSet::new());
         loop {
@@ -92,7 +92,7 @@ impl Cluster {
         }
     }
 
-    /// What a registry that is not asked has to say: nothing.
+    /// Returns empty digests, as for a registry that is skipped.
     fn digests(&self, revision: &Name) -> Option<Event> {
         let wanted = self.machine.wanted_digests(revision)?;
         let none = wanted.images.into_iter().map(|(name, _)| (name, String::new()));
@@ -109,6 +109,7 @@ impl Cluster {
                 self.objects.get_mut(&at).expect("it was seen")["status"] = body["status"].clone();
                 self.observed(at)
             }
+            // Restores, scales and deletions cannot occur while the cluster is only built up.
             other => panic!("{key} comes to no rest: {other:?}"),
         }
     }
@@ -118,7 +119,7 @@ impl Cluster {
         vec![Event::Observe(at.0, at.1, Some(object))]
     }
 
-    /// What the API server makes of a body, and Kubernetes' own controllers of that.
+    /// Applies a body as the API server and Kubernetes' own controllers would.
     fn apply(&mut self, resource: Resource, name: &Name, mut object: Value) -> Vec<Event> {
         let at = (resource, name.clone());
         let before = self.objects.get(&at);
@@ -138,6 +139,7 @@ impl Cluster {
         if let Some(status) = status {
             object["status"] = status;
         }
+        // A Service without a selector is a placeholder, whose ClusterIP must not change.
         if resource == Resource::Service && object["spec"].get("selector").is_none() {
             let host = self.made;
             let fresh = || {
@@ -148,6 +150,7 @@ impl Cluster {
         let is_new = before.is_none();
         self.objects.insert(at.clone(), object);
         let mut events = self.observed(at);
+        // The Deployment's pods are made at once, and ready.
         if resource == Resource::Deployment && is_new {
             events.extend((0..self.size.pods).flat_map(|_| self.pod(name)).collect::<Vec<_>>());
         }
@@ -185,7 +188,7 @@ impl Cluster {
         self.rest(events);
     }
 
-    /// A pod that runs and is ready, as large as one of a real API server.
+    /// Makes a pod that runs and is ready, as large as a pod of a real API server.
     fn pod(&mut self, deployment: &Name) -> Vec<Event> {
         self.made += 1;
         let (made, number) = (self.made, self.pods.len());
@@ -198,6 +201,7 @@ impl Cluster {
         let labels = &of["spec"]["template"]["metadata"]["labels"];
         let mut spec = of["spec"]["template"]["spec"].clone();
         spec["nodeName"] = json!(node);
+        // Tolerations that the API server's admission adds to every pod.
         spec["tolerations"] = json!([
             {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
             {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
@@ -240,7 +244,7 @@ fn pod_status(address: &str, since: &str) -> Value {
     })
 }
 
-/// Every service runs its own image, so no two templates are equal.
+/// Returns a template; every service runs an image of its own, so no two templates are equal.
 fn template(at: usize, pods: usize) -> Value {
     let probe = json!({"tcpSocket": {"port": 0}, "successThreshold": 1, "periodSeconds": 0});
     let resources =

@@ -1,9 +1,9 @@
-//! How long a controller that has just started takes until everybody knows everything and it has nothing to write.
+//! Time from a controller's start until all agents have the whole table and the controller has nothing to write.
 //!
-//! `cargo bench -p controller --bench resync`: a process of its own runs the controller as it ships, against a stand-in
-//! of the API server that holds what an earlier controller has made. Agents are there from the beginning and try until
-//! they are answered; each reports its node's pods, and an autoscaler what it has decided. `RESYNC=SERVICES,PODS,NODES`
-//! chooses another size. Prints one JSON line.
+//! `cargo bench -p controller --bench resync`: a process of its own runs the controller as it ships. It uses a fake API
+//! server that holds the objects made by an earlier controller. Agents run from the beginning and connect until they
+//! get a response. Each reports its node's pods, and an autoscaler sends its decisions. `RESYNC=SERVICES,PODS,NODES`
+//! sets another size. Prints one JSON line.
 #![allow(clippy::print_stderr, reason = "whoever waits for minutes should see what for")]
 
 use std::{
@@ -28,19 +28,19 @@ use agents::Told;
 use apiserver::Objects;
 use cluster::{Cluster, SYSTEM, Size};
 
-/// That of `rouse`.
+/// The allocator that `rouse` uses.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Between two looks at the controller.
+/// Interval between two reads of the controller's metrics.
 const LOOK: Duration = Duration::from_millis(100);
-/// It comes to rest by then, or never.
+/// Time within which the controller must become idle.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 fn main() -> Result<(), Error> {
-    // Agents are refused until the controller listens, which is no news here.
+    // Agents are refused until the controller listens, as expected, so these errors are not shown.
     let filter = env::var("RUST_LOG").unwrap_or_else(|_| "warn,common::link=error".into());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
@@ -57,7 +57,7 @@ fn main() -> Result<(), Error> {
     }
 }
 
-/// Whatever becomes of the bench, its controller does not stay.
+/// Ends the controller's process with the bench, whose pipe to its standard input closes then.
 fn end_with_parent() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     std::process::exit(0);
@@ -74,7 +74,7 @@ fn size() -> Result<Size, Error> {
     }
 }
 
-/// The controller as it ships, but for TLS and for who asks it about objects.
+/// Runs the controller as it ships, but without TLS and without the webhook.
 async fn controller(kubeconfig: &str, listen: &str, admin: SocketAddr) -> Result<(), Error> {
     let domain = "example.com".into();
     let own = controller::Config { listen: listen.into(), admin, domain, ..Default::default() };
@@ -93,6 +93,7 @@ async fn measure(size: Size) -> Result<(), Error> {
     let began = Instant::now();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
     let hour_ago = Stamp(u64::try_from(now)? - 3_600_000);
+    // A long computation, which must not hold up the runtime's other tasks.
     let mut cluster = tokio::task::block_in_place(|| Cluster::new(size, hour_ago));
     assert_eq!(cluster.count(Resource::Revision), size.services);
     let stop = CancellationToken::new();
@@ -103,6 +104,7 @@ async fn measure(size: Size) -> Result<(), Error> {
     let (count, bytes) = objects.size();
     eprintln!("{count} objects, {} MB, made in {:.1?}", bytes >> 20, began.elapsed());
     let api = apiserver::serve(Arc::clone(&objects)).await?;
+    // The process starts last, so that its time includes nothing of the preparation.
     let controller = Process::start(api, &endpoint, admin)?;
     let seen = rest(size, &controller, &told, admin).await;
     let (cpu, peak) = (controller.cpu_s()?, controller.peak_mib()?);
@@ -119,14 +121,14 @@ async fn measure(size: Size) -> Result<(), Error> {
     Ok(())
 }
 
-/// Seconds since the controller was started.
+/// Times of a start, in seconds since the controller's process was started.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Until it had taken in all objects and answered the first agent.
+    /// Time at which all objects were observed and the first agent had a stream.
     known: f64,
-    /// Until every agent had a whole table.
+    /// Time at which every agent had a whole table.
     whole: f64,
-    /// Until every report was taken in and nothing was left to look at.
+    /// Time at which every report was handled and no object was left to check.
     rest: f64,
     is_complete: bool,
 }
@@ -147,6 +149,7 @@ async fn rest(size: Size, controller: &Process, told: &Told, admin: SocketAddr) 
         let counts = tokio::task::block_in_place(|| counts(admin)).unwrap_or_default();
         let table = (told.services.load(Ordering::Relaxed), told.ready.load(Ordering::Relaxed));
         let steps = counts["steps"].as_f64().unwrap_or(0.0);
+        // A step for each pod as object and as report, and one for each decision.
         let all_taken = steps >= (2 * wanted.1 + wanted.0) as f64;
         if counts != before || counts["waits"] != 0.0 || counts["leads"] != 1.0 || !all_taken {
             (before, seen.rest) = (counts, 0.0);
@@ -154,7 +157,7 @@ async fn rest(size: Size, controller: &Process, told: &Told, admin: SocketAddr) 
         }
         at(&mut seen.rest, seen.whole > 0.0 && table == wanted);
         if seen.rest > 0.0 {
-            // When it was first so: the look before this one.
+            // The condition held for the first time in the round before this one.
             seen.rest = (seen.rest - LOOK.as_secs_f64()).max(seen.whole);
             seen.is_complete = true;
             break;
@@ -163,7 +166,7 @@ async fn rest(size: Size, controller: &Process, told: &Told, admin: SocketAddr) 
     seen
 }
 
-/// What the controller says of itself.
+/// Reads sums of the controller's metrics.
 fn counts(admin: SocketAddr) -> std::io::Result<Value> {
     let mut stream = TcpStream::connect(admin)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
@@ -181,7 +184,7 @@ fn counts(admin: SocketAddr) -> std::io::Result<Value> {
     }))
 }
 
-/// The controller's process, which ends with this.
+/// Process of the controller, which is killed when this value is dropped.
 struct Process {
     child: Child,
     started: Instant,
@@ -210,7 +213,7 @@ impl Process {
         Ok(peak.unwrap_or_default().trim().parse::<f64>()? / 1024.0)
     }
 
-    /// Of user and kernel, in hundredths: `USER_HZ` is 100 everywhere.
+    /// Returns the CPU time of user and kernel in seconds, read in hundredths: `USER_HZ` is 100 on every platform.
     fn cpu_s(&self) -> Result<f64, Error> {
         let stat = self.read("stat")?;
         let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
@@ -221,7 +224,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself; the bench has failed then.
+        // The process may have ended by itself; then the bench has failed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.folder);
@@ -237,7 +240,7 @@ fn kubeconfig_of(api: SocketAddr) -> Value {
     })
 }
 
-/// One that nobody has now.
+/// Returns a local address with a free port.
 fn free_port() -> std::io::Result<SocketAddr> {
     std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()
 }

@@ -1,7 +1,7 @@
-//! Shell: the service of RouteTable streams, whose items are encoded and framed once for all that are told the same.
+//! Shell: the gRPC service of RouteTable streams, which encodes and frames each batch once for all streams.
 //!
-//! What tonic generates encodes and frames each item for each stream: a hundred agents that come back after a restart would
-//! have the whole table encoded a hundred times, and taken item by item.
+//! The service that tonic generates encodes each item for each stream. After a restart, a hundred agents that return
+//! would have the whole table encoded a hundred times, and polled item by item.
 
 use std::{convert::Infallible, sync::Arc, task};
 
@@ -24,20 +24,20 @@ use tonic::{
 
 use crate::machine::Routes;
 
-/// The items of one batch as they travel, the one that ends it included, in pieces of whole items.
+/// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
 pub type Encoded = Arc<[Bytes]>;
 
-/// A piece is cut at the end of the item that reaches this size.
+/// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
 const PIECE: usize = 64 * 1024;
-/// What a subscriber says of itself is no longer than this.
+/// Longest Subscriber message that is accepted, in bytes.
 const QUESTION: usize = 16 * 1024;
-/// Before each message: whether it is compressed, which none is, and its length in 4 bytes (gRPC over HTTP/2,
+/// Bytes before each message: one for compression, which is always 0, and four for the length (gRPC over HTTP/2,
 /// Length-Prefixed-Message).
 const PREFIX: usize = 5;
 
-/// Encodes a batch as `role` sees it: each change as `shape` says.
+/// Encodes a batch for `role`: each change as `shape` limits it.
 ///
-/// Where that is `None` the subscriber is told that the subject is gone, which means nothing to it unless it knew the
+/// Where `shape` returns `None`, the subscriber receives `Gone` for the subject, which has no effect unless it knew the
 /// subject before.
 pub fn encode(
     batch: &Routes,
@@ -59,6 +59,7 @@ pub fn encode(
     pieces.into()
 }
 
+/// Appends one message to `out`, with its gRPC prefix.
 fn frame(item: &raw::RouteItem, out: &mut BytesMut) {
     let length = u32::try_from(item.encoded_len()).expect("an item is far below 4 GiB");
     out.put_u8(0);
@@ -66,22 +67,22 @@ fn frame(item: &raw::RouteItem, out: &mut BytesMut) {
     item.encode(out).expect("the buffer grows");
 }
 
-/// Opens streams.
+/// Opens the RouteTable streams of a [`Server`].
 #[tonic::async_trait]
 pub trait Watch: Send + Sync + 'static {
-    /// What a stream says, in [encoded](encode) pieces.
+    /// Stream of [encoded](encode) pieces.
     type Items: Stream<Item = Bytes> + Send + 'static;
 
-    /// Begins one.
+    /// Opens the stream for one request.
     async fn watch(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status>;
 }
 
-/// Serves `rouse.v1.Routes` as what is generated from the protocol does.
+/// gRPC server for `rouse.v1.Routes`, with the behaviour of the one generated from the protocol.
 #[derive(Debug)]
 pub struct Server<W>(Arc<W>);
 
 impl<W> Server<W> {
-    /// A service whose streams `watch` opens.
+    /// Creates a service whose streams `watch` opens.
     pub fn new(watch: W) -> Self {
         Self(Arc::new(watch))
     }
@@ -117,13 +118,14 @@ where
             if request.uri().path() != "/rouse.v1.Routes/Watch" {
                 return Ok(Status::unimplemented("there is no such call").into_http());
             }
+            // An error is a gRPC response too, so the service itself never fails.
             let items = async { watch.watch(question(request).await?).await };
             Ok(items.await.map_or_else(Status::into_http, answer))
         })
     }
 }
 
-/// A call's one message.
+/// Reads the one message of a call.
 async fn question<B>(request: http::Request<B>) -> Result<Request<raw::Subscriber>, Status>
 where
     B: HttpBody,
@@ -133,6 +135,7 @@ where
     let (head, body) = request.into_parts();
     let body = Limited::new(body, QUESTION).collect().await;
     let mut bytes = body.map_err(|error| refuse(error.to_string()))?.to_bytes();
+    // HTTP/2 may deliver the message in any number of frames, so it is read in full before it is decoded.
     if bytes.len() < PREFIX || bytes.get_u8() != 0 {
         return Err(refuse("neither one message nor uncompressed".into()));
     }
@@ -143,8 +146,9 @@ where
     Ok(Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, who))
 }
 
-/// A stream that ends well when its items do.
+/// Response that sends the items, and the trailer `grpc-status: 0` after them.
 fn answer(items: impl Stream<Item = Bytes> + Send + 'static) -> http::Response<Body> {
+    // gRPC reports the result in trailers; without them the stream would count as broken off.
     let mut ends = http::HeaderMap::new();
     ends.insert(Status::GRPC_STATUS, http::HeaderValue::from_static("0"));
     let ends = stream::once(async { Frame::trailers(ends) });

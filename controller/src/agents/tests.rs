@@ -26,7 +26,7 @@ spec:
     spec: {containers: [{image: "hello:v1"}]}
 "#;
 
-/// A controller that knows one service.
+/// Builds a controller that knows one Service, `default/hello`.
 fn shared() -> (Arc<Shared>, watch::Receiver<Orders>) {
     let (orders, ordered) = watch::channel(Orders::default());
     let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
@@ -49,7 +49,7 @@ fn link(endpoint: &str, role: Role, shutdown: &CancellationToken) -> Arc<Link> {
     Arc::new(Link::new(endpoint, who, shutdown.clone()))
 }
 
-/// Follows the routes; the receiver gets the whole table after each batch.
+/// Watches the routes over `link`; the receiver gets the whole RouteTable after each batch.
 fn routes(link: Arc<Link>) -> watch::Receiver<common::wire::RouteView> {
     let (tell, told) = watch::channel(common::wire::RouteView::default());
     tokio::spawn(async move {
@@ -201,7 +201,7 @@ async fn who_begins_together_is_told_the_same_whole_and_then_what_is_new() {
     };
     assert!(Arc::ptr_eq(&first, &second), "made once");
     drop(first);
-    // Nobody is told it any more: who comes now is told what holds now.
+    // No stream sends the snapshot any longer, so a new stream gets one of the present table.
     drop(second);
     shared.step(Event::Decide(decision(1)));
     let news = |told: Told| {

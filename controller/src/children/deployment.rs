@@ -1,5 +1,5 @@
-//! Pure: the Deployment of a Revision (knative/serving `pkg/reconciler/revision/resources/deploy.go`), without the
-//! sidecar.
+//! Pure: the Deployment of a Revision (knative/serving `pkg/reconciler/revision/resources/deploy.go`), without
+//! Knative's sidecar.
 
 use k8s_openapi::{
     api::{
@@ -16,15 +16,15 @@ use serde_json::json;
 use super::{Config, Object, Resource, Revision, child_name, meta, pod};
 use crate::{knative::key, parse, policy::parse_duration};
 
-/// Names the container that `kubectl logs` and `kubectl exec` mean.
+/// Annotation that names the default container of `kubectl logs` and `kubectl exec`.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// Its name.
+/// Name of a Revision's Deployment.
 pub fn name(revision: &str) -> String {
     child_name(revision, "-deployment")
 }
 
-/// The Deployment; `replicas` counts only where there is none yet.
+/// Builds the Deployment. `replicas` is used only when the Deployment is created.
 pub fn deployment(revision: &Revision<'_>, config: &Config, replicas: i32) -> Object {
     let spec = DeploymentSpec {
         replicas: Some(replicas),
@@ -33,11 +33,12 @@ pub fn deployment(revision: &Revision<'_>, config: &Config, replicas: i32) -> Ob
             ..LabelSelector::default()
         },
         progress_deadline_seconds: Some(progress_deadline(revision, config)),
-        // A Revision never changes, so there is nothing to roll back to.
+        // A Revision is immutable, so there is nothing to roll back to.
         revision_history_limit: Some(0),
         strategy: Some(DeploymentStrategy {
             type_: Some("RollingUpdate".into()),
             rolling_update: Some(RollingUpdateDeployment {
+                // A changed template must never leave fewer pods than were decided.
                 max_unavailable: Some(IntOrString::Int(0)),
                 ..RollingUpdateDeployment::default()
             }),
@@ -49,6 +50,7 @@ pub fn deployment(revision: &Revision<'_>, config: &Config, replicas: i32) -> Ob
     Object::new(Resource::Deployment, meta, json!({"spec": spec}))
 }
 
+/// Deadline of the Deployment in seconds: the Revision's annotation, or else the operator's setting.
 fn progress_deadline(revision: &Revision<'_>, config: &Config) -> i32 {
     let own = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
     let seconds = own.and_then(|text| parse_duration(text)).map(|it| it.as_secs());

@@ -6,19 +6,20 @@ use serde_json::{Value, json};
 use super::{Object, Owner, Resource, Revision, deployment, meta};
 use crate::policy::{PREFIX, parse_duration};
 
-/// What bounds it, and who owns it.
+/// Bounds of a HorizontalPodAutoscaler, and its owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
-    /// The fewest pods; 0: as Kubernetes has it, which is one.
+    /// Least number of pods; 0 leaves the field unset, for which Kubernetes takes one.
     pub min: u32,
-    /// The most pods; 0: no limit.
+    /// Greatest number of pods; 0: no limit.
     pub max: u32,
-    /// Uid of the PodAutoscaler that it is made for.
+    /// UID of the PodAutoscaler that owns the HorizontalPodAutoscaler.
     pub owner: &'a str,
 }
 
-/// What scales the Revision in the place of an autoscaler of ours.
+/// Builds the HorizontalPodAutoscaler, which scales the Revision instead of Rouse's autoscaler.
 pub fn autoscaler(revision: &Revision<'_>, parts: Parts<'_>) -> Object {
+    // As in Knative, the PodAutoscaler is the owner and not the Revision.
     let owner = Owner { resource: Resource::PodAutoscaler, name: revision.name, uid: parts.owner };
     let mut meta = meta::meta(revision, revision.name.into());
     meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());
@@ -30,6 +31,7 @@ pub fn autoscaler(revision: &Revision<'_>, parts: Parts<'_>) -> Object {
             "kind": Resource::Deployment.kind(),
             "name": deployment::name(revision.name),
         },
+        // The API requires `maxReplicas`, so no limit is the largest number.
         "maxReplicas": if parts.max == 0 { i32::MAX } else { bound(parts.max) },
     });
     if parts.min > 0 {
@@ -38,6 +40,7 @@ pub fn autoscaler(revision: &Revision<'_>, parts: Parts<'_>) -> Object {
     if let Some(metric) = metric(revision) {
         spec["metrics"] = json!([metric]);
     }
+    // Kubernetes has no averaging window; both stabilization windows come nearest to Knative's.
     if let Some(window) = annotation(revision, "window").and_then(parse_duration) {
         let window = json!({"stabilizationWindowSeconds": window.as_secs()});
         spec["behavior"] = json!({"scaleDown": window, "scaleUp": window});
@@ -45,15 +48,17 @@ pub fn autoscaler(revision: &Revision<'_>, parts: Parts<'_>) -> Object {
     Object::new(Resource::HorizontalPodAutoscaler, meta, json!({"spec": spec}))
 }
 
+/// Text of the autoscaling annotation with this name, without its prefix.
 fn annotation<'a>(revision: &Revision<'a>, name: &str) -> Option<&'a str> {
     revision.annotations.get(&format!("{PREFIX}{name}")).map(|it| it.trim())
 }
 
-/// What is measured. Without a target Kubernetes measures what it always does: 80 % of the CPU that is asked for.
+/// Metric with its target value. Without a target, Kubernetes uses its default: 80 % of the requested CPU.
 fn metric(revision: &Revision<'_>) -> Option<Value> {
     let target: f64 = annotation(revision, "target")?.parse().ok()?;
     let whole = whole(target);
     Some(match annotation(revision, "metric").unwrap_or("cpu") {
+        // Knative rounds only the utilization up; the other targets lose their decimals.
         "cpu" => json!({"type": "Resource", "resource": {
             "name": "cpu",
             "target": {"type": "Utilization", "averageUtilization": self::whole(target.ceil())},
@@ -69,12 +74,12 @@ fn metric(revision: &Revision<'_>) -> Option<Value> {
     })
 }
 
-/// A number without what stands behind its point, as Go converts it; one that is too large is the largest.
+/// Truncates a number to an integer, as Go converts it; one that is too large becomes the largest.
 fn whole(number: f64) -> i64 {
     number as i64
 }
 
-/// A quantity as Kubernetes writes it: the largest unit that leaves a whole number.
+/// Formats a quantity as Kubernetes does: with the largest unit that leaves a whole number.
 fn quantity(mut number: i64, step: i64, units: &[&str]) -> String {
     let mut unit = 0;
     while number != 0 && number % step == 0 && unit + 1 < units.len() {

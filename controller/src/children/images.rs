@@ -1,16 +1,16 @@
-//! Pure: what caches of images and owners of domains look at.
+//! Pure: objects for other controllers: Images for image caches, ClusterDomainClaims for domains.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::{Object, Resource, Revision, child_name, meta};
 
-/// Name of the Image of a Revision's container.
+/// Name of the Image object of a Revision's container.
 pub fn name(revision: &str, container: &str) -> String {
     child_name(revision, &format!("-cache-{container}"))
 }
 
-/// One Image a container, so that an image cache may fetch it ahead.
+/// Builds one Image for each container, so that an image cache may pull it in advance.
 pub fn images(revision: &Revision<'_>) -> Vec<Object> {
     let pod = &revision.spec.pod;
     let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
@@ -31,8 +31,8 @@ pub fn images(revision: &Revision<'_>) -> Vec<Object> {
     containers.map(one).collect()
 }
 
-/// Says that a namespace may use a domain. It stands for the whole cluster and is therefore owned by nobody: the
-/// DomainMapping's finalizer removes it.
+/// Builds the ClusterDomainClaim that reserves a domain for a namespace. It is cluster-scoped, so no namespaced object
+/// can own it: the DomainMapping's finalizer removes it.
 pub fn domain_claim(domain: &str, namespace: &str) -> Object {
     let meta = ObjectMeta { name: Some(domain.into()), ..ObjectMeta::default() };
     let spec = json!({"spec": {"namespace": namespace}});

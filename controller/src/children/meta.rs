@@ -1,4 +1,4 @@
-//! Pure: names, labels, annotations and owners of a Revision's children.
+//! Pure: labels, annotations and owners of a Revision's child objects.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::Revision;
 use crate::knative::key;
 
-/// Labels of a Revision that its children do not get: they change while it runs.
+/// Labels of a Revision that its children do not inherit, since they change while it runs.
 const UNSHARED_LABELS: [&str; 2] = [key::ROUTING_STATE, "serving.knative.dev/route"];
-/// Annotations of a Revision that its children do not get, for the same reason.
+/// Annotations of a Revision that its children do not inherit: most change while it runs.
 const UNSHARED_ANNOTATIONS: [&str; 6] = [
     "serving.knative.dev/lastPinned",
     key::NO_GC,
@@ -18,12 +18,12 @@ const UNSHARED_ANNOTATIONS: [&str; 6] = [
     key::REACHED,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
-/// Annotations that speak to the autoscaler, and stand on its object alone.
+/// Prefix of annotations for the autoscaler. Only objects that describe scale carry them.
 const AUTOSCALING: &str = "autoscaling.knative.dev/";
-/// Groups pods in dashboards that know nothing of Knative.
+/// Label that groups pods in dashboards without knowledge of Knative.
 const APP: &str = "app";
 
-/// Labels of everything made for a Revision (`pkg/reconciler/revision/resources/meta.go`).
+/// Labels of every child object of a Revision (`pkg/reconciler/revision/resources/meta.go`).
 pub fn labels(revision: &Revision<'_>) -> BTreeMap<String, String> {
     let mut labels = revision.labels.clone();
     labels.retain(|key, _| !UNSHARED_LABELS.contains(&key.as_str()));
@@ -37,26 +37,26 @@ pub fn labels(revision: &Revision<'_>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Annotations of everything made for a Revision but the PodAutoscaler.
+/// Annotations of a Revision's children, without those of autoscaling.
 pub fn annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
     let mut annotations = scaling_annotations(revision);
     annotations.retain(|key, _| !key.starts_with(AUTOSCALING));
     annotations
 }
 
-/// Annotations of the objects that speak of scale.
+/// Annotations of the children that describe scale, those of autoscaling included.
 pub fn scaling_annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
     let mut annotations = revision.annotations.clone();
     annotations.retain(|key, _| !UNSHARED_ANNOTATIONS.contains(&key.as_str()));
     annotations
 }
 
-/// What selects the Revision's pods, and no other ones.
+/// Label selector that matches exactly the Revision's pods.
 pub fn selector(revision: &Revision<'_>) -> BTreeMap<String, String> {
     BTreeMap::from([(key::REVISION_UID.into(), revision.uid.into())])
 }
 
-/// Metadata of a child of this name.
+/// Metadata of a Revision's child with this name.
 pub fn meta(revision: &Revision<'_>, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),

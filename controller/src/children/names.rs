@@ -1,36 +1,38 @@
-//! Pure: names of children, cut where they would be too long (knative/pkg `kmeta/names.go`).
+//! Pure: names of child objects, shortened where they would be too long (knative/pkg `kmeta/names.go`).
 
 use std::fmt::Write as _;
 
-/// Kubernetes' bound of a label, and so of most names.
+/// Longest label in Kubernetes, and so the longest of most names, in bytes.
 const LONGEST: usize = 63;
-/// Characters of an MD5 sum in hexadecimal.
+/// Length of an MD5 sum in hexadecimal digits.
 const SUM: usize = 32;
-/// What is left of a name before the sum.
+/// Bytes of a name that fit before the sum.
 const HEAD: usize = LONGEST - SUM;
 
-/// `parent` followed by `suffix`, where that is at most 63 bytes; otherwise cut, with the MD5 sum of what was cut
-/// in place of the rest, so that different parents keep different names.
+/// Joins `parent` and `suffix` where that is at most 63 bytes. Longer names are cut, with the MD5 sum of the cut text
+/// in its place, so that different parents have different names.
 pub fn child_name(parent: &str, suffix: &str) -> String {
     if parent.len() + suffix.len() <= LONGEST {
         return valid(format!("{parent}{suffix}"));
     }
+    // Most suffixes are short: then the suffix stays readable and only the parent is cut.
     if suffix.len() < HEAD {
         let kept = cut(parent, HEAD - suffix.len());
         return valid(format!("{kept}{}{suffix}", sum(parent)));
     }
+    // A suffix that leaves no room is cut too, so the sum covers both.
     let mut name = format!("{}{}", cut(parent, HEAD), sum(&format!("{parent}{suffix}")));
     let room = LONGEST.saturating_sub(name.len());
     name.push_str(cut(suffix, room));
     valid(name)
 }
 
-/// The name of a route's tag, or the route's own.
+/// Name of a Route's tag, `<tag>-<route>`; without a tag the Route's own.
 pub fn tagged(tag: Option<&str>, route: &str) -> String {
     tag.map_or_else(|| route.to_owned(), |tag| child_name(&format!("{tag}-"), route))
 }
 
-/// At most `length` bytes of `text`, at a character's border.
+/// Longest prefix of `text` with at most `length` bytes that ends at a character boundary.
 fn cut(text: &str, length: usize) -> &str {
     let end = (0..=length.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
@@ -38,13 +40,13 @@ fn cut(text: &str, length: usize) -> &str {
 
 fn sum(text: &str) -> String {
     md5::compute(text).iter().fold(String::with_capacity(SUM), |mut out, byte| {
-        // A string takes everything that is written to it.
+        // Writing to a `String` never fails.
         let _ = write!(out, "{byte:02x}");
         out
     })
 }
 
-/// A cut may end in `-` or `.`, which no name may.
+/// Removes a trailing `-` or `.`, which a cut may leave and no name may have.
 fn valid(mut name: String) -> String {
     name.truncate(name.trim_end_matches(|it: char| !it.is_ascii_alphanumeric()).len());
     name
@@ -61,7 +63,7 @@ mod tests {
         let long = "a".repeat(63);
         let name = child_name(&long, "-deployment");
         assert_eq!(name.len(), 63);
-        // The sum is `printf a×63 | md5sum`.
+        // The sum is the output of `printf a×63 | md5sum`.
         assert_eq!(name, format!("{}b06521f39153d618550606be297466d5-deployment", "a".repeat(20)));
         let names = child_name("short", &"b".repeat(80));
         assert!(names.starts_with("short") && names.len() == 63, "{names}");

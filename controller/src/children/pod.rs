@@ -1,4 +1,4 @@
-//! Pure: the pods of a Revision: what the user wrote, and what the platform adds.
+//! Pure: the pod spec of a Revision: the user's template with the platform's additions.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,23 @@ use k8s_openapi::{
 use super::{Config, Revision, meta};
 use crate::{knative::key, parse};
 
-/// What the serving container's port is called.
+/// Name of the serving container's port in the pod.
 pub const PORT_NAME: &str = "user-port";
 /// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
 const DEFAULT_PORT: i32 = 8080;
-/// Where a node's agent answers once a pod may stop (knative/serving `networking.QueueAdminPort`).
+/// Port of the pod server, where a node's agent answers once a pod may stop (knative/serving
+/// `networking.QueueAdminPort`).
 pub const DRAIN_PORT: i32 = 8022;
-/// What is asked for there (knative/serving `queue.RequestQueueDrainPath`).
+/// Path of the preStop request (knative/serving `queue.RequestQueueDrainPath`).
 pub const DRAIN_PATH: &str = "/wait-for-drain";
-/// `timeoutSeconds` where nothing is said.
+/// Default of `timeoutSeconds`, in seconds.
 const TIMEOUT_SECONDS: i64 = 300;
 
-/// The pods' spec.
+/// Builds the pod spec of a Revision.
 pub fn spec(revision: &Revision<'_>, config: &Config) -> PodSpec {
     let mut pod = revision.spec.pod.clone();
     let timeout = revision.spec.timeout_seconds.filter(|it| *it > 0);
+    // A request may take `timeoutSeconds`, and a pod must be able to finish its last one.
     pod.termination_grace_period_seconds = Some(timeout.unwrap_or(TIMEOUT_SECONDS));
     pod.enable_service_links = pod.enable_service_links.or(config.service_links);
     if pod.service_account_name.as_deref().unwrap_or_default().is_empty() {
@@ -40,7 +42,7 @@ pub fn spec(revision: &Revision<'_>, config: &Config) -> PodSpec {
     if pod.runtime_class_name.is_none() {
         pod.runtime_class_name = runtime_class(&config.runtime_classes, &meta::labels(revision));
     }
-    // On the node's own network the port would be the node's, and not tell which pod asks.
+    // On the node's network the port would be the node's, and would not identify the pod.
     let drains = config.wait_for_drain && pod.host_network != Some(true);
     let serving = parse::serving_index(&pod.containers);
     let port = serving_port(pod.containers.get(serving));
@@ -56,18 +58,19 @@ pub fn spec(revision: &Revision<'_>, config: &Config) -> PodSpec {
     pod
 }
 
-/// What the serving container listens on.
+/// Port on which the serving container listens.
 pub fn serving_port(container: Option<&Container>) -> i32 {
     let port = container.and_then(|it| it.ports.as_ref()?.first());
     port.map(|it| it.container_port).filter(|it| *it > 0).unwrap_or(DEFAULT_PORT)
 }
 
-/// What every container of the user gets.
+/// Adds the platform's settings to a container of the user.
 fn user_container(container: &mut Container, revision: &Revision<'_>) {
     let env = container.env.get_or_insert_default();
     env.push(variable("K_REVISION", revision.name));
     env.push(variable("K_CONFIGURATION", revision.configuration));
     env.push(variable("K_SERVICE", revision.service));
+    // Knative drops both fields: a serverless container has no terminal.
     container.stdin = None;
     container.tty = None;
     container.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
@@ -80,7 +83,7 @@ fn variable(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.into(), value: Some(value.into()), ..EnvVar::default() }
 }
 
-/// `serving` is the port of the serving container, and none for another one.
+/// Sets ports, and the ports of probes. `serving` is the port of the serving container, and none for another one.
 fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Config) {
     container.ports = serving.map(|port| {
         vec![ContainerPort {
@@ -94,23 +97,24 @@ fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Co
         let env = container.env.get_or_insert_default();
         env.push(variable("PORT", &port.to_string()));
         if let Some(probe) = container.liveness_probe.as_mut().filter(|_| !config.probe_any_port) {
-            // A liveness probe asks what serves, whatever port it names.
+            // As in Knative, a liveness probe checks the serving port, whatever port it names.
             set_port(probe, port, true);
         }
         resolve_probe_ports(container, port);
     }
     if let Some(probe) = &mut container.readiness_probe {
-        // Knative's "as fast as sensible". The agent asks every few milliseconds; a kubelet no faster than this.
+        // Knative accepts a period of 0 for "as fast as sensible". The agent probes every few milliseconds, a kubelet
+        // at most once a second.
         probe.period_seconds = probe.period_seconds.map(|seconds| seconds.max(1));
-        // Knative's sidecar asks in letters of any size, Kubernetes in large ones only.
+        // Knative's sidecar accepts the scheme in any case, Kubernetes in upper case only.
         let scheme = probe.http_get.as_mut().and_then(|it| it.scheme.as_mut());
         scheme.into_iter().for_each(|it| it.make_ascii_uppercase());
     }
 }
 
-/// Writes the serving port into every probe of the serving container that names no port, or one by its name.
+/// Writes the serving port into every probe of the serving container that has no port number.
 ///
-/// The container's port is called [`PORT_NAME`] in the pod, so that the kubelet would not find it by the user's name.
+/// The pod names the port [`PORT_NAME`], so the kubelet would not find it by the user's name.
 pub fn resolve_probe_ports(container: &mut Container, port: i32) {
     let probes = [
         &mut container.liveness_probe,
@@ -120,12 +124,12 @@ pub fn resolve_probe_ports(container: &mut Container, port: i32) {
     probes.into_iter().flatten().for_each(|probe| set_port(probe, port, false));
 }
 
-/// Fills in the port of a probe that gives no number, and of every probe where `always`.
+/// Sets the port of a probe that has no number, and with `always` of every probe.
 fn set_port(probe: &mut Probe, port: i32, always: bool) {
     let fill = |have: &mut IntOrString| {
         let none = match have {
             IntOrString::Int(number) => *number == 0,
-            // Only the serving port may be named, as no other container has ports.
+            // Only the serving port can be named, since no other container has ports.
             IntOrString::String(name) => name.parse::<u16>().is_err(),
         };
         if none || always {
@@ -139,8 +143,9 @@ fn set_port(probe: &mut Probe, port: i32, always: bool) {
     }
 }
 
-/// No host: the kubelet then asks the pod's own address, where the node's agent answers inside the pod's network
-/// namespace. Without an agent nothing listens there, and the pod stops as any other one.
+/// preStop hook that waits until nothing is in flight. It has no host: the kubelet then connects to the pod's own
+/// address, where the agent's pod server listens in the pod's namespace. Without an agent nothing listens there, and
+/// the pod stops without delay.
 fn wait_for_drain() -> Lifecycle {
     let get = HTTPGetAction {
         path: Some(DRAIN_PATH.into()),
@@ -151,6 +156,7 @@ fn wait_for_drain() -> Lifecycle {
     Lifecycle { pre_stop: Some(hook), ..Lifecycle::default() }
 }
 
+/// Affinity that prefers nodes without a pod of this Revision.
 fn spread(revision: &str) -> Affinity {
     let pods = BTreeMap::from([(key::REVISION.into(), revision.into())]);
     let term = WeightedPodAffinityTerm {
@@ -173,7 +179,7 @@ fn spread(revision: &str) -> Affinity {
     }
 }
 
-/// The class that asks for the most of these labels; the first by name among equals.
+/// The runtime class whose selector matches with the most labels; among equals the first by name.
 fn runtime_class(
     classes: &BTreeMap<String, BTreeMap<String, String>>,
     labels: &BTreeMap<String, String>,
@@ -182,6 +188,7 @@ fn runtime_class(
         wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
     };
     let fitting = classes.iter().filter(|(_, wanted)| fits(wanted));
+    // `max_by_key` returns the last of equal elements, so the order is reversed to get the first name.
     let best = fitting.rev().max_by_key(|(_, wanted)| wanted.len());
     best.map(|(name, _)| name.clone())
 }

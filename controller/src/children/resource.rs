@@ -1,55 +1,55 @@
-//! Pure: the kinds of objects that are read or written, with what the API calls them.
+//! Pure: the kinds of objects that are read or written, with their names in the API.
 
 use std::fmt;
 
-/// A kind of object.
+/// A kind of object of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
-    /// `serving.knative.dev` Service.
+    /// `Service` of the group `serving.knative.dev`.
     KnativeService,
-    /// `serving.knative.dev` Configuration.
+    /// `Configuration` of the group `serving.knative.dev`.
     Configuration,
-    /// `serving.knative.dev` Revision.
+    /// `Revision` of the group `serving.knative.dev`.
     Revision,
-    /// `serving.knative.dev` Route.
+    /// `Route` of the group `serving.knative.dev`.
     Route,
-    /// `serving.knative.dev` DomainMapping.
+    /// `DomainMapping` of the group `serving.knative.dev`.
     DomainMapping,
-    /// Deployment.
+    /// `Deployment` of the group `apps`.
     Deployment,
-    /// Pod.
+    /// `Pod` of the core group.
     Pod,
-    /// Kubernetes' own Service.
+    /// `Service` of the core group, as opposed to Knative's.
     Service,
-    /// EndpointSlice.
+    /// `EndpointSlice` of the group `discovery.k8s.io`.
     EndpointSlice,
-    /// Node.
+    /// `Node` of the core group.
     Node,
-    /// ConfigMap.
+    /// `ConfigMap` of the core group.
     ConfigMap,
-    /// PodAutoscaler.
+    /// `PodAutoscaler` of the group `autoscaling.internal.knative.dev`.
     PodAutoscaler,
-    /// ServerlessService.
+    /// `ServerlessService` of the group `networking.internal.knative.dev`.
     ServerlessService,
-    /// Metric.
+    /// `Metric` of the group `autoscaling.internal.knative.dev`.
     Metric,
-    /// Image.
+    /// `Image` of the group `caching.internal.knative.dev`.
     Image,
-    /// ClusterDomainClaim.
+    /// `ClusterDomainClaim` of the group `networking.internal.knative.dev`.
     ClusterDomainClaim,
-    /// Namespace.
+    /// `Namespace` of the core group.
     Namespace,
-    /// NetworkPolicy.
+    /// `NetworkPolicy` of the group `networking.k8s.io`.
     NetworkPolicy,
-    /// HorizontalPodAutoscaler.
+    /// `HorizontalPodAutoscaler` of the group `autoscaling`.
     HorizontalPodAutoscaler,
 }
 
-/// Group (empty for the oldest), version, kind, plural, whether it has a namespace.
+/// Group (empty for the core group), version, kind, plural, and true if namespaced.
 type Names = (&'static str, &'static str, &'static str, &'static str, bool);
 
 impl Resource {
-    /// All of them.
+    /// All kinds, in the order of the enum.
     pub const ALL: [Self; 19] = [
         Self::KnativeService,
         Self::Configuration,
@@ -110,37 +110,37 @@ impl Resource {
         }
     }
 
-    /// The API group; empty for Kubernetes' oldest.
+    /// The API group; empty for the core group.
     pub const fn group(self) -> &'static str {
         self.names().0
     }
 
-    /// The version within the group.
+    /// API version within the group, such as `v1`.
     pub const fn version(self) -> &'static str {
         self.names().1
     }
 
-    /// The kind.
+    /// Kind as in objects, such as `Service`.
     pub const fn kind(self) -> &'static str {
         self.names().2
     }
 
-    /// The lower-case plural of API paths.
+    /// Lower-case plural, as in API paths.
     pub const fn plural(self) -> &'static str {
         self.names().3
     }
 
-    /// Whether its objects stand in namespaces.
+    /// Returns true if its objects are namespaced.
     pub const fn namespaced(self) -> bool {
         self.names().4
     }
 
-    /// Whether its status is written apart from the rest.
+    /// Returns true if its objects have a status subresource, which is written separately.
     pub const fn has_status(self) -> bool {
         !matches!(self, Self::ConfigMap | Self::EndpointSlice | Self::ClusterDomainClaim)
     }
 
-    /// Group and version, as objects say it.
+    /// Group and version as in the field `apiVersion` of objects.
     pub fn api_version(self) -> String {
         match self.group() {
             "" => self.version().into(),

@@ -1,4 +1,4 @@
-//! Pure: the objects by which tools see how a Revision scales: PodAutoscaler, ServerlessService.
+//! Pure: the objects that show tools how a Revision scales: PodAutoscaler, ServerlessService.
 
 use std::collections::BTreeMap;
 
@@ -6,26 +6,26 @@ use serde_json::{Value, json};
 
 use super::{Object, Resource, Revision, deployment, meta};
 
-/// By what a Revision scales. It stands on what scales it, and nowhere else.
+/// Annotation with the metric that a Revision scales by. Only objects that scale the Revision carry it.
 const METRIC: &str = "autoscaling.knative.dev/metric";
 
-/// Whether a route leads to a Revision, as a PodAutoscaler says it.
+/// Reachability of a Revision by Routes, as in a PodAutoscaler's spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// Not known yet.
+    /// Not known yet: the field is empty.
     Unknown,
-    /// One does.
+    /// At least one Route targets the Revision.
     Reachable,
-    /// None does.
+    /// No Route targets the Revision.
     Unreachable,
 }
 
-/// Which way new connections to a Revision go, as a ServerlessService says it.
+/// Path of new connections to a Revision, as in a ServerlessService's spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Straight to its pods.
+    /// Direct path: from the kernel to the pods.
     Serve,
-    /// Through activators.
+    /// Activator path: by activators.
     Proxy,
 }
 
@@ -59,7 +59,7 @@ fn named(revision: &Revision<'_>, resource: Resource, spec: &Value) -> Object {
     Object::new(resource, meta, json!({ "spec": spec }))
 }
 
-/// What scales the Revision.
+/// Builds the PodAutoscaler of a Revision.
 pub fn autoscaler(revision: &Revision<'_>, reachability: Reachability) -> Object {
     let reachability = match reachability {
         Reachability::Unknown => "",
@@ -75,7 +75,7 @@ pub fn autoscaler(revision: &Revision<'_>, reachability: Reachability) -> Object
     named(revision, Resource::PodAutoscaler, &spec)
 }
 
-/// How the Revision is reached; `activators` take part, 0 meaning all of them.
+/// Builds the ServerlessService of a Revision; `activators` serve it, 0 meaning all of them.
 pub fn serverless_service(revision: &Revision<'_>, mode: Mode, activators: i32) -> Object {
     let spec = json!({
         "mode": match mode {

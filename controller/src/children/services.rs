@@ -1,4 +1,4 @@
-//! Pure: Kubernetes' own Services: two of each Revision, one of each name of a Route.
+//! Pure: the core group's Services: two for each Revision, one for each name of a Route.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use serde_json::json;
 use super::{Object, Owner, Resource, Revision, child_name, meta, pod, scaling, tagged};
 use crate::{knative::key, kube::cache::APPLIED, parse};
 
-/// `Public` or `Private`: which of a Revision's two Services it is (knative.dev/networking).
+/// Label with `Public` or `Private`, for the two Services of a Revision (knative.dev/networking).
 const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
-/// The ServerlessService it belongs to.
+/// Label with the name of the ServerlessService that a Service belongs to.
 const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessservice";
-/// Port of a Service for HTTP/1.1.
+/// Service port for HTTP/1.1.
 const HTTP: i32 = 80;
-/// Port of a Service for HTTP/2 without TLS.
+/// Service port for HTTP/2 without TLS.
 const HTTP2: i32 = 81;
-/// Where the service's own port number at the activators is kept.
+/// Annotation with the service's own port number at the activators.
 pub const ACTIVATOR_PORT: &str = "rouse.dev/activator-port";
 
-/// Annotations of a Route that are its own.
+/// Annotations of a Route that its Services do not inherit.
 const UNSHARED: [&str; 4] =
     [APPLIED, ACTIVATOR_PORT, key::ALLOTTED, "kubectl.kubernetes.io/last-applied-configuration"];
 
@@ -31,7 +31,7 @@ pub fn private_name(revision: &str) -> String {
     child_name(revision, "-private")
 }
 
-/// The Service that selects the Revision's pods.
+/// Builds the Service that selects the Revision's pods.
 pub fn private(revision: &Revision<'_>) -> Object {
     let containers = &revision.spec.pod.containers;
     let port = pod::serving_port(containers.get(parse::serving_index(containers)));
@@ -43,7 +43,7 @@ pub fn private(revision: &Revision<'_>) -> Object {
     service_of(revision, private_name(revision.name), "Private", spec)
 }
 
-/// The Service that carries the Revision's name, without a selector.
+/// Builds the Service that carries the Revision's name, without a selector.
 pub fn public(revision: &Revision<'_>) -> Object {
     let spec = ServiceSpec {
         ports: Some(vec![service_port(revision.h2c(), None)]),
@@ -54,7 +54,8 @@ pub fn public(revision: &Revision<'_>) -> Object {
 
 fn service_of(revision: &Revision<'_>, name: String, class: &str, spec: ServiceSpec) -> Object {
     let mut meta = meta::meta(revision, name);
-    // As its ServerlessService (knative/serving `pkg/reconciler/serverlessservice/resources/services.go`).
+    // Both have the annotations of the ServerlessService (knative/serving
+    // `pkg/reconciler/serverlessservice/resources/services.go`).
     meta.annotations = Some(scaling::served_annotations(revision)).filter(|it| !it.is_empty());
     let labels = meta.labels.get_or_insert_default();
     labels.insert(SERVICE_TYPE.into(), class.into());
@@ -74,35 +75,36 @@ fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
     }
 }
 
-/// One name of a Route: the Route's own or that of a tag.
+/// Placeholder of one name of a Route: the Route's own name, or that of a tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholder<'a> {
-    /// Its namespace.
+    /// Namespace of the Route and of the placeholder.
     pub namespace: &'a str,
-    /// The Route.
+    /// Name of the Route.
     pub route: &'a str,
-    /// The Route's UID.
+    /// UID of the Route, which owns the placeholder.
     pub uid: &'a str,
-    /// The tag, for `<tag>-<route>`.
+    /// Tag of the target, for the name `<tag>-<route>`; none for the Route's own name.
     pub tag: Option<&'a str>,
-    /// The Service the Route came from; empty without one.
+    /// Name of the Service that the Route came from; empty without one.
     pub service: &'a str,
-    /// The Route's labels.
+    /// Labels of the Route object.
     pub labels: BTreeMap<String, String>,
-    /// The Route's annotations.
+    /// Annotations of the Route object.
     pub annotations: BTreeMap<String, String>,
-    /// The name's own port number at the activators, once it is allotted.
+    /// The name's own port number at the activators, once it is allocated.
     pub activator_port: Option<u16>,
 }
 
 impl Placeholder<'_> {
-    /// `<route>` or `<tag>-<route>`.
+    /// Name of the placeholder: `<route>` or `<tag>-<route>`.
     pub fn name(&self) -> String {
         tagged(self.tag, self.route)
     }
 
-    /// Labels of its Service and slices: the Route's (knative/serving `pkg/reconciler/route/resources/service.go`), but
-    /// for the one that hides a name. On a Service that one is its user's, who hides one tag by it.
+    /// Labels of the placeholder and its slices: the Route's (knative/serving
+    /// `pkg/reconciler/route/resources/service.go`), without the label of visibility. On a placeholder that label
+    /// belongs to the user, who hides one tag by it.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = self.labels.clone();
         labels.remove(key::VISIBILITY);
@@ -113,29 +115,29 @@ impl Placeholder<'_> {
         labels
     }
 
-    /// Annotations of its Service: the Route's, and the port that its name has at the activators.
+    /// Annotations of the placeholder: the Route's, and the port of its name at the activators.
     fn annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = self.annotations.clone();
-        // Who applied the Route, with what, says nothing of the Service.
+        // The annotations of `kubectl apply` and of Rouse's writer describe the Route object, not this one.
         annotations.retain(|key, _| !UNSHARED.contains(&key.as_str()));
         let port = self.activator_port.map(|port| port.to_string());
         annotations.extend(port.map(|port| (ACTIVATOR_PORT.to_owned(), port)));
         annotations
     }
 
-    /// The Route as owner.
+    /// The Route as the owner of its children.
     pub fn owner(&self) -> Owner<'_> {
         Owner { resource: Resource::Route, name: self.route, uid: self.uid }
     }
 }
 
-/// The Route a child belongs to.
+/// Label key for the Route that a child belongs to.
 const fn key_route() -> &'static str {
     "serving.knative.dev/route"
 }
 
-/// The Service that gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name activators, and
-/// the kernel leads past them.
+/// Builds the placeholder, which gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name
+/// activators, and the eBPF programs route around them.
 pub fn placeholder(of: &Placeholder<'_>) -> Object {
     let meta = ObjectMeta {
         name: Some(of.name()),
@@ -146,10 +148,10 @@ pub fn placeholder(of: &Placeholder<'_>) -> Object {
         ..ObjectMeta::default()
     };
     let spec = ServiceSpec {
-        // The address must stay when a first tag or revision changes, so it is a plain ClusterIP.
+        // Clients keep the address, and tags and Revisions change without it: so it is a plain ClusterIP.
         type_: Some("ClusterIP".into()),
         ip_family_policy: Some("PreferDualStack".into()),
-        // What would change nothing, since the kernel leads past the Service, is put right rather than accepted.
+        // Other values would have no effect, since the kernel bypasses the Service: they are corrected, not accepted.
         internal_traffic_policy: Some("Cluster".into()),
         session_affinity: Some("None".into()),
         ports: Some(vec![ServicePort {

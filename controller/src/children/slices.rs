@@ -1,5 +1,5 @@
-//! Pure: the EndpointSlices of a Route's names: a few activators each, with the name's own port there. And that of a
-//! Revision's own Service: its pods, or activators, which know it by the request's host.
+//! Pure: EndpointSlices. Those of a Route's names list a few activators, with the name's own port there. That of a
+//! Revision's own Service lists its pods, or activators, which choose the Revision by the request's host.
 
 use std::net::IpAddr;
 
@@ -14,51 +14,53 @@ use serde_json::json;
 
 use super::{Object, Resource, Revision, child_name, meta, services::Placeholder, subset};
 
-/// Who keeps the slice, for Kubernetes' own controllers to leave it alone.
+/// Label with the owner of a slice, so that Kubernetes' own controllers leave it alone.
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// Us.
+/// Value of [`MANAGED_BY`] on Rouse's slices.
 pub const MANAGER: &str = "rouse.dev";
-/// Ends the name of a slice of IPv6 addresses. No Service's name has a dot, so it is no other's slice.
+/// Suffix of the name of a slice of IPv6 addresses. No Service's name has a dot, so the name cannot collide.
 pub const V6: &str = ".v6";
-/// The Service a slice belongs to.
+/// Label with the Service that a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// Where an activator takes requests from inside the cluster, whichever service their host names.
+/// Port of an activator for requests from inside the cluster, which name their service by the host.
 pub const INSIDE: u16 = 8012;
 
-/// A running activator, or a pod of a Revision.
+/// An endpoint of a slice: a running activator, or a pod of a Revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activator {
-    /// Its pod.
+    /// Name of the pod.
     pub pod: String,
-    /// Its pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The node it runs on.
+    /// Name of the node it runs on.
     pub node: String,
-    /// That node's zone; empty where nodes have none.
+    /// Zone of the node; empty where nodes have none.
     pub zone: String,
-    /// Its addresses, at most one a family.
+    /// Addresses of the pod, at most one a family.
     pub addresses: Vec<IpAddr>,
-    /// Whether its pod is ready.
+    /// True if the pod is ready.
     pub ready: bool,
-    /// Whether it is about to stop.
+    /// True if the pod is about to stop.
     pub leaving: bool,
 }
 
-/// Name of a slice of a Service, with [`V6`] or nothing behind.
+/// Name of a slice of a Service; `suffix` is [`V6`] or empty.
 pub fn name(service: &str, suffix: &str) -> String {
     child_name(service, suffix)
 }
 
-/// The slices of one name, one for each family in which any of its activators has an address: IPv4's is named as the
-/// Service, IPv6's with [`V6`] behind.
+/// Builds the slices of one name, one for each family in which a chosen activator has an address. The IPv4 slice has
+/// the Service's name, the IPv6 slice the suffix [`V6`].
 ///
-/// The name chooses `count` of all activators that are ready and stay; 0 means all. A name is never left without: as
-/// long as none is ready, those that are not stand in, and then those that are about to stop, of which the caller gives
-/// only those that slices lead to already.
+/// The name chooses `count` of all activators that are ready and stay; 0 means all. A name always has activators: while
+/// none is ready, the others are used, and after them those about to stop. Of these the caller passes only the ones
+/// that slices already list.
 pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> Vec<Object> {
     let chosen = chosen(&format!("{}/{}", of.namespace, of.name()), activators, count);
+    // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
+    // A slice has one address type, so each family has a slice of its own.
     let families = [("IPv4", ""), ("IPv6", V6)];
     let slice = |(family, suffix): (&str, &str)| {
         let four = family == "IPv4";
@@ -88,8 +90,8 @@ pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> V
     families.into_iter().filter_map(slice).collect()
 }
 
-/// The slice of a Revision's own Service: all of its ready pods; without any, `count` of the activators. One family is
-/// enough for a Service that has one address.
+/// Builds the slice of a Revision's own Service: all of its ready pods, or without any `count` of the activators. One
+/// family is enough, since the Service has one address.
 pub fn of_revision(
     revision: &Revision<'_>,
     pods: &[Activator],
@@ -97,6 +99,7 @@ pub fn of_revision(
     activators: &[Activator],
     count: usize,
 ) -> Option<Object> {
+    // Activators know a Revision only by the request's host, so they are addressed at the common port.
     let (backends, port) = match pods {
         [] => {
             let target = format!("{}/{}", revision.namespace, revision.name);
@@ -125,6 +128,7 @@ pub fn of_revision(
     Some(Object::new(Resource::EndpointSlice, meta, rest))
 }
 
+/// The activators that a name uses: a subset of those that are able, sorted by pod.
 fn chosen<'a>(target: &str, activators: &'a [Activator], count: usize) -> Vec<&'a Activator> {
     let staying = |it: &&Activator| !it.leaving && !it.addresses.is_empty();
     let mut able: Vec<&Activator> =
@@ -133,13 +137,14 @@ fn chosen<'a>(target: &str, activators: &'a [Activator], count: usize) -> Vec<&'
         able = activators.iter().filter(staying).collect();
     }
     if able.is_empty() {
-        // They serve until the last slice has left them; without a slice nobody would.
+        // Stopping activators serve until no slice lists them; without a slice, no client would reach the service.
         able = activators.iter().filter(|it| !it.addresses.is_empty()).collect();
     }
     let names = able.iter().map(|it| it.pod.as_str());
     let count = if count == 0 { able.len() } else { count };
     let subset = subset::choose(names, count, target);
     able.retain(|it| subset.contains(it.pod.as_str()));
+    // A stable order: otherwise an equal slice would be written again.
     able.sort_by(|a, b| a.pod.cmp(&b.pod));
     able
 }

@@ -1,22 +1,22 @@
-//! Pure: which few of all activators a name uses (knative/pkg `hash/hash.go`, `ChooseSubset`).
+//! Pure: choice of the activators of a name, a subset of all (knative/pkg `hash/hash.go`, `ChooseSubset`).
 //!
-//! Everyone who knows the same activators chooses the same ones, names spread evenly over activators, and one that
-//! comes or goes moves few names. All stand on a circle, at places that depend on the name too; from an angle that
-//! the name gives, steps as wide as the name says each take the next one that is not taken.
+//! All replicas that know the same activators choose the same subset. Names spread evenly over activators, and a change
+//! of one activator moves few names. All activators lie on a circle, at places that depend on the name too. A hash of
+//! the name gives the first angle and the step; each step takes the next activator that is not taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Places on the circle; a power of two, so that a 64-bit hash falls on each equally often.
+/// Number of places on the circle; a power of two, so that a 64-bit hash falls on each equally often.
 const PLACES: u64 = 1 << 11;
 
-/// At most `count` of `all`, for the name `target`.
+/// Chooses at most `count` of `all` for the name `target`.
 pub fn choose<'a>(
     all: impl IntoIterator<Item = &'a str>,
     count: usize,
     target: &str,
 ) -> BTreeSet<&'a str> {
     let all: BTreeSet<&str> = all.into_iter().collect();
-    // More than there are places could not all stand there.
+    // Beyond the number of places some could have no place of their own, and `places` would not end.
     if count >= all.len() || all.len() as u64 >= PLACES {
         return all;
     }
@@ -27,6 +27,7 @@ pub fn choose<'a>(
     while taken.len() < count {
         let first = circle.partition_point(|(place, _)| *place < at);
         let mut around = (first..circle.len()).chain(0..first);
+        // At the end of the circle the search continues at its start.
         let Some(next) = around.find(|index| !taken.contains(index)) else { break };
         taken.insert(next);
         at = (at + step) % PLACES;
@@ -34,6 +35,7 @@ pub fn choose<'a>(
     taken.into_iter().map(|index| circle[index].1).collect()
 }
 
+/// Place of each activator on the circle; a collision is hashed again with the old hash appended.
 fn places<'a>(all: &BTreeSet<&'a str>, target: &str) -> BTreeMap<u64, &'a str> {
     let mut places = BTreeMap::new();
     for name in all {
@@ -48,7 +50,7 @@ fn places<'a>(all: &BTreeSet<&'a str>, target: &str) -> BTreeMap<u64, &'a str> {
     places
 }
 
-/// FNV-1a, 64 bit.
+/// FNV-1a hash of the concatenated parts, with 64 bits.
 fn fnv(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -71,7 +73,7 @@ mod tests {
 
     #[test]
     fn hashes_as_gos_fnv_does() {
-        // The offset basis, and the sums of "a" and "foobar" from the FNV reference.
+        // The offset basis, and the hashes of "a" and "foobar" from the FNV reference.
         assert_eq!(fnv(&[""]), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv(&["a"]), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(fnv(&["foo", "bar"]), 0x8594_4171_f739_67e8);
@@ -86,7 +88,7 @@ mod tests {
                 *uses.entry(activator).or_default() += 1;
             }
         }
-        // 200 each if it were perfectly even.
+        // A perfectly even spread would be 200 each.
         assert!(uses.len() == 10 && uses.values().all(|it| (100..=300).contains(it)), "{uses:?}");
     }
 

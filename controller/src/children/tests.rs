@@ -9,7 +9,7 @@ use super::{
     *,
 };
 
-/// A Revision that owns its facts, made from the template a user writes.
+/// A Revision with owned fields, made from the template that a user writes.
 struct Fixture {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
@@ -218,7 +218,7 @@ fn only_the_container_with_ports_serves() {
 
 #[test]
 fn probes_that_name_the_serving_port_get_its_number() {
-    // Knative's rule takes the word "http" for a port without a name; the pod's port is called otherwise in either case.
+    // Knative treats the name "http" as a port without a name. In both cases the pod's port has another name.
     for (name, asked) in [(json!({"name": "http1"}), "http1"), (json!({}), "http")] {
         let mut port = name;
         port["containerPort"] = json!(9000);
@@ -227,7 +227,7 @@ fn probes_that_name_the_serving_port_get_its_number() {
             "name": "main", "image": "main", "ports": [port], "startupProbe": http,
             "readinessProbe": {"tcpSocket": {"port": asked}}, "livenessProbe": http,
         }]}));
-        // As with multi-container-probing, where a liveness probe may ask any port.
+        // With multi-container-probing a liveness probe may name any port.
         let config = Config { probe_any_port: true, ..Config::default() };
         let body = fixture.deployment(&config);
         let main = at(pod(&body), "/containers/0");
@@ -237,7 +237,7 @@ fn probes_that_name_the_serving_port_get_its_number() {
     }
 }
 
-/// Knative's sidecar asks in letters of any size, and the API server refuses small ones in the pod.
+/// Knative's sidecar accepts schemes in any case, and the API server refuses lower case in the pod.
 #[test]
 fn the_scheme_of_a_readiness_probe_is_written_in_large_letters() {
     for (written, asked) in [("http", "HTTP"), ("Https", "HTTPS"), ("HTTP", "HTTP")] {
@@ -263,7 +263,7 @@ fn images_are_replaced_once_their_digest_is_known() {
     let images = images::images(&fixture.revision());
     assert_eq!(images[0].name, "hello-00001-cache-user-container");
     assert_eq!(at(&images[0].body, "/spec/image"), "dev.local/hello@sha256:aa");
-    // A registry that is skipped gives a tag in place of a digest.
+    // A skipped registry yields a tag instead of a digest.
     fixture.digests = vec![("user-container".into(), "".into())];
     let body = fixture.deployment(&Config::default());
     assert_eq!(at(pod(&body), "/containers/0/image"), "dev.local/hello");
@@ -372,8 +372,8 @@ fn a_service_with_one_revision_costs_at_most_fifteen_objects() {
     };
     let of_revision = of_revision(&fixture.revision(), &Config::default(), &parts);
     let of_route = |of: &[&str]| 1 + slices::slices(&ROUTE, &[activator(1, of)], 2).len();
-    // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the Revision's
-    // own Service.
+    // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
+    // Revision's own Service.
     let (knative, kubernetes, own_slice) = (4, 2, 1);
     let all = |of: &[&str]| knative + kubernetes + own_slice + of_revision.len() + of_route(of);
     assert_eq!((all(&["10.0.0.1"]), all(&["10.0.0.1", "fd00::1"])), (15, 16));
@@ -472,7 +472,7 @@ fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
     hpa::autoscaler(&fixture.revision(), hpa::Parts { min, max, owner: "pa-uid" }).body
 }
 
-/// knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.
+/// Expected values are those of knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.
 #[test]
 fn kubernetes_scales_by_what_knative_would_tell_it() {
     let whole = horizontal(&[("class", "hpa.autoscaling.knative.dev")], 0, 0);

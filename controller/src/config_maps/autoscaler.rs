@@ -1,4 +1,4 @@
-//! Pure: `config-autoscaler`: how revisions scale that say nothing themselves.
+//! Pure: `config-autoscaler`: scaling of Revisions without annotations of their own.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/autoscaler/config/config.go` at 98e5ef9. Two shipped
 //! defaults differ, see [`AutoscalerConfig`].
@@ -6,17 +6,18 @@
 use super::{ConfigMap, go::Span, keys::Keys};
 use crate::policy::AutoscalerConfig;
 
-/// Least target (`autoscaling.TargetMin`).
+/// Least target of a pod (`autoscaling.TargetMin`).
 const TARGET_MIN: f64 = 0.01;
-/// Bounds of the stable window (`autoscaling.WindowMin`, `WindowMax`).
+/// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).
 const WINDOW: (Span, Span) = (Span::seconds(6), Span::seconds(3600));
-/// The class of a service that names none.
+/// Autoscaler class of a service that names none.
 const CLASS: &str = "kpa.autoscaling.knative.dev";
 
 impl ConfigMap for AutoscalerConfig {
     const NAME: &'static str = "config-autoscaler";
 
     fn read(keys: &mut Keys<'_>) -> Self {
+        // As in Knative, the prefix stands before parse errors only, not before broken bounds.
         keys.prefix("failed to parse data: ");
         older(keys);
         class(keys);
@@ -32,6 +33,7 @@ impl ConfigMap for AutoscalerConfig {
 }
 
 fn older(keys: &mut Keys<'_>) {
+    // The values of these keys have lost their meaning, so none is passed on to its successor.
     keys.superseded(&[
         ("panic-window", "panic-window-percentage"),
         ("container-concurrency-target-single", "container-concurrency-target-default"),
@@ -60,7 +62,7 @@ fn class(keys: &mut Keys<'_>) {
     }
 }
 
-/// What one pod may carry.
+/// Reads the targets of a pod: concurrency, rate, utilization, burst capacity.
 fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     let p = &mut it.policy;
     keys.float("container-concurrency-target-percentage", &mut p.utilization);
@@ -68,11 +70,12 @@ fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     keys.float("requests-per-second-target-default", &mut it.rps_target);
     keys.float("target-burst-capacity", &mut p.target_burst_capacity);
     keys.float("activator-capacity", &mut p.activator_capacity);
-    // Up to 1 it is a share already: so it was once written, and so Knative still reads it.
+    // Older releases wrote a share up to 1 instead of a percentage, and Knative still accepts it.
     if p.utilization > 1.0 {
         p.utilization /= 100.0;
     }
     let (burst, share) = (p.target_burst_capacity, p.utilization);
+    // -1 is exact in a float, so its bits can be compared: it means unlimited.
     if burst < 0.0 && burst.to_bits() != (-1.0_f64).to_bits() {
         keys.wrong(format!(
             "target-burst-capacity must be either non-negative or -1 (for unlimited), was: {burst:.6}"
@@ -83,6 +86,7 @@ fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
             "container-concurrency-target-percentage = {share:.6} is outside of valid range of (0, 100]"
         ));
     } else if share * p.total < TARGET_MIN {
+        // Each key may be valid alone: their product is the target that a pod gets.
         keys.wrong(format!(
             "container-concurrency-target-percentage and container-concurrency-target-default yield target \
              concurrency of {}, can't be less than {TARGET_MIN}",
@@ -98,11 +102,11 @@ fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if p.activator_capacity < 1.0 {
         keys.wrong(format!("activator-capacity = {}, must be at least 1", p.activator_capacity));
     }
-    // ServerlessServices say a number by it, as in Knative; nothing follows from that.
+    // ServerlessServices report a number computed from it, as in Knative. Nothing else depends on it.
     keys.idle("activator-capacity", &["100", "100.0"], "two activators serve each name");
 }
 
-/// How fast it may change.
+/// Reads the rates of scaling up and down, and the bounds of the panic window.
 fn rates(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     let p = &mut it.policy;
     for (key, rate) in [
@@ -133,6 +137,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
         let (low, high) = WINDOW;
         keys.wrong(format!("stable-window = {window}, must be in [{low}; {high}] range"));
     }
+    // Knative averages load in buckets of one second.
     if !window.is_whole() {
         keys.wrong(precision("stable-window", window));
     }
@@ -144,6 +149,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if !delay.is_whole() {
         keys.wrong(precision("scale-down-delay", delay));
     }
+    // The value is read only to be checked: nothing waits before zero here.
     let mut grace = Span::seconds(30);
     keys.span("scale-to-zero-grace-period", &mut grace);
     if grace.0 <= 0 {
@@ -166,6 +172,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
 
 fn scales(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     let p = &mut it.policy;
+    // The numbers stay signed while they are checked, so that a refusal shows what was written.
     let [mut initial, mut min, mut max] =
         [p.initial_scale, p.min_scale, p.max_scale].map(i64::from);
     let mut limit = i64::from(it.max_scale_limit);
@@ -181,6 +188,7 @@ fn scales(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if min < 0 {
         keys.wrong(format!("min-scale = {min}, must be at least 0"));
     }
+    // Where there is a limit, 0 (no maximum) would exceed it.
     let least = i64::from(limit > 0);
     if max < least || (limit > 0 && max > limit) {
         keys.wrong(format!(
@@ -193,6 +201,7 @@ fn scales(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if min > max && max > 0 {
         keys.wrong(format!("min-scale ({min}) must be less than max-scale ({max})"));
     }
+    // Negative numbers were refused above, and with them the whole ConfigMap.
     let number = |it: i64| u32::try_from(it).unwrap_or(0);
     (p.initial_scale, p.min_scale, p.max_scale) = (number(initial), number(min), number(max));
     it.max_scale_limit = number(limit);
@@ -252,7 +261,7 @@ mod tests {
         assert_eq!(read, Ok(want));
     }
 
-    /// The sample of Knative's first releases (`config/config-autoscaler.yaml`, 2018).
+    /// Keys of the sample of Knative's first releases (`config/config-autoscaler.yaml`, 2018).
     #[test]
     fn keys_of_the_oldest_releases_name_their_successors_and_change_nothing() {
         let older = [

@@ -1,5 +1,5 @@
-//! Pure: `config-certmanager`: who would sign certificates of public names. Nothing asks for any: services are served
-//! without TLS, and the controller itself signs certificates of the parts.
+//! Pure: `config-certmanager`: issuers of certificates for public names. No such certificates are requested: services
+//! are served without TLS, and the controller itself signs those of the components.
 //!
 //! Keys: knative/serving `pkg/reconciler/certificate/config/cert_manager.go` at 98e5ef9.
 
@@ -9,11 +9,11 @@ use serde::de::IgnoredAny;
 
 use super::{ConfigMap, keys::Keys, network::NO_TLS};
 
-/// `config-certmanager`: nothing in it counts.
+/// `config-certmanager`, in which no key has an effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertManager;
 
-/// What Knative reads as an issuer.
+/// An issuer as Knative reads it: any YAML mapping, or nothing.
 type Issuer = Option<BTreeMap<String, IgnoredAny>>;
 
 impl ConfigMap for CertManager {
@@ -21,6 +21,7 @@ impl ConfigMap for CertManager {
 
     fn read(keys: &mut Keys<'_>) -> Self {
         for key in ["issuerRef", "clusterLocalIssuerRef", "systemInternalIssuerRef"] {
+            // Knative refuses what is no mapping, so it is refused here, although nothing reads the issuer.
             if let Some(Err(why)) = keys.get(key).map(serde_norway::from_str::<Issuer>) {
                 keys.wrong(format!("failed to parse {key:?}: {why}"));
             }

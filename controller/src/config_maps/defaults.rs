@@ -1,4 +1,4 @@
-//! Pure: `config-defaults`: what a revision gets where its template says nothing.
+//! Pure: `config-defaults`: defaults of a Revision for fields that its template leaves out.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/apis/config/defaults.go` at 98e5ef9.
 
@@ -14,44 +14,44 @@ use super::{
 };
 use crate::parse::Problem;
 
-/// What a container is called where its user gave no name (`DefaultUserContainerName`).
+/// Name of a container that its user did not name (`DefaultUserContainerName`).
 const CONTAINER: &str = "user-container";
-/// The same of an init container (`DefaultInitContainerName`).
+/// Name of an init container that its user did not name (`DefaultInitContainerName`).
 const INIT_CONTAINER: &str = "init-container";
 
-/// `config-defaults`, checked.
+/// `config-defaults`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Defaults {
-    /// `revision-timeout-seconds`: bound of a whole request. Default 300, at most `max_timeout_seconds`.
+    /// `revision-timeout-seconds`: longest duration of a whole request. Default 300, at most `max_timeout_seconds`.
     pub timeout_seconds: i64,
-    /// `max-revision-timeout-seconds`: the longest a revision may ask for. Default 600.
+    /// `max-revision-timeout-seconds`: greatest timeout that a Revision may set. Default 600.
     pub max_timeout_seconds: i64,
-    /// `revision-response-start-timeout-seconds`: bound until the first byte. Default: `timeout_seconds`, which it may
-    /// not exceed.
+    /// `revision-response-start-timeout-seconds`: longest wait for the first byte. Default: `timeout_seconds`, which it
+    /// may not exceed.
     pub response_start_timeout_seconds: i64,
-    /// `revision-idle-timeout-seconds`: bound between two bytes; 0: none. Default 0, at most `timeout_seconds`.
+    /// `revision-idle-timeout-seconds`: longest gap between two bytes; 0: none. Default 0, at most `timeout_seconds`.
     pub idle_timeout_seconds: i64,
-    /// `container-concurrency`: requests a pod may have at once; 0: no limit. Default 0.
+    /// `container-concurrency`: hard limit of a pod, in requests; 0: no limit. Default 0.
     pub container_concurrency: i64,
-    /// `container-concurrency-max-limit`: the most a revision may ask for. Default 1000, at least 1.
+    /// `container-concurrency-max-limit`: greatest hard limit that a Revision may set. Default 1000, at least 1.
     pub container_concurrency_max_limit: i64,
-    /// `allow-container-concurrency-zero`: whether a revision may ask for no limit. Default true.
+    /// `allow-container-concurrency-zero`: true if a Revision may have no hard limit. Default true.
     pub allow_container_concurrency_zero: bool,
-    /// `enable-service-links`; `None` leaves the field to Kubernetes. Default false.
+    /// `enable-service-links` of pods; `None` leaves the field to Kubernetes. Default false.
     pub enable_service_links: Option<bool>,
-    /// `revision-cpu-request`. Default unset.
+    /// `revision-cpu-request` of a container. Default unset.
     pub cpu_request: Option<Quantity>,
-    /// `revision-memory-request`. Default unset.
+    /// `revision-memory-request` of a container. Default unset.
     pub memory_request: Option<Quantity>,
-    /// `revision-ephemeral-storage-request`. Default unset.
+    /// `revision-ephemeral-storage-request` of a container. Default unset.
     pub ephemeral_storage_request: Option<Quantity>,
-    /// `revision-cpu-limit`. Default unset.
+    /// `revision-cpu-limit` of a container. Default unset.
     pub cpu_limit: Option<Quantity>,
-    /// `revision-memory-limit`. Default unset.
+    /// `revision-memory-limit` of a container. Default unset.
     pub memory_limit: Option<Quantity>,
-    /// `revision-ephemeral-storage-limit`. Default unset.
+    /// `revision-ephemeral-storage-limit` of a container. Default unset.
     pub ephemeral_storage_limit: Option<Quantity>,
-    /// `automount-service-account-token`, Rouse's own: what pods get that name no service account and say nothing.
+    /// `automount-service-account-token`, Rouse's own: the field of pods that name no service account and leave it out.
     /// Default unset: Kubernetes' own rule. `false` saves 260–300 ms of every cold start.
     pub automount_service_account_token: Option<bool>,
     container_name: Option<Template>,
@@ -83,17 +83,17 @@ impl Default for Defaults {
 }
 
 impl Defaults {
-    /// The name of a container without one; `parent` is the object that holds the template.
+    /// Name for a container without one; `parent` is the metadata of the object that holds the template.
     pub fn container_name(&self, parent: &ObjectMeta) -> String {
         name(self.container_name.as_ref(), CONTAINER, parent)
     }
 
-    /// The name of an init container without one.
+    /// Name for an init container without one; `parent` is the metadata of the object that holds the template.
     pub fn init_container_name(&self, parent: &ObjectMeta) -> String {
         name(self.init_container_name.as_ref(), INIT_CONTAINER, parent)
     }
 
-    /// Adds the resources that a container does not name itself.
+    /// Adds the requests and limits that a container does not set itself.
     pub fn fill(&self, resources: &mut ResourceRequirements) {
         let requests = [
             ("cpu", &self.cpu_request),
@@ -108,6 +108,7 @@ impl Defaults {
         for (to, from) in [(&mut resources.requests, requests), (&mut resources.limits, limits)] {
             for (name, quantity) in from {
                 if let Some(quantity) = quantity {
+                    // A value of the user is never replaced.
                     let all = to.get_or_insert_default();
                     all.entry(name.into()).or_insert_with(|| quantity.clone());
                 }
@@ -115,6 +116,7 @@ impl Defaults {
         }
     }
 
+    /// Checks bounds that concern more than one key.
     fn check(&self, keys: &mut Keys<'_>) {
         let (timeout, longest) = (self.timeout_seconds, self.max_timeout_seconds);
         let (start, idle) = (self.response_start_timeout_seconds, self.idle_timeout_seconds);
@@ -127,6 +129,7 @@ impl Defaults {
             ("revision-response-start-timeout-seconds", start),
             ("revision-idle-timeout-seconds", idle),
         ] {
+            // 0 sets no bound of its own.
             if value > 0 && value > timeout {
                 keys.wrong(format!(
                     "{key} ({value}) cannot be greater than revision-timeout-seconds ({timeout})"
@@ -164,9 +167,11 @@ impl ConfigMap for Defaults {
         keys.quantity("revision-cpu-limit", &mut it.cpu_limit);
         keys.quantity("revision-memory-limit", &mut it.memory_limit);
         keys.quantity("revision-ephemeral-storage-limit", &mut it.ephemeral_storage_limit);
+        // The default of this key is the timeout, which must have been read before.
         it.response_start_timeout_seconds = it.timeout_seconds;
         let start = "revision-response-start-timeout-seconds";
         keys.int64(start, &mut it.response_start_timeout_seconds);
+        // `default` leaves the field to Kubernetes, which a boolean cannot express.
         let mut automount = false;
         if keys.get("automount-service-account-token").is_some_and(|text| text != "default") {
             keys.flag("automount-service-account-token", &mut automount);
@@ -177,7 +182,7 @@ impl ConfigMap for Defaults {
     }
 }
 
-/// `true`, `false`, and for anything else Kubernetes' own default.
+/// Parses `true` and `false`; anything else leaves the field to Kubernetes' own default.
 fn tri_state(keys: &mut Keys<'_>, key: &'static str, unset: Option<bool>) -> Option<bool> {
     match keys.get(key).map(str::to_ascii_lowercase).as_deref() {
         None => unset,
@@ -191,10 +196,12 @@ fn tri_state(keys: &mut Keys<'_>, key: &'static str, unset: Option<bool>) -> Opt
     }
 }
 
+/// Reads a template for names of containers.
 fn template(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Template>) {
     let Some(source) = keys.get(key) else { return };
     let read = Template::parse("container-template", source, &Values::OF_META);
     let read = read.and_then(|template| {
+        // It runs once with empty metadata, so that a template that fails is refused now and not with the next Service.
         let tried = template.render(&Values::of(&ObjectMeta::default()));
         tried.map(|_name| template).map_err(|why| format!("error executing template: {why}"))
     });
@@ -204,7 +211,7 @@ fn template(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Template>) {
     }
 }
 
-/// A name that cannot be made is empty, and then the container is refused for having none, as in Knative.
+/// Renders a name. One that cannot be rendered is empty, and then the container is refused, as in Knative.
 fn name(template: Option<&Template>, unset: &str, parent: &ObjectMeta) -> String {
     match template {
         None => unset.to_owned(),

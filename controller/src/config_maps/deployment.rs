@@ -1,7 +1,7 @@
-//! Pure: `config-deployment`: digests, deadlines, and what pods of revisions get.
+//! Pure: `config-deployment`: digests, deadlines, and settings of Revision pods.
 //!
-//! Keys, defaults, bounds and messages: knative/serving `pkg/deployment/config.go` at 98e5ef9. What concerns the
-//! sidecar is read and has no effect: there is none.
+//! Keys, defaults, bounds and messages: knative/serving `pkg/deployment/config.go` at 98e5ef9. Keys of Knative's
+//! sidecar are accepted and have no effect, since there is none.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,35 +13,36 @@ use serde::Deserialize;
 
 use super::{ConfigMap, go::Span, keys::Keys};
 
-/// Which nodes the pods of one revision prefer.
+/// Preference of a Revision's pods for nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Affinity {
-    /// Whatever the scheduler does.
+    /// No preference: the scheduler decides.
     None,
-    /// Nodes that have none of them yet (`prefer-spread-revision-over-nodes`).
+    /// Prefers nodes without a pod of the same Revision (`prefer-spread-revision-over-nodes`).
     Spread,
 }
 
-/// `config-deployment`, checked.
+/// `config-deployment`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deployment {
-    /// `registries-skipping-tag-resolving`. Default kind.local, ko.local, dev.local.
+    /// `registries-skipping-tag-resolving`: registries whose tags are not resolved. Default kind.local, ko.local,
+    /// dev.local.
     pub skipped_registries: BTreeSet<String>,
-    /// `digest-resolution-timeout`. Default 10 s, above 0.
+    /// `digest-resolution-timeout` of one image. Default 10 s, above 0.
     pub digest_timeout: Duration,
-    /// `progress-deadline`. Default 600 s, whole seconds above 0.
+    /// `progress-deadline` of Deployments. Default 600 s, whole seconds above 0.
     pub progress_deadline: Duration,
-    /// `default-affinity-type`. Default spread.
+    /// `default-affinity-type` of pods. Default spread.
     pub affinity: Affinity,
-    /// `pod-is-always-schedulable`: a pod that finds no node is no failure. Default false.
+    /// `pod-is-always-schedulable`: true if a pod without a node is no failure. Default false.
     pub always_schedulable: bool,
-    /// `bind-pods`: pods that ask for nothing are bound to a node that has their image, without the scheduler.
-    /// Rouse's own; default false.
+    /// `bind-pods`, Rouse's own: true if pods without constraints are bound to a node with their image, without the
+    /// scheduler. Default false.
     pub bind_pods: bool,
     runtime_classes: BTreeMap<String, RuntimeClass>,
 }
 
-/// Which revisions get a runtime class.
+/// Selector of the Revisions that get a runtime class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 struct RuntimeClass {
@@ -64,20 +65,20 @@ impl Default for Deployment {
 }
 
 impl Deployment {
-    /// Runtime classes with the labels that a revision must have for each.
+    /// Runtime classes by name, with the labels that a Revision must have for each.
     pub fn runtime_classes(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let all = self.runtime_classes.iter();
         all.map(|(name, it)| (name.clone(), it.selector.clone())).collect()
     }
 
-    /// The runtime class of a revision with these labels: that with the most labels that match, then the first by
+    /// Runtime class of a Revision with these labels: the one whose selector has the most labels, then the first by
     /// name.
     pub fn runtime_class(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
         best(self.runtime_classes.iter().map(|(name, it)| (name.as_str(), &it.selector)), labels)
     }
 }
 
-/// The one whose selector matches with the most labels; of equal ones the first by name.
+/// Name whose selector matches with the most labels; among equals the first by name.
 pub(super) fn best<'a>(
     all: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)>,
     labels: &BTreeMap<String, String>,
@@ -86,6 +87,7 @@ pub(super) fn best<'a>(
         it.1.iter().all(|(label, value)| labels.get(label) == Some(value))
     };
     let found = all.filter(matches);
+    // `max_by` returns the last of equal elements, so names compare in reverse.
     let best = found.max_by(|a, b| a.1.len().cmp(&b.1.len()).then_with(|| b.0.cmp(a.0)));
     best.map(|(name, _)| name).filter(|name| !name.is_empty())
 }
@@ -105,6 +107,7 @@ impl ConfigMap for Deployment {
         keys.flag("pod-is-always-schedulable", &mut it.always_schedulable);
         keys.flag("bind-pods", &mut it.bind_pods);
         it.progress_deadline = positive(keys, "progress-deadline", it.progress_deadline);
+        // Kubernetes counts the deadline of a Deployment in whole seconds.
         if it.progress_deadline.subsec_nanos() != 0 {
             let was = Span::from(it.progress_deadline);
             keys.wrong(format!("progress-deadline must be rounded to a whole second, was: {was}"));
@@ -116,7 +119,7 @@ impl ConfigMap for Deployment {
     }
 }
 
-/// Everything about the sidecar, of this and of older releases.
+/// Accepts the keys of Knative's sidecar, of this and older releases.
 fn sidecar(keys: &mut Keys<'_>) {
     const WHY: &str = "there is no sidecar";
     for key in [
@@ -134,6 +137,7 @@ fn sidecar(keys: &mut Keys<'_>) {
         "queue-sidecar-tls-max-version",
         "queue-sidecar-tls-cipher-suites",
         "queue-sidecar-tls-curve-preferences",
+        // Names of older releases:
         "queueSidecarImage",
         "queueSidecarCPURequest",
         "queueSidecarCPULimit",
@@ -165,6 +169,7 @@ fn affinity(keys: &mut Keys<'_>) -> Affinity {
         Some("none") => Affinity::None,
         Some(other) => {
             keys.wrong(format!("unsupported {key} value: {other:?}"));
+            // The returned value is dropped with the refused ConfigMap.
             Affinity::Spread
         }
     }
@@ -173,6 +178,7 @@ fn affinity(keys: &mut Keys<'_>) -> Affinity {
 fn runtime_classes(keys: &mut Keys<'_>) -> BTreeMap<String, RuntimeClass> {
     let key = "runtime-class-name";
     let text = keys.get(key).unwrap_or_default();
+    // An empty text sets no classes, but is no YAML mapping either.
     if text.trim().is_empty() {
         return BTreeMap::new();
     }
@@ -183,6 +189,7 @@ fn runtime_classes(keys: &mut Keys<'_>) -> BTreeMap<String, RuntimeClass> {
             return BTreeMap::new();
         }
     };
+    // The API server would refuse a pod with such a class, and every Revision would fail.
     for class in classes.keys().filter(|class| !is_subdomain(class)) {
         keys.wrong(format!("{key} {class} selector not valid DNSSubdomain"));
     }

@@ -1,4 +1,4 @@
-//! Pure: `config-domain`: which domain a route's names stand below.
+//! Pure: `config-domain`: domains of the host names of Routes.
 //!
 //! Rules: knative/serving `pkg/reconciler/route/config/domain.go` at 98e5ef9.
 
@@ -13,19 +13,19 @@ use super::{ConfigMap, deployment::best, keys::Keys, network::NO_TLS};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Domain(BTreeMap<String, BTreeMap<String, String>>);
 
-/// What is said of a domain.
+/// Value of one domain's key.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Choice {
-    /// Labels a route must have; none: all routes.
+    /// Labels that a Route must have; none: all Routes match.
     selector: BTreeMap<String, String>,
-    /// `wildcard` where one certificate serves a whole namespace. None is made here.
+    /// `wildcard` where one certificate covers a namespace; it has no effect, as there are no certificates.
     r#type: String,
 }
 
 impl Domain {
-    /// The domain of a route with these labels: that with the most labels that match, then the first by name. `None`:
-    /// no domain is for it, and its names stand below `svc.` and the cluster's domain, where nobody outside asks.
+    /// Domain of a Route with these labels: the one whose selector has the most labels, then the first by name. `None`:
+    /// no domain matches, and the names lie in `svc.` of the cluster's domain, which is not reachable from outside.
     pub fn of(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
         best(self.0.iter().map(|(name, it)| (name.as_str(), it)), labels)
     }
@@ -36,9 +36,10 @@ impl ConfigMap for Domain {
 
     fn read(keys: &mut Keys<'_>) -> Self {
         let mut domains = BTreeMap::new();
+        // Collected first, since warnings are added to `keys` meanwhile.
         let all: Vec<_> = keys.all().collect();
         for (domain, text) in all {
-            // An empty value says nothing, which is: all routes.
+            // An empty value has no selector and matches all Routes.
             let choice = serde_norway::from_str::<Option<Choice>>(text);
             match choice {
                 Ok(choice) => {
@@ -50,6 +51,7 @@ impl ConfigMap for Domain {
                 }
                 Err(why) => keys.wrong(format!("failed to parse {domain:?}: {why}")),
             }
+            // Knative accepts any key, so this is only a warning.
             if !is_subdomain(domain) {
                 keys.warn(format!("{domain:?} is no domain name: no route can stand below it"));
             }

@@ -1,4 +1,4 @@
-//! Pure: the examples that every shipped ConfigMap holds, and how an edit of them is noticed.
+//! Pure: the examples in every shipped ConfigMap, and the detection of edits of them.
 //!
 //! Rules: knative/pkg `configmap/example.go` and `webhook/configmaps/configmaps.go` at 521cb33.
 
@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 
 use super::keys::EXAMPLE;
 
-/// The annotation that holds the checksum of the examples as they were shipped.
+/// Annotation with the checksum of the examples as they were shipped.
 pub const CHECKSUM: &str = "knative.dev/example-checksum";
 
-/// The checksum of the examples: CRC-32 as eight hexadecimal digits.
+/// Computes the checksum of the examples: CRC-32 as eight hexadecimal digits.
 ///
 /// Spaces around the text do not count, and any number of line ends counts as one. Knative joins lines by a backslash
-/// and an `n`, not by a line end, and so must whoever wants the same numbers.
+/// and an `n`, not by a line end; equal numbers need the same.
 pub fn checksum(examples: &str) -> String {
     let mut joined = String::with_capacity(examples.len());
     let mut rest = examples.trim();
@@ -21,7 +21,7 @@ pub fn checksum(examples: &str) -> String {
         let next = skip_line_ends(after);
         joined.push_str(line);
         if next.len() == after.len() {
-            // A carriage return by itself ends no line.
+            // A carriage return alone ends no line, so it stays in the text.
             joined.push('\r');
             rest = after.get(1..).unwrap_or_default();
         } else {
@@ -40,7 +40,7 @@ fn skip_line_ends(mut text: &str) -> &str {
     text
 }
 
-/// Refuses an edit of the examples: whoever makes one believes that it sets something.
+/// Refuses an edit of the examples, since it would not have the effect that the operator expects.
 pub fn check(
     annotations: &BTreeMap<String, String>,
     data: &BTreeMap<String, String>,
@@ -58,7 +58,7 @@ pub fn check(
 mod tests {
     use super::*;
 
-    /// The numbers are those of Go's `hash/crc32` over the joined lines.
+    /// Expected numbers: Go's `hash/crc32` over the joined lines.
     #[test]
     fn the_checksum_is_that_of_shipped_config_maps() {
         assert_eq!(checksum(""), "00000000");

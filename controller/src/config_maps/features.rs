@@ -1,22 +1,22 @@
-//! Pure: `config-features`: which parts of a PodSpec users may write, and which behaviours are on.
+//! Pure: `config-features`: PodSpec fields that users may set, and optional behaviours.
 //!
 //! Keys and defaults: knative/serving `pkg/apis/config/features.go` at 98e5ef9.
 
 use super::{ConfigMap, keys::Keys};
 
-/// How far a feature is on.
+/// State of a feature flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
-    /// On.
+    /// The feature is on for all.
     Enabled,
-    /// Users may ask for it.
+    /// The feature is off, but users may ask for it.
     Allowed,
-    /// Off.
+    /// The feature is off, and asking for it is refused.
     Disabled,
 }
 
 impl Flag {
-    /// Whether users may use the field behind it.
+    /// Returns true if users may set the field behind the feature.
     pub fn permits(self) -> bool {
         match self {
             Self::Enabled | Self::Allowed => true,
@@ -34,14 +34,14 @@ impl Flag {
     }
 }
 
-/// `secure-pod-defaults`: what a security context gets where the user wrote nothing.
+/// `secure-pod-defaults`: defaults of security contexts, for fields that the user left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecureDefaults {
-    /// Nothing.
+    /// Leaves security contexts unchanged.
     Disabled,
-    /// No more privileges, the runtime's seccomp profile, no capabilities; root stays possible.
+    /// Forbids privilege escalation, sets the runtime's seccomp profile, drops capabilities; root stays possible.
     AllowRootBounded,
-    /// The same, and not as root.
+    /// Sets the values of [`Self::AllowRootBounded`], and forbids root.
     Enabled,
 }
 
@@ -59,11 +59,11 @@ impl SecureDefaults {
 /// Declares the flags once: field, key, default.
 macro_rules! features {
     ($($(#[$doc:meta])* $field:ident, $key:literal, $default:ident;)*) => {
-        /// `config-features`, checked.
+        /// `config-features`, one flag for each key.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Features {
             $($(#[$doc])* #[doc = concat!("`", $key, "`.")] pub $field: Flag,)*
-            /// `secure-pod-defaults`.
+            /// `secure-pod-defaults`: defaults of security contexts.
             pub secure_pod_defaults: SecureDefaults,
         }
 
@@ -92,67 +92,67 @@ macro_rules! features {
 }
 
 features! {
-    /// Several containers in a pod.
+    /// Several containers in a pod:
     multi_container, "multi-container", Enabled;
-    /// Probes on all of them.
+    /// Probes on all containers of a pod:
     multi_container_probing, "multi-container-probing", Disabled;
-    /// Choosing a tag by header.
+    /// Choice of a tag by a request header:
     tag_header_based_routing, "tag-header-based-routing", Disabled;
-    /// `securityContext.capabilities.add`.
+    /// Permits `securityContext.capabilities.add` of containers:
     containerspec_addcapabilities, "kubernetes.containerspec-addcapabilities", Disabled;
-    /// `affinity`.
+    /// Permits `affinity` of pods:
     podspec_affinity, "kubernetes.podspec-affinity", Disabled;
-    /// `topologySpreadConstraints`.
+    /// Permits `topologySpreadConstraints` of pods:
     podspec_topologyspreadconstraints, "kubernetes.podspec-topologyspreadconstraints", Disabled;
-    /// `hostAliases`.
+    /// Permits `hostAliases` of pods:
     podspec_hostaliases, "kubernetes.podspec-hostaliases", Disabled;
-    /// `nodeSelector`.
+    /// Permits `nodeSelector` of pods:
     podspec_nodeselector, "kubernetes.podspec-nodeselector", Disabled;
-    /// `tolerations`.
+    /// Permits `tolerations` of pods:
     podspec_tolerations, "kubernetes.podspec-tolerations", Disabled;
-    /// `env[].valueFrom.fieldRef`.
+    /// Permits `env[].valueFrom.fieldRef` of containers:
     podspec_fieldref, "kubernetes.podspec-fieldref", Disabled;
-    /// `runtimeClassName`.
+    /// Permits `runtimeClassName` of pods:
     podspec_runtimeclassname, "kubernetes.podspec-runtimeclassname", Disabled;
-    /// `dnsPolicy`.
+    /// Permits `dnsPolicy` of pods:
     podspec_dnspolicy, "kubernetes.podspec-dnspolicy", Disabled;
-    /// `dnsConfig`.
+    /// Permits `dnsConfig` of pods:
     podspec_dnsconfig, "kubernetes.podspec-dnsconfig", Disabled;
-    /// `securityContext` of the pod.
+    /// Permits `securityContext` of pods:
     podspec_securitycontext, "kubernetes.podspec-securitycontext", Disabled;
-    /// `shareProcessNamespace`.
+    /// Permits `shareProcessNamespace` of pods:
     podspec_shareprocessnamespace, "kubernetes.podspec-shareprocessnamespace", Disabled;
-    /// `hostIPC`.
+    /// Permits `hostIPC` of pods:
     podspec_hostipc, "kubernetes.podspec-hostipc", Disabled;
-    /// `hostPID`.
+    /// Permits `hostPID` of pods:
     podspec_hostpid, "kubernetes.podspec-hostpid", Disabled;
-    /// `hostNetwork`.
+    /// Permits `hostNetwork` of pods:
     podspec_hostnetwork, "kubernetes.podspec-hostnetwork", Disabled;
-    /// `priorityClassName`.
+    /// Permits `priorityClassName` of pods:
     podspec_priorityclassname, "kubernetes.podspec-priorityclassname", Disabled;
-    /// `schedulerName`.
+    /// Permits `schedulerName` of pods:
     podspec_schedulername, "kubernetes.podspec-schedulername", Disabled;
-    /// `initContainers`.
+    /// Permits `initContainers` of pods:
     podspec_init_containers, "kubernetes.podspec-init-containers", Disabled;
-    /// Volumes of type `persistentVolumeClaim`.
+    /// Permits volumes of type `persistentVolumeClaim`:
     podspec_persistent_volume_claim, "kubernetes.podspec-persistent-volume-claim", Disabled;
-    /// Writing to them.
+    /// Permits writing to persistent volumes:
     podspec_persistent_volume_write, "kubernetes.podspec-persistent-volume-write", Disabled;
-    /// Volumes of type `emptyDir`.
+    /// Permits volumes of type `emptyDir`:
     podspec_volumes_emptydir, "kubernetes.podspec-volumes-emptydir", Enabled;
-    /// Volumes of type `hostPath`.
+    /// Permits volumes of type `hostPath`:
     podspec_volumes_hostpath, "kubernetes.podspec-volumes-hostpath", Disabled;
-    /// Volumes of type `csi`.
+    /// Permits volumes of type `csi`:
     podspec_volumes_csi, "kubernetes.podspec-volumes-csi", Disabled;
-    /// Volumes of type `ephemeral`.
+    /// Permits volumes of type `ephemeral`:
     podspec_volumes_ephemeral, "kubernetes.podspec-volumes-ephemeral", Disabled;
-    /// Volumes of type `image`.
+    /// Permits volumes of type `image`:
     podspec_volumes_image, "kubernetes.podspec-volumes-image", Disabled;
-    /// `volumeMounts[].mountPropagation`.
+    /// Permits `volumeMounts[].mountPropagation` of containers:
     podspec_volumes_mount_propagation, "kubernetes.podspec-volumes-mount-propagation", Disabled;
 }
 
-/// Reads one flag. What cannot be read keeps the default, as in Knative, but is told.
+/// Reads one flag. An invalid value keeps the default, as in Knative, but adds a warning.
 fn flag<T: Copy>(keys: &mut Keys<'_>, key: &'static str, to: &mut T, parse: fn(&str) -> Option<T>) {
     let Some(text) = keys.get(key) else { return };
     match parse(text) {
@@ -161,7 +161,7 @@ fn flag<T: Copy>(keys: &mut Keys<'_>, key: &'static str, to: &mut T, parse: fn(&
     }
 }
 
-/// Flags of older releases.
+/// Accepts flags of older releases, which have no effect.
 fn removed(keys: &mut Keys<'_>) {
     keys.without_effect(&[
         ("kubernetes.podspec-dryrun", "ask for it with ?dryRun=All"),
@@ -170,7 +170,7 @@ fn removed(keys: &mut Keys<'_>) {
     ]);
 }
 
-/// Flags for what there is not here.
+/// Accepts flags of features that do not exist here.
 fn idle(keys: &mut Keys<'_>) {
     for (key, why) in [
         ("autodetect-http2", "name the port of a pod that speaks HTTP/2 \"h2c\""),

@@ -1,4 +1,4 @@
-//! Pure: `config-gc`: how long Revisions stay that no route leads to.
+//! Pure: `config-gc`: retention of Revisions without a Route.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/gc/config.go` at 98e5ef9.
 
@@ -10,16 +10,18 @@ use super::{
     keys::Keys,
 };
 
-/// `config-gc`, checked.
+/// `config-gc`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gc {
-    /// `retain-since-create-time`: none younger goes for its age; `None`: `disabled`. Default 48 h.
+    /// `retain-since-create-time`: age up to which a Revision stays; `None`: `disabled`. Default 48 h.
     pub since_created: Option<Duration>,
-    /// `retain-since-last-active-time`: none used later goes for its age; `None`: `disabled`. Default 15 h.
+    /// `retain-since-last-active-time`: time since the last use up to which a Revision stays; `None`: `disabled`.
+    /// Default 15 h.
     pub since_active: Option<Duration>,
-    /// `min-non-active-revisions`: so many stay whatever their age. Default 20.
+    /// `min-non-active-revisions`: number of Revisions that stay whatever their age. Default 20.
     pub min: u64,
-    /// `max-non-active-revisions`: beyond it the oldest go whatever their age; `None`: `disabled`. Default 1000.
+    /// `max-non-active-revisions`: number beyond which the oldest go whatever their age; `None`: `disabled`. Default
+    /// 1000.
     pub max: Option<u64>,
 }
 
@@ -45,10 +47,12 @@ impl ConfigMap for Gc {
         ]);
         let pinned = "routes are remembered with their Revisions";
         keys.without_effect(&[("stale-revision-lastpinned-debounce", pinned)]);
+        // As in Knative, the prefix stands before parse errors only, not before broken bounds.
         keys.prefix("failed to parse data: ");
         let mut it = Self::default();
         span(keys, "retain-since-create-time", &mut it.since_created);
         span(keys, "retain-since-last-active-time", &mut it.since_active);
+        // Read as a signed number, as in Knative: a negative one has a message of its own.
         let mut min = i64::try_from(it.min).unwrap_or(i64::MAX);
         keys.int64("min-non-active-revisions", &mut min);
         most(keys, &mut it.max);
@@ -68,8 +72,9 @@ impl ConfigMap for Gc {
     }
 }
 
-/// A length of time, or `disabled`; nothing keeps the default.
+/// Reads a duration or `disabled`; an empty value keeps the default.
 fn span(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Duration>) {
+    // Trimmed, since Knative trims these values before it parses them.
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
         return;
@@ -87,13 +92,14 @@ fn span(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Duration>) {
     }
 }
 
-/// A number, or `disabled`; nothing keeps the default.
+/// Reads a number or `disabled`; an empty value keeps the default.
 fn most(keys: &mut Keys<'_>, to: &mut Option<u64>) {
     let key = "max-non-active-revisions";
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
         return;
     }
+    // Knative stores the number in an `int64`.
     let most = i64::MAX.unsigned_abs();
     match text.parse::<u64>() {
         _ if text.eq_ignore_ascii_case("disabled") => *to = None,

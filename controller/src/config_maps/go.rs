@@ -1,12 +1,12 @@
-//! Pure: values as Go writes and reads them, with Go's own words for what cannot be read.
+//! Pure: values in Go's text forms, with Go's own messages for those that cannot be parsed.
 //!
-//! Knative reads its ConfigMaps with `strconv` and `time`, so these are the texts that users meet and search for.
+//! Knative reads its ConfigMaps with `strconv` and `time`, so users meet these texts and search for them.
 
 use std::{fmt, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// A length of time that may be negative, in nanoseconds: Go's `time.Duration`.
+/// A duration that may be negative, in nanoseconds: Go's `time.Duration`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub i64);
 
@@ -14,17 +14,17 @@ pub struct Span(pub i64);
 const SECOND: i64 = 1_000_000_000;
 
 impl Span {
-    /// So many whole seconds.
+    /// A span of whole seconds.
     pub const fn seconds(seconds: i64) -> Self {
         Self(seconds.saturating_mul(SECOND))
     }
 
-    /// Whether it is a whole number of seconds.
+    /// Returns true if the span is a whole number of seconds.
     pub const fn is_whole(self) -> bool {
         self.0 % SECOND == 0
     }
 
-    /// The same without a sign; a negative one is nothing.
+    /// The span as a `Duration`; a negative one becomes zero.
     pub fn duration(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
@@ -37,7 +37,7 @@ impl From<Duration> for Span {
 }
 
 impl fmt::Display for Span {
-    /// As Go prints it: `1h0m0s`, `1m30s`, `1.5s`, `20ms`, `-5s`.
+    /// Formats the span as Go does: `1h0m0s`, `1m30s`, `1.5s`, `20ms`, `-5s`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.unsigned_abs();
         if self.0 < 0 {
@@ -50,6 +50,7 @@ impl fmt::Display for Span {
             1_000_000..1_000_000_000 => write!(out, "{}ms", fraction(nanos, 1_000_000)),
             _ => {
                 let seconds = nanos / 1_000_000_000;
+                // Go writes every unit below the largest one, also if it is 0.
                 let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
                 if hours > 0 {
                     write!(out, "{hours}h")?;
@@ -63,7 +64,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// `value / unit` with as many decimals as it needs.
+/// Formats `value / unit` with as many decimals as it needs; `unit` is a power of ten.
 fn fraction(value: u64, unit: u64) -> String {
     let whole = value / unit;
     let width = unit.ilog10() as usize;
@@ -74,7 +75,7 @@ fn fraction(value: u64, unit: u64) -> String {
     }
 }
 
-/// `strconv.ParseBool`.
+/// Parses a boolean as `strconv.ParseBool` does.
 pub fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
@@ -83,13 +84,14 @@ pub fn parse_bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// `strconv.ParseInt` in base 10, for a type of so many bits.
+/// Parses a decimal integer as `strconv.ParseInt` does, for a type of `bits` bits.
 pub fn parse_int(text: &str, bits: u32) -> Result<i64, String> {
     let wrong = |why| Err(format!("strconv.ParseInt: parsing {text:?}: {why}"));
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|it| it.is_ascii_digit()) {
         return wrong("invalid syntax");
     }
+    // Least number of the type; its bitwise complement is the greatest.
     let low = i64::MIN >> (64 - bits);
     match text.parse::<i64>() {
         Ok(value) if value >= low && value <= !low => Ok(value),
@@ -97,13 +99,13 @@ pub fn parse_int(text: &str, bits: u32) -> Result<i64, String> {
     }
 }
 
-/// `strconv.ParseFloat`, without the values that no setting can mean.
+/// Parses a number as `strconv.ParseFloat` does, but refuses infinity and NaN, which no setting can mean.
 pub fn parse_float(text: &str) -> Result<f64, String> {
     let wrong = || format!("strconv.ParseFloat: parsing {text:?}: invalid syntax");
     text.parse::<f64>().ok().filter(|it| it.is_finite()).ok_or_else(wrong)
 }
 
-/// `time.ParseDuration`.
+/// Parses a duration as `time.ParseDuration` does.
 pub fn parse_span(text: &str) -> Result<Span, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -113,12 +115,14 @@ pub fn parse_span(text: &str) -> Result<Span, String> {
     if unsigned.is_empty() {
         return Err(invalid());
     }
+    // 128 bits hold any sum of parts, so that only the total is compared with the bounds.
     let (mut rest, mut total) = (unsigned, 0_i128);
     while !rest.is_empty() {
         let end = rest.find(|it: char| !it.is_ascii_digit() && it != '.').unwrap_or(rest.len());
         let (number, after) = rest.split_at(end);
         let unit_end = after.find(|it: char| it.is_ascii_digit() || it == '.');
         let (unit, after) = after.split_at(unit_end.unwrap_or(after.len()));
+        // `.5` and `5.` are numbers in Go, `.` alone is not.
         if number.trim_matches('.').is_empty() || number.matches('.').count() > 1 {
             return Err(invalid());
         }
@@ -140,12 +144,12 @@ pub fn parse_span(text: &str) -> Result<Span, String> {
     i64::try_from(total).map(Span).map_err(|_too_long| invalid())
 }
 
-/// A decimal number times `scale`, without rounding what can be said exactly.
+/// Multiplies a decimal number by `scale`, exactly where the result is whole.
 fn scaled(number: &str, scale: i128) -> Option<i128> {
     let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
     let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
     let mut total = whole.checked_mul(scale)?;
-    // Past eighteen places nothing is left of an hour in nanoseconds.
+    // Digits past the eighteenth are below a nanosecond, even of an hour.
     let decimals: String = decimals.chars().take(18).collect();
     if !decimals.is_empty() {
         let part: i128 = decimals.parse().ok()?;
@@ -155,7 +159,7 @@ fn scaled(number: &str, scale: i128) -> Option<i128> {
     Some(total)
 }
 
-/// `resource.ParseQuantity`.
+/// Checks a quantity as `resource.ParseQuantity` does, and keeps its text.
 pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
     const RULE: &str = "quantities must match the regular expression \
                         '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
@@ -165,6 +169,7 @@ pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
     if number.matches('.').count() > 1 || !number.bytes().any(|it| it.is_ascii_digit()) {
         return Err(RULE.into());
     }
+    // `1E` has a unit, `1E3` an exponent: the digits after the letter decide.
     let exponent = suffix.strip_prefix(['e', 'E']).is_some_and(|power| {
         let digits = power.strip_prefix(['+', '-']).unwrap_or(power);
         !digits.is_empty() && digits.bytes().all(|it| it.is_ascii_digit())
@@ -173,6 +178,7 @@ pub fn parse_quantity(text: &str) -> Result<Quantity, String> {
         ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     if exponent || unit.contains(&suffix) {
         Ok(Quantity(text.to_owned()))
+    // Kubernetes has one message for suffixes of allowed letters, and another for all else.
     } else if suffix.chars().all(|it| "eEinumkKMGTP+-0123456789".contains(it)) {
         Err("unable to parse quantity's suffix".into())
     } else {

@@ -1,7 +1,7 @@
-//! Pure: the keys of one ConfigMap, read by name; what is wrong with them, and what nobody reads.
+//! Pure: reading of one ConfigMap's keys by name, with errors, and warnings for keys without effect.
 //!
 //! Messages are those of knative/pkg `configmap/parser` at 521cb33. Knative stops at the first bad key; here all of
-//! them are told, so that one edit can mend them.
+//! them are reported, so that one edit can correct them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::parse::Problem;
 
-/// The key that holds examples and is never read (knative/pkg `configmap.ExampleKey`).
+/// Key that holds examples and is never read (knative/pkg `configmap.ExampleKey`).
 pub const EXAMPLE: &str = "_example";
 
-/// One ConfigMap's data while it is read.
+/// Data of one ConfigMap while it is read, with the errors and warnings so far.
 #[derive(Debug)]
 pub struct Keys<'a> {
     data: &'a BTreeMap<String, String>,
@@ -39,7 +39,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Accepts names of older releases, each with its successor. The newer name wins where both are set.
+    /// Accepts key names of older releases, each with its successor. The newer name wins where both are set.
     pub fn renamed(&mut self, names: &[(&'static str, &'static str)]) {
         for &(old, new) in names {
             self.known.insert(old);
@@ -50,7 +50,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Accepts names of older releases whose values no longer mean anything, each with its successor.
+    /// Accepts key names of older releases whose values have lost their meaning, each with its successor.
     pub fn superseded(&mut self, names: &[(&'static str, &'static str)]) {
         for &(old, new) in names {
             self.known.insert(old);
@@ -62,7 +62,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Accepts keys that change nothing here, each with the reason.
+    /// Accepts keys that have no effect here, each with the reason.
     pub fn without_effect(&mut self, keys: &[(&'static str, &str)]) {
         for &(key, why) in keys {
             self.known.insert(key);
@@ -72,7 +72,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Accepts a key that asks for what there is not here, unless its text is one of `usual`.
+    /// Accepts a key for something that does not exist here; warns unless its text is one of `usual`.
     pub fn idle(&mut self, key: &'static str, usual: &[&str], why: &str) {
         let text = self.get(key).unwrap_or_default().trim();
         if !text.is_empty() && !usual.iter().any(|it| text.eq_ignore_ascii_case(it)) {
@@ -80,20 +80,20 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The text of a key, or that of its older name.
+    /// Text of a key, or that of its older name.
     pub fn get(&mut self, key: &'static str) -> Option<&'a str> {
         self.known.insert(key);
         self.data.get(key).map(String::as_str).or_else(|| self.older.get(key).copied())
     }
 
-    /// All keys with their texts, for ConfigMaps whose keys are names of things.
+    /// All keys with their texts, for ConfigMaps whose keys are names of objects.
     pub fn all(&mut self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         self.known.extend(self.data.keys().map(String::as_str));
         let all = self.data.iter().map(|(key, text)| (key.as_str(), text.as_str()));
         all.filter(|(key, _)| *key != EXAMPLE)
     }
 
-    /// All keys that start so, by the rest of their names.
+    /// All keys that start with `prefix`, each with the rest of its name and its text.
     pub fn with_prefix(&mut self, prefix: &str) -> Vec<(&'a str, &'a str)> {
         let named = self.data.iter().filter(|(key, _)| key.starts_with(prefix));
         let mut found = Vec::new();
@@ -104,29 +104,29 @@ impl<'a> Keys<'a> {
         found
     }
 
-    /// Accepts all keys that start so and change nothing here.
+    /// Accepts all keys that start with `prefix`, and warns that they have no effect.
     pub fn ignore_prefix(&mut self, prefix: &str, why: &str) {
         for (rest, _) in self.with_prefix(prefix) {
             self.warnings.push(format!("key \"{prefix}{rest}\" has no effect: {why}"));
         }
     }
 
-    /// Puts this before what is said of values that cannot be read.
+    /// Sets the text before messages on values that cannot be parsed.
     pub fn prefix(&mut self, prefix: &'static str) {
         self.prefix = prefix;
     }
 
-    /// Says what is wrong.
+    /// Adds an error whose message names the key.
     pub fn wrong(&mut self, message: impl Into<String>) {
         self.problems.push(Problem::new("", message));
     }
 
-    /// Says what is wrong with one key, where the message alone does not name it.
+    /// Adds an error that carries the key itself.
     pub fn refuse(&mut self, problem: Problem) {
         self.problems.push(problem);
     }
 
-    /// Says what a person should know although it is accepted.
+    /// Adds a warning for an accepted value.
     pub fn warn(&mut self, message: impl Into<String>) {
         self.warnings.push(message.into());
     }
@@ -147,42 +147,42 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Text without spaces around it.
+    /// Reads text, without spaces around it.
     pub fn text(&mut self, key: &'static str, to: &mut String) {
         self.read(key, to, |text| Ok(text.trim().to_owned()));
     }
 
-    /// A boolean.
+    /// Reads a boolean in Go's forms.
     pub fn flag(&mut self, key: &'static str, to: &mut bool) {
         self.read(key, to, go::parse_bool);
     }
 
-    /// A whole number of 64 bits.
+    /// Reads an integer of 64 bits.
     pub fn int64(&mut self, key: &'static str, to: &mut i64) {
         self.read(key, to, |text| go::parse_int(text, 64));
     }
 
-    /// A whole number of 32 bits.
+    /// Reads an integer of 32 bits.
     pub fn int32(&mut self, key: &'static str, to: &mut i64) {
         self.read(key, to, |text| go::parse_int(text, 32));
     }
 
-    /// A number.
+    /// Reads a finite decimal number.
     pub fn float(&mut self, key: &'static str, to: &mut f64) {
         self.read(key, to, go::parse_float);
     }
 
-    /// A length of time.
+    /// Reads a duration in Go's form.
     pub fn span(&mut self, key: &'static str, to: &mut Span) {
         self.read(key, to, go::parse_span);
     }
 
-    /// A quantity of a resource.
+    /// Reads a quantity of a resource.
     pub fn quantity(&mut self, key: &'static str, to: &mut Option<Quantity>) {
         self.read(key, to, |text| go::parse_quantity(text).map(Some));
     }
 
-    /// Names divided by commas.
+    /// Reads names that are separated by commas.
     pub fn set(&mut self, key: &'static str, to: &mut BTreeSet<String>) {
         self.read(key, to, |text| Ok(text.split(',').map(|it| it.trim().to_owned()).collect()));
     }
@@ -194,7 +194,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Keys that are asked about, whatever the ConfigMap holds.
+/// Keys that the settings of a ConfigMap read, whatever it holds.
 #[cfg(test)]
 pub(super) fn known<T: ConfigMap>() -> BTreeSet<String> {
     let data = BTreeMap::new();
@@ -203,10 +203,11 @@ pub(super) fn known<T: ConfigMap>() -> BTreeSet<String> {
     keys.known.into_iter().filter(|key| *key != EXAMPLE).map(str::to_owned).collect()
 }
 
-/// Reads the data of one ConfigMap: its value with what to warn of, or everything that is wrong with it.
+/// Reads the data of one ConfigMap: its settings with warnings, or everything that is wrong with it.
 pub fn read<T: ConfigMap>(data: &BTreeMap<String, String>) -> Result<Read<T>, Vec<Problem>> {
     let mut keys = Keys::new(data);
     let value = T::read(&mut keys);
+    // After the settings are read, so that `known` holds every key they asked for.
     keys.unknown();
     if keys.problems.is_empty() {
         Ok(Read { value, warnings: keys.warnings })

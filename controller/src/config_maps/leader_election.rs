@@ -1,20 +1,20 @@
-//! Pure: `config-leader-election`: how soon another controller writes when one is gone.
+//! Pure: `config-leader-election`: timing of the lease by which one controller writes.
 //!
 //! Keys and messages: knative/pkg `leaderelection/config.go` at 521cb33. The defaults are shorter than Knative's 60 s,
-//! 40 s and 10 s: a wake must not wait for a leader.
+//! 40 s and 10 s: a cold start must not wait for a leader.
 
 use std::time::Duration;
 
 use super::{ConfigMap, go::Span, keys::Keys};
 
-/// `config-leader-election`, checked. A controller follows what it says as it starts, as in Knative.
+/// `config-leader-election`, checked. A controller reads it only when it starts, as in Knative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderElection {
-    /// `lease-duration`: a lease not renewed for so long may be taken. Default 5 s.
+    /// `lease-duration`: time without renewal after which the lease may be taken. Default 5 s.
     pub lease: Duration,
-    /// `renew-deadline`: a leader that could not renew for so long stops writing. Default 3 s, below `lease`.
+    /// `renew-deadline`: time without renewal after which a leader stops writing. Default 3 s, below `lease`.
     pub renew: Duration,
-    /// `retry-period`: how often it is tried. Default 1 s, below `renew`.
+    /// `retry-period`: interval between attempts. Default 1 s, below `renew`.
     pub retry: Duration,
 }
 
@@ -50,6 +50,7 @@ impl ConfigMap for LeaderElection {
             *to = span.duration();
         }
         let [lease, renew, retry] = [it.lease, it.renew, it.retry].map(Span::from);
+        // A leader must stop before its lease can be taken, and must have a second attempt before it stops.
         if lease <= renew {
             keys.wrong(format!(
                 "lease-duration ({lease}) must be greater than renew-deadline ({renew})"
@@ -64,7 +65,7 @@ impl ConfigMap for LeaderElection {
     }
 }
 
-/// Work is not divided among leaders here: one writes, all others serve.
+/// Reads the number of leader buckets, which has no effect: one replica writes, all of them serve.
 fn buckets(keys: &mut Keys<'_>) {
     let mut buckets = 1;
     keys.int32("buckets", &mut buckets);

@@ -1,7 +1,6 @@
-//! Pure: `config-logging`: how much each part logs.
+//! Pure: `config-logging`: log levels of the components.
 //!
-//! Keys and messages: knative/pkg `logging/config.go` at 521cb33. Of zap's own settings only the level means anything
-//! here.
+//! Keys and messages: knative/pkg `logging/config.go` at 521cb33. Of zap's own settings only the level has an effect.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +9,12 @@ use serde::Deserialize;
 
 use super::{ConfigMap, keys::Keys};
 
-/// The parts, by what they are called here; Knative calls them the same but for the agent, which it has not.
+/// Names of the components. Knative uses the same ones; it has no agent.
 const PARTS: [&str; 4] = ["controller", "agent", "activator", "autoscaler"];
-/// What a level may be.
+/// Rule for levels, as shown in messages.
 const RULE: &str = "must be debug, info, warn or error";
 
-/// Zap knows three levels above errors; here nothing is worse than one.
+/// Parses a level. Zap has three levels above errors, which count as errors here.
 fn parse(text: &str) -> Option<Level> {
     match text.to_ascii_lowercase().as_str() {
         "debug" => Some(Level::Debug),
@@ -26,32 +25,33 @@ fn parse(text: &str) -> Option<Level> {
     }
 }
 
-/// `config-logging`, checked.
+/// `config-logging`, checked: the common level and those of components.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logging {
-    /// `level` of `zap-logger-config`. Default info.
+    /// Common level: `level` of `zap-logger-config`. Default info.
     pub level: Level,
     components: BTreeMap<String, Level>,
 }
 
 impl Logging {
-    /// How much a part logs: `loglevel.<part>` where it is set.
+    /// Level of a component: `loglevel.<component>` where it is set, or else the common one.
     fn of(&self, component: &str) -> Level {
         self.components.get(component).copied().unwrap_or(self.level)
     }
 
-    /// How much each part logs.
+    /// Level of each component, as sent in the RouteTable.
     pub fn levels(&self) -> Levels {
         let [controller, agent, activator, autoscaler] = PARTS.map(|part| self.of(part));
         Levels { controller, agent, activator, autoscaler }
     }
 }
 
+/// The JSON of `zap-logger-config`.
 #[derive(Deserialize)]
 struct Zap {
     #[serde(default)]
     level: String,
-    /// What zap knows besides.
+    /// Zap's other settings, which have no effect.
     #[serde(flatten)]
     rest: BTreeMap<String, serde::de::IgnoredAny>,
 }
@@ -62,6 +62,7 @@ impl ConfigMap for Logging {
     fn read(keys: &mut Keys<'_>) -> Self {
         let mut it = Self::default();
         let zap = keys.get("zap-logger-config").unwrap_or_default();
+        // An empty value is no JSON, but sets nothing.
         if !zap.trim().is_empty() {
             match serde_json::from_str::<Zap>(zap) {
                 Ok(zap) => it.level = zap_level(&zap, keys),
@@ -74,6 +75,7 @@ impl ConfigMap for Logging {
                 Some(level) if PARTS.contains(&component) => {
                     it.components.insert(component.to_owned(), level);
                 }
+                // Knative has more components, such as `queueproxy`, so this is a warning and no error.
                 Some(_) => {
                     let parts = PARTS.join(", ");
                     let key = format!("loglevel.{component}");
@@ -89,7 +91,7 @@ impl ConfigMap for Logging {
     }
 }
 
-/// The level of all parts. The rest is told, since no line changes by it.
+/// Reads the common level. Other settings of zap get a warning, since they have no effect.
 fn zap_level(zap: &Zap, keys: &mut Keys<'_>) -> Level {
     if !zap.rest.is_empty() {
         let rest = zap.rest.keys().map(String::as_str).collect::<Vec<_>>().join(", ");

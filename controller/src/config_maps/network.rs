@@ -1,4 +1,4 @@
-//! Pure: `config-network`: names of services, rollouts, and Rouse's own default path.
+//! Pure: `config-network`: names of services, rollouts, gateways, and Rouse's own default path.
 //!
 //! Keys, defaults, bounds and messages: knative/networking `pkg/config/config.go` at 17b28c6.
 
@@ -14,49 +14,49 @@ use super::{
     template::{Template, Values},
 };
 
-/// Knative's name of a public service (`DefaultDomainTemplate`); always that of a private one.
+/// Knative's template of a public host name (`DefaultDomainTemplate`); always used for private ones.
 pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
-/// Knative's name of a tag (`DefaultTagTemplate`).
+/// Knative's template of a tag's host name (`DefaultTagTemplate`).
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
-/// Why nothing comes of settings about certificates.
+/// Reason for which settings of certificates have no effect.
 pub(super) const NO_TLS: &str = "services are served without TLS";
-/// How Go writes false.
+/// Texts that Go parses as false.
 pub(super) const OFF: [&str; 3] = ["false", "f", "0"];
-/// What a domain template may name.
+/// Fields that a domain template may use.
 const DOMAIN_FIELDS: [&str; 5] = ["Name", "Namespace", "Domain", "Annotations", "Labels"];
-/// What a tag template may name.
+/// Fields that a tag template may use.
 const TAG_FIELDS: [&str; 2] = ["Name", "Tag"];
 
-/// What plain HTTP gets from outside.
+/// Treatment of plain HTTP from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HttpProtocol {
-    /// It is served.
+    /// Plain HTTP is served.
     Enabled,
-    /// It is sent to HTTPS.
+    /// Plain HTTP is redirected to HTTPS.
     Redirected,
 }
 
-/// `config-network`, checked.
+/// `config-network`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// `domain-template`; `None`: [`DOMAIN_TEMPLATE`].
+    /// `domain-template` of host names; `None`: [`DOMAIN_TEMPLATE`].
     pub domain_template: Option<Template>,
-    /// `tag-template`; `None`: [`TAG_TEMPLATE`].
+    /// `tag-template` of host names; `None`: [`TAG_TEMPLATE`].
     pub tag_template: Option<Template>,
-    /// `http-protocol`. Default served.
+    /// `http-protocol`: treatment of plain HTTP. Default enabled.
     pub http: HttpProtocol,
-    /// `rollout-duration`, whole seconds; zero: at once. Default 0.
+    /// `rollout-duration` in whole seconds; zero: at once. Default 0.
     pub rollout: Duration,
-    /// `autocreate-cluster-domain-claims`. Default false.
+    /// `autocreate-cluster-domain-claims`: true if DomainMappings create their claims. Default false.
     pub autocreate_claims: bool,
     /// `default-external-scheme` of URLs without TLS. Default `http`.
     pub external_scheme: String,
-    /// `rouse.dev.path`, Rouse's own: the way of services that say nothing; `None`: the path rule decides. (The
-    /// annotation is `rouse.dev/path`; a ConfigMap's key may hold no slash.)
+    /// `rouse.dev.path`, Rouse's own: the path of services without an annotation; `None`: the path rule decides. (The
+    /// annotation is `rouse.dev/path`; a key of a ConfigMap may not contain a slash.)
     pub path: Option<Path>,
-    /// Rouse's own, what gateways make of requests: `rouse.dev.trusted-proxies`, networks divided by commas, default none;
-    /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket divided by commas,
-    /// default none; `rouse.dev.underscores-in-headers`, default false.
+    /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
+    /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
+    /// commas, default none; `rouse.dev.underscores-in-headers`, default false.
     pub edge: Edge,
 }
 
@@ -127,13 +127,13 @@ fn rollout(keys: &mut Keys<'_>) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Which implementation serves names and makes certificates.
+/// Accepts the classes of ingresses and certificates, which have no effect.
 fn classes(keys: &mut Keys<'_>) {
     keys.idle("ingress-class", &[], "one gateway serves every class");
     keys.idle("certificate-class", &[], NO_TLS);
 }
 
-/// Pods are always asked at their own addresses; what else is asked for is told.
+/// Accepts settings of meshes: pods are always addressed directly, and other values get a warning.
 fn mesh(keys: &mut Keys<'_>) {
     const WHY: &str = "pods are always asked at their own addresses";
     let mut addressable = false;
@@ -142,10 +142,10 @@ fn mesh(keys: &mut Keys<'_>) {
     keys.idle("mesh-compatibility-mode", &["auto", "disabled"], WHY);
 }
 
-/// Everything about certificates of names: what Knative would refuse is refused.
+/// Accepts settings of certificates, and refuses the values that Knative refuses.
 fn tls(keys: &mut Keys<'_>) {
     wildcard(keys);
-    // Anything but `enabled` is off there, too.
+    // Knative treats any value but `enabled` as off, so none is refused.
     keys.idle("external-domain-tls", &["disabled"], NO_TLS);
     encryption(keys, "cluster-local-domain-tls");
     encryption(keys, "system-internal-tls");
@@ -155,6 +155,7 @@ fn tls(keys: &mut Keys<'_>) {
 fn wildcard(keys: &mut Keys<'_>) {
     let key = "namespace-wildcard-cert-selector";
     let text = keys.get(key).unwrap_or_default();
+    // The selector has no effect here, but Knative refuses one that it cannot parse.
     if let Err(why) = serde_norway::from_str::<Option<LabelSelector>>(text) {
         keys.wrong(format!("failed to parse {key:?}: {why}"));
     }
@@ -165,6 +166,7 @@ fn domain_template(keys: &mut Keys<'_>) -> Option<Template> {
     let source = keys.get("domain-template").map(str::trim)?;
     let read = Template::parse("domain-template", source, &DOMAIN_FIELDS);
     let tried = read.and_then(|template| {
+        // As in Knative, sample values show now if the template gives no valid host.
         let no = || BTreeMap::<&str, &str>::new();
         let values = domain_values("foo", "bar", "baz.com", no(), no());
         check_host(&template.render(&values)?).map(|()| template)
@@ -172,7 +174,7 @@ fn domain_template(keys: &mut Keys<'_>) -> Option<Template> {
     accept(keys, tried)
 }
 
-/// What a domain template is given.
+/// Values for a domain template.
 pub fn domain_values<'a>(
     name: &str,
     namespace: &str,
@@ -192,16 +194,17 @@ fn tag_template(keys: &mut Keys<'_>) -> Option<Template> {
     accept(keys, tried)
 }
 
-/// What a tag template is given.
+/// Values for a tag template.
 pub fn tag_values(name: &str, tag: &str) -> Values {
     Values::default().text("Name", name).text("Tag", tag)
 }
 
+/// Unwraps a template, or reports its error.
 fn accept(keys: &mut Keys<'_>, tried: Result<Template, String>) -> Option<Template> {
     tried.map_err(|why| keys.wrong(why)).ok()
 }
 
-/// Refuses what no URL could have as its host.
+/// Refuses a text that cannot be the host of a URL.
 fn check_host(host: &str) -> Result<(), String> {
     let (name, path) = host.split_at(host.find('/').unwrap_or(host.len()));
     if name.is_empty() {
@@ -221,6 +224,7 @@ fn http(keys: &mut Keys<'_>) -> HttpProtocol {
     match text.to_ascii_lowercase().as_str() {
         "" | "enabled" => HttpProtocol::Enabled,
         "redirected" => HttpProtocol::Redirected,
+        // Knative serves no plain HTTP then. Here it remains served, so the operator gets a warning.
         "disabled" => {
             let instead = "plain HTTP is served: use \"Redirected\" to send it to HTTPS";
             keys.warn(format!("http-protocol = {text:?} has no effect: {instead}"));
@@ -242,7 +246,7 @@ fn encryption(keys: &mut Keys<'_>, key: &'static str) {
     keys.idle(key, &["disabled"], NO_TLS);
 }
 
-/// The key of releases before `system-internal-tls`.
+/// Accepts the key of releases before `system-internal-tls`.
 fn internal_encryption(keys: &mut Keys<'_>) {
     let key = "internal-encryption";
     if let Some(Err(why)) = keys.get(key).map(parse_bool) {
@@ -273,6 +277,7 @@ fn edge(keys: &mut Keys<'_>) -> Edge {
             None => keys.wrong(format!("{key} has {text:?}, must be ADDRESS/LENGTH")),
         }
     }
+    // A network of all addresses is valid, but then headers of any client count as those of a proxy.
     if it.trusted_proxies.iter().any(|net| net.prefix_len() == 0) {
         keys.warn(format!(
             "{key} trusts every client: each may write its own address and protocol"
@@ -280,6 +285,7 @@ fn edge(keys: &mut Keys<'_>) -> Edge {
     }
     let switch = "rouse.dev.proxy-protocol";
     keys.flag(switch, &mut it.proxy_protocol);
+    // Without trusted proxies the header would be read from no peer at all.
     if it.proxy_protocol && it.trusted_proxies.is_empty() {
         keys.wrong(format!("{switch} needs {key}: the header is read from no other peers"));
     }
@@ -298,7 +304,7 @@ fn edge(keys: &mut Keys<'_>) -> Edge {
     it
 }
 
-/// What a key lists, divided by commas or spaces.
+/// Entries of a key, separated by commas or white space.
 fn listed<'a>(keys: &mut Keys<'a>, key: &'static str) -> impl Iterator<Item = &'a str> + use<'a> {
     let all = keys.get(key).unwrap_or_default().split([',', ' ', '\n']);
     all.map(str::trim).filter(|it| !it.is_empty())

@@ -1,6 +1,7 @@
-//! Pure: `config-observability`: request logs and where logs are; and `config-tracing`, which it replaced.
+//! Pure: `config-observability`: request logs and URLs of logs; and `config-tracing`, which it replaced.
 //!
-//! Figures are served at `/metrics` and sent nowhere; there are no traces. What Knative refuses is refused all the same.
+//! Metrics are served at `/metrics` and not exported; there are no traces. Values that Knative refuses are refused all
+//! the same.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/observability` at 98e5ef9, knative/pkg `observability` at
 //! 521cb33.
@@ -12,23 +13,23 @@ use common::{
 
 use super::{ConfigMap, go::Span, keys::Keys, network::OFF};
 
-/// `config-observability`, checked.
+/// `config-observability`, checked against its bounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observability {
     /// `logging.revision-url-template`, in which `${REVISION_UID}` is replaced. Default empty: no `logUrl`.
     pub log_url_template: String,
-    /// `logging.enable-request-log`, `logging.request-log-template` (Knative's `httpRequest` line) and
-    /// `logging.enable-probe-request-log` (false). Default none: requests are not logged.
+    /// Request log: `logging.enable-request-log`, `logging.request-log-template` (default Knative's `httpRequest` line)
+    /// and `logging.enable-probe-request-log` (default false). Default none: requests are not logged.
     pub request_log: Option<RequestLog>,
 }
 
 impl Observability {
-    /// Whether only the activator can do what is asked, so that no connection may go direct.
+    /// Returns true if only activators can do what is set, so that no connection may take the direct path.
     pub fn needs_activator(&self) -> bool {
         self.request_log.is_some()
     }
 
-    /// Where the log of a Revision is found; `None`: nothing is set.
+    /// URL of a Revision's log; `None` if no template is set.
     pub fn log_url(&self, revision_uid: &str) -> Option<String> {
         let template = Some(self.log_url_template.as_str()).filter(|it| !it.is_empty());
         template.map(|it| it.replace("${REVISION_UID}", revision_uid))
@@ -74,13 +75,14 @@ fn older(keys: &mut Keys<'_>) {
     ]);
 }
 
-/// Where figures would be sent.
+/// Reads the settings of one metrics export, none of which has an effect.
 fn export(keys: &mut Keys<'_>, [protocol, endpoint, interval]: [&'static str; 3]) {
     const WHY: &str = "figures are asked for at /metrics, and sent nowhere";
     let (mut name, mut to, mut every) = ("none".to_owned(), String::new(), Span::default());
     keys.text(protocol, &mut name);
     keys.text(endpoint, &mut to);
     keys.span(interval, &mut every);
+    // As in Knative, an endpoint is needed exactly where the protocol sends to one.
     match (name.as_str(), to.is_empty()) {
         ("grpc" | "http/protobuf", true) => {
             keys.wrong(format!("endpoint should be set when protocol is {name:?}"));
@@ -94,6 +96,7 @@ fn export(keys: &mut Keys<'_>, [protocol, endpoint, interval]: [&'static str; 3]
     if every.0 < 0 {
         keys.wrong(format!("export interval \"{every}\" should be greater than zero"));
     }
+    // Valid values have no effect either, so each one that asks for an export gets a warning.
     keys.idle(protocol, &["none", "prometheus"], WHY);
     keys.idle(endpoint, &[], WHY);
     keys.idle(interval, &[], WHY);
@@ -105,6 +108,7 @@ fn tracing(keys: &mut Keys<'_>) {
     keys.text("tracing-protocol", &mut name);
     keys.text("tracing-endpoint", &mut to);
     keys.float("tracing-sampling-rate", &mut rate);
+    // As in Knative, an endpoint is needed exactly where the protocol sends to one.
     match (name.as_str(), to.is_empty()) {
         ("grpc" | "http/protobuf", true) => {
             keys.wrong(format!("endpoint should be set for protocol {name:?}"));
@@ -142,7 +146,7 @@ fn var_log(keys: &mut Keys<'_>) {
     keys.idle(key, &OFF, "what a container writes to its standard output is collected");
 }
 
-/// A template that could not be carried out is refused also while nothing asks for it.
+/// Reads the request log. A template that cannot run is refused even while request logs are off.
 fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
     const ENABLE: &str = "logging.enable-request-log";
     const TEMPLATE: &str = "logging.request-log-template";
@@ -159,7 +163,7 @@ fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
     }
     match Template::parse(source) {
         Ok(template) => {
-            // Whoever writes JSON wants lines that can be read as such.
+            // A template that begins with `{` is meant to be JSON, which unescaped text of clients would break.
             let bare = if source.starts_with('{') { template.unescaped() } else { Vec::new() };
             for field in bare {
                 keys.warn(format!("{TEMPLATE}: clients choose {field} freely: write it with js"));
@@ -173,7 +177,7 @@ fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
     }
 }
 
-/// `config-tracing`: nothing in it counts any more.
+/// `config-tracing`, in which no key has an effect any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldTracing;
 

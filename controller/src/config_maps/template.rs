@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 mod check;
 
-/// A template that could be read.
+/// A template that was parsed without error.
 #[derive(Clone)]
 pub struct Template {
     source: Arc<str>,
@@ -15,36 +15,38 @@ pub struct Template {
 }
 
 impl Template {
-    /// Longer ones are refused: a name has 253 characters, and nested brackets cost stack.
+    /// Longest template in bytes: a host name has at most 253, and nested parentheses cost stack.
     const LONGEST: usize = 4096;
 
-    /// Reads a template. `name` is what errors call it, `fields` are the names it may use.
+    /// Parses a template. `name` identifies it in errors, `fields` are the fields it may use.
     pub fn parse(name: &str, source: &str, fields: &[&str]) -> Result<Self, String> {
         if source.len() > Self::LONGEST {
             return Err(format!("template {name} is longer than {} bytes", Self::LONGEST));
         }
+        // Checked first, since gotmpl accepts more than Go does.
         check::check(name, source, fields)?;
         let parsed = gotmpl::Template::new(name)
             .missing_key(MissingKey::Invalid)
-            // Go's map[string]string has "" where nothing is; only a field of it reads as `<no value>`.
+            // A Go `map[string]string` yields "" for a missing key; only a field of one reads as `<no value>`.
             .func("index", |args: &[Value]| index(args))
             .parse(source)
             .map_err(|wrong| wrong.to_string())?;
         Ok(Self { source: source.into(), parsed: Arc::new(parsed) })
     }
 
-    /// The text as written.
+    /// Text of the template as written.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// What it says of these values.
+    /// Renders the template with these values.
     pub fn render(&self, values: &Values) -> Result<String, String> {
         let data = Value::Map(Arc::new(values.0.clone()));
         self.parsed.execute_to_string(&data).map_err(|wrong| wrong.to_string())
     }
 }
 
+/// Go's `index`, which returns an empty string for a missing key.
 fn index(args: &[Value]) -> Result<Value, TemplateError> {
     let (first, rest) = args.split_first().ok_or_else(|| {
         TemplateError::Exec("wrong number of args for index: want at least 1".into())
@@ -52,6 +54,7 @@ fn index(args: &[Value]) -> Result<Value, TemplateError> {
     let mut found = first.clone();
     for key in rest {
         found = match found {
+            // A further key below a missing one is missing too, and no error.
             Value::Nil => Value::Nil,
             found => found.index(key)?,
         };
@@ -71,23 +74,23 @@ impl PartialEq for Template {
     }
 }
 
-/// What a template may name.
+/// Values that a template may use, by field name.
 #[derive(Clone, Debug, Default)]
 pub struct Values(BTreeMap<Arc<str>, Value>);
 
 impl Values {
-    /// The names that [`of`](Self::of) gives.
+    /// The field names that [`of`](Self::of) sets.
     pub const OF_META: [&str; 6] =
         ["Name", "GenerateName", "Namespace", "UID", "Labels", "Annotations"];
 
-    /// With a text of this name.
+    /// Adds a text under this name.
     #[must_use]
     pub fn text(mut self, name: &str, text: &str) -> Self {
         self.0.insert(name.into(), Value::String(text.into()));
         self
     }
 
-    /// With a map of this name.
+    /// Adds a map under this name.
     #[must_use]
     pub fn map<'a>(
         mut self,
@@ -100,7 +103,7 @@ impl Values {
         self
     }
 
-    /// The fields of an object's metadata that have texts.
+    /// Fields of an object's metadata that are texts or maps of texts.
     pub fn of(meta: &ObjectMeta) -> Self {
         fn text(it: Option<&String>) -> &str {
             it.map_or("", String::as_str)

@@ -89,7 +89,7 @@ fn admission_refuses_what_could_not_be_followed() {
     assert!(admit("config-network", &shipped, &data(&[("_example", "edited")])).is_err());
 }
 
-/// Values that some key takes, and values that none does.
+/// Generates values that some key accepts, and values that none does.
 fn some_text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[0-9]{1,4}",
@@ -143,8 +143,8 @@ fn some_key() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Whatever people write: nothing panics, what cannot be read changes nothing, and what admission accepts is
-    /// exactly what is followed.
+    /// For any input nothing panics, a ConfigMap that cannot be read changes nothing, and admission accepts exactly
+    /// what is followed.
     #[test]
     fn the_last_good_settings_always_stay(
         updates in prop::collection::vec(

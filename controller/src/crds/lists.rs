@@ -1,16 +1,16 @@
-//! Pure: how server-side apply merges what several managers say of one pod: list types and keys as in Knative's
+//! Pure: list types and keys by which server-side apply merges the fields of several managers, as in Knative's schemas
 //! (knative/serving `config/core/300-resources`).
 //!
-//! A list without a word on it is one value: who writes it last has written all of it. `containers` and `ports` are such
-//! lists in Knative as well, since what would tell their entries apart may be left out there.
+//! A list without a list type is one value: its last writer owns all of it. `containers` and `ports` are such lists in
+//! Knative as well, since the fields that would identify their entries are optional there.
 
 use serde_json::{Value, json};
 
-/// Lists whose entries belong to the field manager that wrote each, with the field that tells them apart.
+/// Lists of a pod whose entries belong to the manager that wrote each, with the field that identifies an entry.
 const MAPS: [(&str, &str); 2] = [("imagePullSecrets", "name"), ("volumes", "name")];
-/// The same within a container.
+/// Lists of a container whose entries belong to the manager that wrote each, with the field that identifies an entry.
 const OF_CONTAINER: [(&str, &str); 2] = [("env", "name"), ("volumeMounts", "mountPath")];
-/// Lists of a container that are one value.
+/// Lists of a container that merge as one value.
 const ATOMIC: [&str; 5] = [
     "args",
     "command",
@@ -18,7 +18,7 @@ const ATOMIC: [&str; 5] = [
     "securityContext.capabilities.add",
     "securityContext.capabilities.drop",
 ];
-/// Objects that are one value.
+/// Objects in a container that merge as one value.
 const REFERENCES: [&str; 6] = [
     "env.valueFrom.configMapKeyRef",
     "env.valueFrom.fieldRef",
@@ -28,7 +28,7 @@ const REFERENCES: [&str; 6] = [
     "envFrom.secretRef",
 ];
 
-/// Marks the lists and references of a kind's pod, where it has one.
+/// Adds list and map types to the schema of a kind's pod, where it has one.
 pub(super) fn mark(kind: &str, root: &mut Value) {
     let pod = match kind {
         "Service" | "Configuration" => "/properties/spec/properties/template/properties/spec",
@@ -39,7 +39,7 @@ pub(super) fn mark(kind: &str, root: &mut Value) {
     for (list, key) in MAPS {
         map(pod, list, key);
     }
-    // What Kubernetes takes for a name that is left out.
+    // Kubernetes' own default for a name that is left out.
     if let Some(name) = at(pod, "imagePullSecrets.name") {
         name["default"] = "".into();
     }
@@ -50,6 +50,7 @@ pub(super) fn mark(kind: &str, root: &mut Value) {
     set(pod, "volumes.secret.items", "", "x-kubernetes-list-type");
     projected(pod);
     for containers in ["containers", "initContainers"] {
+        // A field that the mask leaves out has no schema to mark.
         let Some(container) = pod.pointer_mut(&format!("/properties/{containers}/items")) else {
             continue;
         };
@@ -70,7 +71,7 @@ pub(super) fn mark(kind: &str, root: &mut Value) {
     }
 }
 
-/// Volumes of several sources.
+/// Marks the sources of projected volumes as atomic.
 fn projected(pod: &mut Value) {
     let sources = "volumes.projected.sources";
     set(pod, sources, "", "x-kubernetes-list-type");
@@ -84,7 +85,7 @@ fn projected(pod: &mut Value) {
     }
 }
 
-/// The schema of a field, past the lists on its way.
+/// Schema of the field at a dotted path; lists on the path are passed through to their items.
 fn at<'a>(mut it: &'a mut Value, path: &str) -> Option<&'a mut Value> {
     for name in path.split('.') {
         if it.get("items").is_some() {
@@ -95,6 +96,7 @@ fn at<'a>(mut it: &'a mut Value, path: &str) -> Option<&'a mut Value> {
     Some(it)
 }
 
+/// Marks the field at a path, or its part `inner`, as atomic.
 fn set(it: &mut Value, path: &str, inner: &str, mark: &str) {
     let Some(mut it) = at(it, path) else { return };
     if !inner.is_empty() {
@@ -103,7 +105,7 @@ fn set(it: &mut Value, path: &str, inner: &str, mark: &str) {
     it[mark] = "atomic".into();
 }
 
-/// What tells entries apart must be there, and can be no null.
+/// Marks a list as a map with this key. apiextensions wants map keys required and not nullable.
 fn map(it: &mut Value, list: &str, key: &str) {
     let Some(list) = at(it, list) else { return };
     list["x-kubernetes-list-type"] = "map".into();

@@ -1,16 +1,16 @@
-//! Pure: what the schemas themselves fill in and refuse, in Knative's words.
+//! Pure: defaults and validation rules in the schemas, with Knative's messages.
 //!
-//! Only what no ConfigMap can change stands here; the webhooks say the rest. So do they where a schema could judge but
-//! not name the value at fault, such as the sum of percentages: an expression that writes a number costs more than the
-//! API server grants, and its refusal would come before the webhook's better one. Lists with rules need a bound of
-//! their length, or the API server could not know what the rules cost.
+//! Only rules that no ConfigMap can change are here; the webhooks check the rest. They also check what a schema cannot
+//! report with the value at fault, such as the sum of percentages. An expression that formats a number costs more than
+//! the API server permits, and its refusal would precede the webhook's better one. Lists with rules need a maximum
+//! length, from which the API server estimates the cost of the rules.
 
 use serde_json::{Value, json};
 
-/// Targets a Route may have. Knative has no bound; a list of this length is past use.
+/// Greatest number of traffic targets of a Route. Knative has no bound; no practical Route is longer.
 const TARGETS: u32 = 1000;
 
-/// Adds them to the schema of a whole object.
+/// Adds rules and defaults to the schema of a whole object.
 pub(super) fn add(kind: &str, root: &mut Value) {
     match kind {
         "Service" => {
@@ -31,13 +31,16 @@ pub(super) fn add(kind: &str, root: &mut Value) {
         "PodAutoscaler" => require(root, "/properties/spec", &["scaleTargetRef"]),
         _ => {}
     }
+    // Fields are required only within a `spec` that exists.
     if matches!(kind, "DomainMapping" | "ClusterDomainClaim" | "Image") {
         require(root, "", &["spec"]);
     }
 }
 
+/// Adds the rules of traffic targets. `configurations` is true where a target may name a Configuration.
 fn traffic(root: &mut Value, configurations: bool) {
     let Some(list) = root.pointer_mut("/properties/spec/properties/traffic") else { return };
+    // The cost of the rules below is estimated from this length and the lengths of the texts.
     list["maxItems"] = TARGETS.into();
     let items = &mut list["items"];
     let mut rules = vec![
@@ -52,6 +55,7 @@ fn traffic(root: &mut Value, configurations: bool) {
             "fieldPath": ".url",
         }),
     ];
+    // Only a Route may name a Configuration: a Service has one of its own.
     if configurations {
         rules.push(json!({
             "rule": "!(has(self.revisionName) && self.revisionName != '' && has(self.configurationName) && self.configurationName != '')",
@@ -66,7 +70,7 @@ fn traffic(root: &mut Value, configurations: bool) {
         }));
     }
     items["x-kubernetes-validations"] = rules.into();
-    // No field of these is null to a rule: an absent one is what `has` asks about.
+    // The rules ask with `has` if a field is absent, and must not meet `null`.
     for name in ["url", "revisionName", "configurationName", "latestRevision", "percent", "tag"] {
         if let Some(field) = items["properties"][name].as_object_mut() {
             field.remove("nullable");
@@ -83,10 +87,11 @@ fn traffic(root: &mut Value, configurations: bool) {
     }]);
 }
 
-/// A template's own name begins with its object's.
+/// Adds the rule that a template's own name begins with the object's name.
 fn name_prefix(root: &mut Value) {
     let at = "/properties/spec/properties/template/properties/metadata";
     let Some(metadata) = root.pointer_mut(at) else { return };
+    // A rule can read only fields that the schema lists, and users may write others as well.
     metadata["x-kubernetes-preserve-unknown-fields"] = true.into();
     if let Some(name) = metadata["properties"]["name"].as_object_mut() {
         name.remove("nullable");
@@ -102,7 +107,7 @@ fn name_prefix(root: &mut Value) {
     }]);
 }
 
-/// Kubernetes' own default, which its Deployments would show as a difference for ever.
+/// Adds Kubernetes' default protocol, without which tools would always show a difference to the Deployment.
 fn ports(root: &mut Value, pod: &str) {
     for list in ["containers", "initContainers"] {
         let at =
@@ -113,6 +118,7 @@ fn ports(root: &mut Value, pod: &str) {
     }
 }
 
+/// Marks fields of the object at a JSON pointer as required.
 fn require(root: &mut Value, at: &str, names: &[&str]) {
     if let Some(Value::Object(schema)) = root.pointer_mut(at) {
         schema.insert("required".into(), json!(names));

@@ -1,9 +1,9 @@
-//! Pure: from the schema that a type has to one that Kubernetes takes ("structural").
+//! Pure: conversion of a type's JSON schema to a structural schema of Kubernetes.
 //!
-//! References are resolved, `null` becomes `nullable`, and what a structural schema may not hold is left out. Where a
-//! PodSpec begins, fields are cut to [the ones that users may write](crate::parse::mask). What lies outside is kept by
-//! the API server nevertheless (`x-kubernetes-preserve-unknown-fields`), so that the webhook sees it and says in
-//! Knative's words that it may not be set, instead of its vanishing without a word.
+//! References are resolved, `null` becomes `nullable`, and keywords that a structural schema may not contain are
+//! dropped. In a PodSpec, only [fields that users may write](crate::parse::mask) are kept. The API server keeps other
+//! fields nevertheless (`x-kubernetes-preserve-unknown-fields`): the webhook sees them and refuses them with Knative's
+//! message, and they do not vanish silently.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -24,12 +24,12 @@ const KEPT: [&str; 11] = [
     "x-kubernetes-preserve-unknown-fields",
 ];
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
-/// What Kubernetes takes for a quantity (apimachinery `api/resource`).
+/// Pattern of a quantity (apimachinery `api/resource`).
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
 type Object = Map<String, Value>;
 
-/// The schema of `T`.
+/// Structural schema of the type `T`.
 pub(super) fn of<T: JsonSchema>() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
     let root = Value::from(generator.into_root_schema_for::<T>());
@@ -37,29 +37,32 @@ pub(super) fn of<T: JsonSchema>() -> Value {
     Resolver { defs }.node(&root, Within::Ours)
 }
 
-/// Where in an object a schema stands.
+/// Position of a schema within an object.
 #[derive(Clone, Copy)]
 enum Within {
-    /// In a type of ours.
+    /// Within a type of Rouse.
     Ours,
-    /// In a PodSpec, with what users may write there; none: everything.
+    /// Within a PodSpec, with the mask of fields that users may write there; none: all fields.
     Pod(Option<&'static Mask>),
 }
 
+/// Converter with the definitions that references name.
 struct Resolver {
     defs: Object,
 }
 
 impl Resolver {
+    /// Converts one schema, with everything below it.
     fn node(&self, schema: &Value, within: Within) -> Value {
         let Some(mut it) = self.resolve(schema) else {
-            // `true`: anything at all.
+            // The schema `true` permits anything.
             return json!({PRESERVE: true});
         };
         if it.remove("quantity").is_some() {
             return quantity(it.get("description"));
         }
         let mut out = Object::new();
+        // Before the kept keywords are copied: it rewrites `type`, which is one of them.
         nullable(&mut it);
         for key in KEPT {
             if let Some(value) = it.get(key) {
@@ -70,6 +73,7 @@ impl Resolver {
         if let Some(items) = it.get("items") {
             out.insert("items".into(), self.node(items, within));
         }
+        // A structural schema has either `additionalProperties` or `properties`, never both.
         match it.get("additionalProperties") {
             Some(more @ Value::Object(_)) => {
                 out.insert("additionalProperties".into(), self.node(more, within));
@@ -79,8 +83,10 @@ impl Resolver {
         Value::Object(out)
     }
 
+    /// Converts the properties of an object, limited to the fields of a pod where it is one.
     fn properties(&self, it: &Object, out: &mut Object, within: Within) {
         let Some(Value::Object(all)) = it.get("properties") else { return };
+        // A RevisionSpec flattens its PodSpec, so the fields show where a pod begins.
         let is_pod = all.contains_key("containers") && all.contains_key("restartPolicy");
         let mut properties = Object::new();
         for (name, schema) in all {
@@ -88,7 +94,7 @@ impl Resolver {
                 Within::Ours if !is_pod => Some(self.node(schema, Within::Ours)),
                 Within::Ours => match POD.field(name) {
                     Some(field) => Some(self.field(schema, field)),
-                    // A limit of ours beside the pod's fields.
+                    // A limit of Knative, such as `containerConcurrency`, stands among the pod's fields.
                     None => is_limit(name).then(|| self.node(schema, Within::Ours)),
                 },
                 Within::Pod(None) => Some(self.node(schema, within)),
@@ -99,12 +105,12 @@ impl Resolver {
         out.insert("properties".into(), Value::Object(properties));
         if is_pod || matches!(within, Within::Pod(_)) {
             out.insert(PRESERVE.into(), true.into());
-            // What is missing the webhook says, in Knative's words.
+            // The webhook reports missing fields, with Knative's message.
             out.remove("required");
         }
     }
 
-    /// One field of a pod.
+    /// Converts one field of a pod, as the mask states.
     fn field(&self, schema: &Value, field: Field) -> Value {
         match field {
             Field::Any => self.node(schema, Within::Pod(None)),
@@ -113,7 +119,7 @@ impl Resolver {
         }
     }
 
-    /// A field behind a feature: whatever Kubernetes knows there, as Knative's schemas have it.
+    /// Schema of a field behind a feature: open below the field itself, as in Knative's schemas.
     fn guarded(&self, schema: &Value, feature: &str) -> Value {
         let about = format!("Needs the feature {feature} of config-features.");
         let it = self.resolve(schema).unwrap_or_default();
@@ -130,12 +136,13 @@ impl Resolver {
         }
     }
 
-    /// Puts what a reference names in its place; what stands beside it wins.
+    /// Replaces a reference by its definition; keywords beside the reference take precedence.
     fn resolve(&self, schema: &Value) -> Option<Object> {
         let mut it = schema.as_object()?.clone();
         for wrapper in ["allOf", "anyOf", "oneOf"] {
             let Some(Value::Array(all)) = it.remove(wrapper) else { continue };
             let is_null = |it: &Value| it.get("type").and_then(Value::as_str) == Some("null");
+            // schemars writes `Option<T>` as `anyOf` of `T` and `null`.
             let mut rest: Vec<&Value> = all.iter().filter(|one| !is_null(one)).collect();
             if rest.len() < all.len() {
                 it.insert("nullable".into(), true.into());
@@ -149,6 +156,7 @@ impl Resolver {
         }
         if let Some(name) = it.remove("$ref") {
             let name = name.as_str().unwrap_or_default().trim_start_matches("#/$defs/").to_owned();
+            // The definition is a plain string, so the type is recognized by its name.
             if name.ends_with(".Quantity") {
                 it.insert("quantity".into(), true.into());
             } else if let Some(definition) = self.defs.get(&name) {
@@ -158,6 +166,7 @@ impl Resolver {
         Some(it)
     }
 
+    /// Adds the keywords of `other` that `it` does not have.
     fn beneath(&self, it: &mut Object, other: &Value) {
         for (key, value) in self.resolve(other).unwrap_or_default() {
             it.entry(key).or_insert(value);
@@ -165,7 +174,7 @@ impl Resolver {
     }
 }
 
-/// An enum whose variants have descriptions of their own.
+/// Merges an enum whose variants have descriptions of their own.
 fn variants(it: &mut Object, all: &mut Vec<&Value>) {
     let mut values = Vec::new();
     for one in all.drain(..) {
@@ -176,7 +185,7 @@ fn variants(it: &mut Object, all: &mut Vec<&Value>) {
     it.insert("enum".into(), values.into());
 }
 
-/// `[X, "null"]` as Kubernetes writes it.
+/// Replaces the type list `[X, "null"]` by `X` and `nullable`.
 fn nullable(it: &mut Object) {
     let Some(Value::Array(types)) = it.get("type") else { return };
     let kept: Vec<Value> = types.iter().filter(|one| *one != "null").cloned().collect();
@@ -189,7 +198,7 @@ fn nullable(it: &mut Object) {
     }
 }
 
-/// Kubernetes knows signed numbers of two sizes.
+/// Drops number formats that Kubernetes does not have: only two sizes of signed integers exist.
 fn number(it: &mut Object) {
     let format = it.get("format").and_then(Value::as_str).unwrap_or_default();
     if !matches!(format, "" | "int32" | "int64" | "double" | "date-time" | "byte") {

@@ -17,7 +17,7 @@ fn schema(it: &Value) -> &Value {
     &it["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 }
 
-/// Calls `visit` with every schema in `it` and where it stands.
+/// Calls `visit` with the path and schema of every node in `it`.
 fn walk(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
     visit(path, it);
     for (name, inner) in it["properties"].as_object().into_iter().flatten() {
@@ -30,7 +30,7 @@ fn walk(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
     }
 }
 
-/// knative.md §1.3 to §1.9.
+/// Expected names: knative.md §1.3 to §1.9.
 #[test]
 fn kinds_are_named_as_in_knative() {
     let names: Vec<_> = typed()
@@ -69,8 +69,8 @@ fn every_kind_has_a_status_of_its_own_and_one_stored_version() {
     }
 }
 
-/// Structural schema rules of apiextensions: every node has a type, an int-or-string mark, or is left open; `properties`
-/// and `additionalProperties` exclude each other; what no structural schema may hold is not there.
+/// Structural schema rules of apiextensions: every node has a type, an int-or-string mark, or is open; `properties` and
+/// `additionalProperties` exclude each other; keywords that a structural schema may not contain are absent.
 #[test]
 fn every_schema_is_structural() {
     for it in all() {
@@ -95,7 +95,7 @@ fn every_schema_is_structural() {
     }
 }
 
-/// knative.md §1.13: the fields a user may write, and nothing of what is the platform's.
+/// Fields of knative.md §1.13: those that a user may write, and none of the platform's.
 #[test]
 fn a_template_has_the_fields_that_users_may_write() {
     let service = find("services.serving.knative.dev");
@@ -138,7 +138,7 @@ fn every_field_can_be_explained() {
     }
 }
 
-/// `kubectl apply` keeps a copy of the object in an annotation, which has a bound.
+/// `kubectl apply` keeps a copy of the object in an annotation, whose size is bounded.
 #[test]
 fn every_definition_is_small_enough_to_be_applied() {
     for it in all() {
@@ -147,8 +147,8 @@ fn every_definition_is_small_enough_to_be_applied() {
     }
 }
 
-/// What server-side apply merges by, as Knative's `revision.yaml` has it below `spec` (00d674f). `initContainers` has no
-/// schema there; of its entries we say what Knative says of containers.
+/// Merge types and keys as in Knative's `revision.yaml` below `spec` (00d674f). `initContainers` has no schema there;
+/// its entries are marked as those of `containers`.
 const MERGED: [&str; 34] = [
     "containers[].args list atomic",
     "containers[].command list atomic",
@@ -206,7 +206,7 @@ fn lists_merge_as_in_knative() {
                 let line = format!("{path} {which} {of} {}", keys.join(","));
                 found.insert(line.trim_end().to_owned());
             }
-            // apiextensions: a key is there or filled in, and never null.
+            // apiextensions: a map key is required or has a default, and is never null.
             for key in keys {
                 let (items, field) = (&node["items"], &node["items"]["properties"][key]);
                 let required =

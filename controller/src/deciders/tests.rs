@@ -1,4 +1,4 @@
-//! Pure: tests of whose decisions count.
+//! Pure: tests of the election of the active autoscaler.
 
 use common::wire::{Activity, Path};
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn decision(of: u8, wanted: u32) -> Decision {
     }
 }
 
-/// What an autoscaler says that has heard usage for so many seconds, where a window is one minute.
+/// Heartbeat of an autoscaler that has received usage for so many seconds, where a window is one minute.
 fn heard(seconds: u64) -> Alive {
     Alive { heard_ms: seconds * 1000, is_full: seconds >= 60, reporters: 3, ..Alive::default() }
 }
@@ -62,7 +62,7 @@ fn every_replica_chooses_the_same_one_whichever_came_first() {
 fn clocks_of_hosts_have_no_say() {
     let mut all = Deciders::default();
     opened(&mut all, 1, "b", Alive { since_ms: 2_000_000, ..naming(100, "b") }, 10);
-    // An hour behind, it calls itself the oldest; it has just started, and carries no pods yet.
+    // With a clock an hour behind, it calls itself the oldest; it has just started, and serves no pods yet.
     let steps = opened(&mut all, 2, "a", Alive { since_ms: 1, ..heard(0) }, 1);
     assert_eq!((steps, all.chosen()), (Vec::new(), Some("b")));
 }
@@ -76,7 +76,7 @@ fn one_counts_for_as_long_as_it_is_there() {
     assert_eq!(opened(&mut all, 2, "a", heard(5), 7), [], "another counts");
     assert_eq!(all.decide(2, decision(1, 9)), []);
     assert_eq!(all.decide(1, decision(1, 4)), [Step::Decide(decision(1, 4))]);
-    // At once, with what it has decided meanwhile.
+    // The change is immediate, with the decisions that were made meanwhile.
     assert_eq!(all.end(1), all_of(9));
     assert_eq!(all.chosen(), Some("a"));
 }
@@ -109,7 +109,7 @@ fn who_falls_silent_is_passed_over_although_its_stream_stands() {
         all.tick();
     }
     assert_eq!(all.chosen(), Some("b"), "within {} ms", SILENT * 100);
-    // It is back, with a hole in its windows.
+    // It is back, with a gap in its windows.
     all.alive(2, naming(101, "b"));
     all.alive(1, heard(0));
     assert_eq!((ticks(&mut all, 1), all.chosen()), (Vec::new(), Some("b")));
@@ -145,7 +145,7 @@ fn who_has_lost_sight_of_agents_stops_being_the_one_that_counts() {
     assert!(after(10).iter().all(|it| it.as_deref() == Some("a")), "empty windows are no better");
 }
 
-/// Not even where none that lives says that it counts, and the other one is the first by name.
+/// Full windows win even if no live autoscaler calls itself active, and the other is the first by name.
 #[test]
 fn empty_windows_take_over_from_none_that_are_full() {
     let mut all = Deciders::default();
@@ -166,7 +166,7 @@ fn a_new_replica_waits_a_moment_for_the_one_that_counts() {
     assert_eq!(all.chosen(), None);
     opened(&mut all, 2, "old", naming(40, "old"), 2);
     assert_eq!(all.chosen(), Some("old"));
-    // It never comes.
+    // The autoscaler that is called active never comes.
     let mut all = Deciders::default();
     opened(&mut all, 1, "a-new", naming(3, "old"), 1);
     for _ in 0..AWAITED {
@@ -198,8 +198,8 @@ fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
 }
 
 proptest! {
-    /// Whichever replicas come and go: a receiver of the steps always holds exactly what the one that counts decided, or,
-    /// while none does, what the last one that counted did.
+    /// Whichever replicas come and go, a receiver of the steps holds exactly the decisions of the active autoscaler.
+    /// While there is none, it holds those of the last one.
     #[test]
     fn what_counts_is_one_autoscalers_whole_word(
         ops in proptest::collection::vec((0u8..7, 0u64..3, 0u8..3, 0u32..4), 0..60),

@@ -1,4 +1,4 @@
-//! Pure: pull secrets → who to be at a registry (Kubernetes' `pkg/credentialprovider`).
+//! Pure: pull secrets → logins at registries (Kubernetes' `pkg/credentialprovider`).
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,19 +7,19 @@ use serde::Deserialize;
 
 use super::reference::Tag;
 
-/// A Secret that may hold credentials.
+/// A Secret that may hold credentials of registries.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PullSecret {
-    /// Its name, for messages.
+    /// Name of the Secret, for messages.
     pub name: String,
-    /// Its type: `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; others hold none.
+    /// Type of the Secret: `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; others hold no credentials.
     pub kind: String,
-    /// Its data, decoded.
+    /// Data of the Secret, base64-decoded.
     pub data: BTreeMap<String, Vec<u8>>,
 }
 
 impl fmt::Debug for PullSecret {
-    /// Never what is in it.
+    /// Omits the data, so that credentials never reach a log.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("PullSecret")
             .field("name", &self.name)
@@ -28,17 +28,17 @@ impl fmt::Debug for PullSecret {
     }
 }
 
-/// Who to be.
+/// Credentials to present to a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Login {
-    /// User and password.
+    /// User name and password, in this order.
     Basic(String, String),
-    /// A token that the registry takes as it is.
+    /// A token that is sent to the registry unchanged.
     Bearer(String),
 }
 
 impl fmt::Debug for Login {
-    /// Never what is secret.
+    /// Omits passwords and tokens, so that they never reach a log.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Basic(user, _) => out.debug_tuple("Basic").field(user).finish_non_exhaustive(),
@@ -47,26 +47,28 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Who to be where.
+/// Logins by registry and path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keyring {
-    /// By registry and path, the closest first.
+    /// Logins by registry and path, the longest path first.
     entries: Vec<(Place, Login)>,
 }
 
-/// A registry, and a path at it.
+/// A registry, and a path in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     path: String,
     host: String,
 }
 
+/// Content of `.dockerconfigjson`: logins by registry.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
     auths: BTreeMap<String, Entry>,
 }
 
+/// One login of `.dockerconfigjson` or `.dockercfg`.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]
@@ -78,7 +80,7 @@ struct Entry {
 }
 
 impl Keyring {
-    /// All that these secrets hold, and which of them could not be read.
+    /// Reads all logins of these secrets; also returns a message for each secret that could not be read.
     pub fn new(secrets: &[PullSecret]) -> (Self, Vec<String>) {
         let (mut it, mut unread) = (Self::default(), Vec::new());
         for secret in secrets {
@@ -91,12 +93,12 @@ impl Keyring {
                 Err(why) => unread.push(format!("pull secret {:?}: {why}", secret.name)),
             }
         }
-        // The longest path wins; of equal ones the secret named first.
+        // The longest path wins. The sort is stable, so of equal ones the secret that is named first wins.
         it.entries.sort_by_key(|(place, _)| std::cmp::Reverse(place.path.len()));
         (it, unread)
     }
 
-    /// Who to be for this image, the best first.
+    /// Logins for this image, the closest match first.
     pub fn logins(&self, tag: &Tag) -> Vec<Login> {
         let (registry, repository) = (tag.registry(), tag.repository());
         let fits =
@@ -107,6 +109,7 @@ impl Keyring {
 }
 
 impl Entry {
+    /// The login of an entry; a token precedes a user, and a user the combined `auth`.
     fn login(self) -> Option<Login> {
         if !self.registrytoken.is_empty() {
             return Some(Login::Bearer(self.registrytoken));
@@ -114,6 +117,7 @@ impl Entry {
         if !self.username.is_empty() {
             return Some(Login::Basic(self.username, self.password));
         }
+        // Some tools write `auth` without base64 padding.
         let decoded = general_purpose::STANDARD
             .decode(self.auth.trim())
             .or_else(|_padded| general_purpose::STANDARD_NO_PAD.decode(self.auth.trim()));
@@ -137,18 +141,19 @@ fn entries(secret: &PullSecret) -> Result<BTreeMap<String, Entry>, String> {
     }
 }
 
-/// Where an entry counts. Docker's own has a scheme and an API version that mean nothing.
+/// Registry and path of an entry's key. Docker's own key has a scheme and an API version, which have no meaning.
 fn place(key: &str) -> Place {
     let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = key.split_once('/').unwrap_or((key, ""));
     let path = path.trim_end_matches('/');
     let path = if matches!(path, "v1" | "v2") { "" } else { path };
     let path = path.strip_prefix("v1/").or_else(|| path.strip_prefix("v2/")).unwrap_or(path);
+    // Docker Hub has two names, and its credentials are stored under either.
     let host = if host == "docker.io" { "index.docker.io" } else { host };
     Place { host: host.to_owned(), path: path.to_owned() }
 }
 
-/// `*` in a part of the entry's host stands for any text in that part; ports must be equal.
+/// Returns true if the registry matches an entry's host. `*` stands for any text within one label; ports must be equal.
 fn is_host(entry: &str, registry: &str) -> bool {
     let split = |it: &str| {
         let (host, port) = it.rsplit_once(':').unwrap_or((it, ""));
@@ -160,12 +165,14 @@ fn is_host(entry: &str, registry: &str) -> bool {
         && want.iter().zip(&have).all(|(want, have)| is_part(want, have))
 }
 
+/// Returns true if one label of a host matches a pattern with `*`.
 fn is_part(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(text) = text.strip_prefix(first) else { return false };
     (0..=text.len()).filter_map(|at| text.get(at..)).any(|text| is_part(rest, text))
 }
 
+/// Returns true if a repository lies at or below a path.
 fn is_path(prefix: &str, repository: &str) -> bool {
     let rest = repository.strip_prefix(prefix);
     prefix.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -1,9 +1,9 @@
-//! Pure: which image is asked for next, for whom, and what came out.
+//! Pure: the order of digest queries, the Revisions that wait for them, and the results.
 //!
-//! One question is one image with the credentials of one account; Revisions that wait for the same question share its
-//! answer. A Revision that comes later asks anew, because a tag may have moved. Delays are those of Knative's queue: 1 s
-//! after a first failure, twice as long after each further one, at most 1000 s; here with up to a tenth less, so that
-//! many questions to one registry spread.
+//! One query is one image with the credentials of one account; Revisions that wait for the same query share its result.
+//! A Revision that comes later sends a new query, because a tag may have moved. Delays are those of Knative's queue:
+//! one second after a first failure, then doubled up to 1000 s. They are shortened by up to a tenth, so that queries to
+//! one registry spread.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,67 +15,67 @@ use common::wire::Name;
 use super::reference::Image;
 use crate::world::{Stamp, Uid};
 
-/// First delay after a failure (knative/serving `pkg/reconciler/revision/controller.go`).
+/// Delay after a first failure, in ms (knative/serving `pkg/reconciler/revision/controller.go`).
 const FIRST_DELAY_MS: u64 = 1_000;
-/// Longest delay.
+/// Longest delay after a failure, in ms.
 const LAST_DELAY_MS: u64 = 1_000_000;
 
-/// Whose credentials are used.
+/// Service account and pull secrets that provide the credentials of a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Account {
-    /// Namespace of all below.
+    /// Namespace of the service account and the secrets.
     pub namespace: String,
-    /// The service account; empty: `default`.
+    /// Name of the service account; empty: `default`.
     pub service_account: String,
-    /// Pull secrets that the pod itself names.
+    /// Names of the pull secrets in the pod spec itself.
     pub pull_secrets: Vec<String>,
 }
 
-/// What a Revision needs to know.
+/// Images of a Revision that need digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Whose credentials to use.
+    /// Account with the credentials for all images.
     pub account: Account,
-    /// Images by container, init containers first.
+    /// Pairs of container name and image, init containers first.
     pub images: Vec<(String, String)>,
-    /// `registries-skipping-tag-resolving`.
+    /// Registries whose tags are not resolved: `registries-skipping-tag-resolving`.
     pub skipped: BTreeSet<String>,
-    /// `digest-resolution-timeout`.
+    /// Timeout of one query: `digest-resolution-timeout`.
     pub timeout: Duration,
 }
 
-/// What is known of a Revision's images.
+/// State of the digests of a Revision's images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was never asked about.
+    /// The Revision is not in the queue.
     Unknown,
-    /// Some are not known yet (`ResolvingDigests`).
+    /// Some digests are not known yet (`ResolvingDigests`).
     Pending,
-    /// All of them, by container. Empty text: the image stays as written.
+    /// All digests are known, as pairs of container name and image. Empty text: the image stays as written.
     Resolved(Vec<(String, String)>),
-    /// One could not be found out (`ContainerMissing`). It is asked for again.
+    /// One image could not be resolved (`ContainerMissing`). It will be queried again.
     Failed(String),
 }
 
-/// One question.
+/// One query of a registry: an image, with an account.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
-    /// The image as written.
+    /// The image as written in the template.
     pub image: String,
-    /// Whose credentials to use.
+    /// Account with the credentials for the image.
     pub account: Account,
 }
 
-/// A question to ask now.
+/// A query that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The question.
+    /// Image and account of the query.
     pub question: Question,
-    /// How long its answer may take.
+    /// Timeout of the query.
     pub timeout: Duration,
 }
 
-/// All questions that are open.
+/// All open queries, and the Revisions that wait for them.
 #[derive(Debug)]
 pub struct Queue {
     parallel: usize,
@@ -85,17 +85,17 @@ pub struct Queue {
     revisions: BTreeMap<Name, Waiting>,
 }
 
-/// An open question.
+/// State of an open query.
 #[derive(Debug)]
 struct Open {
     timeout: Duration,
     failures: u32,
-    /// When it is asked; `None`: it is being asked.
+    /// Time at which it is due; `None`: it is in progress.
     at: Option<Stamp>,
     revisions: BTreeSet<Name>,
 }
 
-/// A Revision and its answers so far, by image.
+/// A Revision with its results so far, by image.
 #[derive(Debug)]
 struct Waiting {
     wanted: Wanted,
@@ -103,7 +103,7 @@ struct Waiting {
 }
 
 impl Queue {
-    /// Asks at most `parallel` questions at once.
+    /// Creates a queue that runs at most `parallel` queries at once.
     pub fn new(parallel: usize) -> Self {
         Self {
             parallel: parallel.max(1),
@@ -114,11 +114,12 @@ impl Queue {
         }
     }
 
-    /// Begins to find out what a Revision needs; asked again about the same it changes nothing.
+    /// Starts to resolve a Revision's images. Repeated with the same images, it changes nothing.
     pub fn want(&mut self, revision: &Name, wanted: Wanted, now: Stamp) -> Answer {
         if self.revisions.get(revision).is_some_and(|it| it.wanted == wanted) {
             return self.answer(revision);
         }
+        // Images or account have changed, so earlier results do not apply.
         self.forget(revision);
         let mut answers = BTreeMap::new();
         for (_, image) in &wanted.images {
@@ -133,6 +134,7 @@ impl Queue {
         self.answer(revision)
     }
 
+    /// Adds the Revision to the query for one image, and opens it if there is none.
     fn ask(&mut self, revision: &Name, image: &str, wanted: &Wanted, now: Stamp) {
         let account = wanted.account.clone();
         let question = Question { image: image.to_owned(), account };
@@ -142,17 +144,19 @@ impl Queue {
             let revisions = BTreeSet::new();
             Open { timeout: wanted.timeout, failures: 0, at: Some(now), revisions }
         });
+        // The setting may have changed since the query was opened.
         open.timeout = wanted.timeout;
         open.revisions.insert(revision.clone());
     }
 
-    /// What is known of a Revision.
+    /// State of a Revision's digests.
     pub fn answer(&self, revision: &Name) -> Answer {
         let Some(waiting) = self.revisions.get(revision) else { return Answer::Unknown };
         let mut found = Vec::with_capacity(waiting.wanted.images.len());
         let mut all = true;
         for (container, image) in &waiting.wanted.images {
             match waiting.answers.get(image) {
+                // One failure is enough to report; other images of the Revision are resolved all the same.
                 Some(Err(why)) => return Answer::Failed(why.clone()),
                 Some(Ok(digest)) => found.push((container.clone(), digest.clone())),
                 None => all = false,
@@ -161,14 +165,14 @@ impl Queue {
         if all { Answer::Resolved(found) } else { Answer::Pending }
     }
 
-    /// Drops everything about a Revision: it has its digests, or is gone.
+    /// Removes a Revision, which has its digests or is deleted.
     pub fn forget(&mut self, revision: &Name) {
         let Some(waiting) = self.revisions.remove(revision) else { return };
         for (_, image) in waiting.wanted.images {
             let question = Question { image, account: waiting.wanted.account.clone() };
             let Some(open) = self.open.get_mut(&question) else { continue };
             open.revisions.remove(revision);
-            // One that is being asked stays: its answer comes, and nobody waits for it.
+            // A query in progress stays: its result arrives, and no Revision waits for it.
             if let Some(at) = open.at.filter(|_| open.revisions.is_empty()) {
                 self.open.remove(&question);
                 self.due.remove(&(at, question));
@@ -176,7 +180,7 @@ impl Queue {
         }
     }
 
-    /// The questions to ask now. Each must be answered by [`done`](Self::done).
+    /// Starts the queries that are due. Each must be ended by [`done`](Self::done).
     pub fn start(&mut self, now: Stamp) -> Vec<Job> {
         let mut jobs = Vec::new();
         while self.running < self.parallel && self.next().is_some_and(|at| at <= now) {
@@ -189,12 +193,12 @@ impl Queue {
         jobs
     }
 
-    /// When the next question is to be asked, if none is answered before.
+    /// Time at which the next query is due, unless one ends before.
     pub fn next(&self) -> Option<Stamp> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Takes an answer; which Revisions it changes something for.
+    /// Ends a query with its result. Returns the Revisions whose state it changes.
     pub fn done(
         &mut self,
         question: &Question,
@@ -204,15 +208,18 @@ impl Queue {
         self.running = self.running.saturating_sub(1);
         let Some(mut open) = self.open.remove(question) else { return Vec::new() };
         let image = &question.image;
+        // Knative's message, which users know from the Revision's condition.
         let said = said.map_err(|why| {
             format!("Unable to fetch image {image:?}: failed to resolve image to digest: {why}")
         });
+        // The same failure again is no news.
         let changed = open.revisions.iter().filter(|name| {
             let waiting = self.revisions.get_mut(name);
             let before = waiting.and_then(|it| it.answers.insert(image.clone(), said.clone()));
             before.as_ref() != Some(&said)
         });
         let changed = changed.cloned().collect();
+        // A success needs no second query; after a failure only waiting Revisions need one.
         if said.is_err() && !open.revisions.is_empty() {
             let at = now.plus_ms(delay_ms(question, open.failures));
             open.failures += 1;
@@ -223,13 +230,13 @@ impl Queue {
         changed
     }
 
-    /// Revisions that wait, and questions that are open: for metrics.
+    /// Number of Revisions that wait, and of open queries, for metrics.
     pub fn sizes(&self) -> (usize, usize) {
         (self.revisions.len(), self.open.len())
     }
 }
 
-/// What needs no registry: an image with a digest, one whose registry is skipped, and a name that is none.
+/// Result without a registry: for an image with a digest, a skipped registry, or an invalid name.
 fn at_once(image: &str, skipped: &BTreeSet<String>) -> Option<Result<String, String>> {
     match Image::parse(image) {
         Ok(Image::Digest) => Some(Ok(image.to_owned())),
@@ -241,10 +248,11 @@ fn at_once(image: &str, skipped: &BTreeSet<String>) -> Option<Result<String, Str
     }
 }
 
+/// Delay after a failed query, in ms; `failures` counts the earlier ones.
 fn delay_ms(question: &Question, failures: u32) -> u64 {
     let whole = FIRST_DELAY_MS.saturating_mul(1 << failures.min(20)).min(LAST_DELAY_MS);
     let parts = [question.image.as_str(), &question.account.namespace, &failures.to_string()];
-    // Chance that is the same at every replica and in every test.
+    // The random part derives from the query, so it is the same at every replica and in every test.
     let chance = u64::try_from(Uid::derive(0, &parts).0 % 1000).unwrap_or(0);
     whole - whole * chance / 10_000
 }

@@ -1,28 +1,29 @@
-//! Pure: what an image name means, as go-containerregistry reads it (`pkg/name`, weak validation).
+//! Pure: parsing of image names, as in go-containerregistry (`pkg/name`, weak validation).
 
 use oci_client::Reference;
 
-/// An image name, read.
+/// A parsed image name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// It names its digest: nothing is to be asked.
+    /// The name has a digest, so no query is needed.
     Digest,
-    /// It names a tag.
+    /// The name has a tag, which needs a digest.
     Tag(Tag),
 }
 
-/// A tag at a registry.
+/// A tag of a repository at a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
     reference: Reference,
 }
 
 impl Image {
-    /// Reads an image name: `nginx`, `ghcr.io/a/b:v1`, `registry:5000/a@sha256:…`.
+    /// Parses an image name: `nginx`, `ghcr.io/a/b:v1`, `registry:5000/a@sha256:…`.
     pub fn parse(image: &str) -> Result<Self, String> {
         let wrong = |why: String| format!("failed to parse image name {image:?} into a tag: {why}");
         let read = image.parse().map_err(|why: oci_client::ParseError| wrong(why.to_string()));
         let reference: Reference = read?;
+        // The parser accepts more characters than go-containerregistry does.
         let is_usual =
             |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || "_-./".contains(it);
         if !reference.repository().chars().all(is_usual) {
@@ -37,7 +38,7 @@ impl Image {
 }
 
 impl Tag {
-    /// The registry as written, without Docker's short form: `index.docker.io`, `ghcr.io`, `localhost:5000`.
+    /// Host of the registry, with Docker's short form expanded: `index.docker.io`, `ghcr.io`, `localhost:5000`.
     pub fn registry(&self) -> &str {
         match self.reference.registry() {
             "docker.io" => "index.docker.io",
@@ -45,25 +46,26 @@ impl Tag {
         }
     }
 
-    /// The repository at the registry: `library/nginx`.
+    /// Repository at the registry, such as `library/nginx`.
     pub fn repository(&self) -> &str {
         self.reference.repository()
     }
 
-    /// The image with this digest in place of the tag.
+    /// Image name with this digest instead of the tag.
     pub fn with_digest(&self, digest: &str) -> String {
         format!("{}/{}@{digest}", self.registry(), self.repository())
     }
 
-    /// As the registry client wants it.
+    /// Reference in the type of the registry client.
     pub(super) fn reference(&self) -> &Reference {
         &self.reference
     }
 
-    /// Whether the registry may answer in plain HTTP: it is this machine, a private address, or below `.local` or
+    /// Returns true if plain HTTP is permitted: for this machine, private addresses, and names below `.local` or
     /// `.localhost` (`name.Registry.Scheme`).
     pub fn may_be_plain(&self) -> bool {
         let registry = self.registry();
+        // The colons of a bare IPv6 address are no port.
         let bare = registry.rsplit_once(':').filter(|(_, port)| is_port(port));
         let host = bare.map_or(registry, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');

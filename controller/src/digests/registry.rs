@@ -1,4 +1,4 @@
-//! Shell: registries, asked by the `oci-client` crate for one digest at a time.
+//! Shell: queries of registries by the `oci-client` crate, one digest at a time.
 
 use std::{error::Error as StdError, fmt::Write as _, time::Duration};
 
@@ -15,37 +15,37 @@ use super::{
     reference::Tag,
 };
 
-/// What registries see as `User-Agent`.
+/// `User-Agent` of requests to registries.
 const AGENT: &str = concat!("rouse/", env!("CARGO_PKG_VERSION"));
-/// A registry that takes no connection for so long is not there; the whole question has a time limit of its own.
+/// Longest time for a connection to a registry; the whole query has a timeout of its own.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Why a registry gave no digest.
+/// Error of a query: the registry returned no digest.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// It took too long.
+    /// The query reached its timeout.
     #[error("registry {registry} gave no answer within {limit:?}")]
     Late {
-        /// Which registry.
+        /// Host of the registry.
         registry: String,
-        /// How long it had.
+        /// Timeout of the query.
         limit: Duration,
     },
-    /// It did not say what the tag leads to.
+    /// The registry, or the connection to it, returned an error.
     #[error("registry {registry}{hint}")]
     Refused {
-        /// Which registry.
+        /// Host of the registry.
         registry: String,
-        /// What to do about it.
+        /// Advice for the user, from the kind of error.
         hint: &'static str,
-        /// What it said.
+        /// Error of the registry client.
         #[source]
         source: Box<OciDistributionError>,
     },
 }
 
 impl RegistryError {
-    /// The whole chain on one line, as conditions show it.
+    /// The whole chain of errors on one line, for conditions.
     pub fn line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = self.source();
@@ -53,7 +53,7 @@ impl RegistryError {
             let text = it.to_string();
             // Some errors repeat their cause in their own text.
             if !line.contains(&text) {
-                // Writing to a String cannot fail.
+                // Writing to a `String` never fails.
                 let _ = write!(line, ": {text}");
             }
             cause = it.source();
@@ -61,51 +61,54 @@ impl RegistryError {
         line
     }
 
+    /// Returns true if other credentials might help.
     fn is_login(&self) -> bool {
         matches!(self, Self::Refused { source, .. } if wants_login(source))
     }
 
-    /// Whether nothing was said at all, so that another way of asking may help.
+    /// Returns true if the registry sent no response, so that plain HTTP may help.
     fn is_transport(&self) -> bool {
         matches!(self, Self::Refused { source, .. }
             if matches!(**source, OciDistributionError::RequestError(ref it) if it.status().is_none()))
     }
 }
 
-/// How registries are asked.
+/// Client of registries, with the root certificates that it trusts.
 #[derive(Clone, Debug, Default)]
 pub struct Registries {
     roots: Vec<Certificate>,
 }
 
 impl Registries {
-    /// Trusts the system's roots and those of these PEM texts.
+    /// Creates a client that trusts the system's roots and those of these PEM texts.
     pub fn new(bundles: &[Vec<u8>]) -> Self {
-        // That library leaves the choice to us. Whoever started the process may have chosen one already, and then that one counts.
+        // oci-client leaves the crypto provider to the program. If the process has one already, that one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let texts = bundles.iter().map(|it| String::from_utf8_lossy(it).into_owned());
         let roots = texts.flat_map(|text| certificates(&text)).collect();
         Self { roots }
     }
 
-    /// The digest that a tag leads to now: of the index where it is one of several platforms.
+    /// Queries the digest that a tag has now; for an image of several platforms that of its index.
     pub async fn digest(
         &self,
         tag: &Tag,
         keyring: &Keyring,
         limit: Duration,
     ) -> Result<String, RegistryError> {
+        // One limit covers all logins and both protocols.
         let asked = tokio::time::timeout(limit, self.ask(tag, keyring)).await;
         let late = |_elapsed| RegistryError::Late { registry: tag.registry().to_owned(), limit };
         let digest = asked.map_err(late)??;
         Ok(tag.with_digest(&digest))
     }
 
-    /// With each login that fits until one is taken; without any where none fits.
+    /// Tries each matching login until one is accepted; without a match it queries anonymously.
     async fn ask(&self, tag: &Tag, keyring: &Keyring) -> Result<String, RegistryError> {
         let mut logins = keyring.logins(tag).into_iter();
         let mut login = logins.next();
         loop {
+            // Only a refused login justifies the next one: other errors would repeat.
             match (self.ask_as(tag, login.as_ref()).await, logins.next()) {
                 (Err(refused), Some(next)) if refused.is_login() => login = Some(next),
                 (said, _) => return said,
@@ -113,7 +116,8 @@ impl Registries {
         }
     }
 
-    /// By HTTPS; a registry nearby that does not speak it is asked in plain HTTP, as go-containerregistry does.
+    /// Queries by HTTPS. A registry that may use plain HTTP and has no HTTPS is queried again, as go-containerregistry
+    /// does.
     async fn ask_as(&self, tag: &Tag, login: Option<&Login>) -> Result<String, RegistryError> {
         match self.ask_by(ClientProtocol::Https, tag, login).await {
             Err(failed) if failed.is_transport() && tag.may_be_plain() => {
@@ -131,7 +135,7 @@ impl Registries {
         login: Option<&Login>,
     ) -> Result<String, RegistryError> {
         let refused = |source| refused(tag, login.is_some(), source);
-        // A client keeps what it once logged in with, so each login has a client of its own.
+        // The client caches its login, so each login has a client of its own.
         let config = ClientConfig {
             protocol,
             extra_root_certificates: self.roots.clone(),
@@ -151,7 +155,7 @@ impl Registries {
     }
 }
 
-/// The certificates of a PEM text.
+/// Certificates of a PEM text, in which other text is ignored.
 fn certificates(text: &str) -> Vec<Certificate> {
     const END: &str = "-----END CERTIFICATE-----";
     let blocks = text.split_inclusive(END).filter(|it| it.ends_with(END));
@@ -162,6 +166,7 @@ fn certificates(text: &str) -> Vec<Certificate> {
     blocks.map(one).collect()
 }
 
+/// Builds the error, with advice for the user.
 fn refused(tag: &Tag, logged_in: bool, source: OciDistributionError) -> RegistryError {
     let hint = match (wants_login(&source), logged_in) {
         (true, true) => " refuses the credentials: check the pull secrets of the service account",
@@ -173,6 +178,7 @@ fn refused(tag: &Tag, logged_in: bool, source: OciDistributionError) -> Registry
     RegistryError::Refused { registry, hint, source: Box::new(source) }
 }
 
+/// Codes in the registry's error response.
 fn codes(error: &OciDistributionError) -> Vec<String> {
     match error {
         OciDistributionError::RegistryError { envelope, .. } => {

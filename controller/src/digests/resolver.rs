@@ -1,4 +1,4 @@
-//! Shell: the task that keeps asking registries for what Revisions need.
+//! Shell: the task that queries registries for the digests of Revisions.
 
 use std::{
     collections::BTreeMap,
@@ -24,32 +24,32 @@ use super::{
 };
 use crate::world::Stamp;
 
-/// Questions asked at once (knative/serving `digestResolutionWorkers`).
+/// Greatest number of queries in progress (knative/serving `digestResolutionWorkers`).
 pub const PARALLEL: usize = 100;
-/// Longest sleep where nothing is due.
+/// Longest sleep while no query is due.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Any error, with its causes.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where pull secrets are found.
+/// Source of pull secrets.
 pub trait PullSecrets: Send + Sync + 'static {
-    /// The Secrets that an account's pods pull with: those the pod names, then those of its service account. One that
-    /// is missing is left out, as the kubelet does.
+    /// Pull secrets of an account: those that the pod names, then those of its service account. A missing one is left
+    /// out, as by the kubelet.
     fn pull_secrets(
         &self,
         account: &Account,
     ) -> impl Future<Output = Result<Vec<PullSecret>, BoxError>> + Send;
 }
 
-/// No secrets at all, for where there is no Kubernetes.
+/// Source without any secrets, for platforms without Kubernetes.
 impl PullSecrets for () {
     async fn pull_secrets(&self, _account: &Account) -> Result<Vec<PullSecret>, BoxError> {
         Ok(Vec::new())
     }
 }
 
-/// Finds out digests in the background.
+/// Resolver of digests in the background.
 #[derive(Debug)]
 pub struct Resolver<S> {
     queue: Mutex<Queue>,
@@ -61,7 +61,7 @@ pub struct Resolver<S> {
 }
 
 impl<S: PullSecrets> Resolver<S> {
-    /// Tells `changed` of every Revision whose answer is another one.
+    /// Creates a resolver that sends to `changed` each Revision whose state has changed.
     pub fn new(secrets: S, registries: Registries, changed: mpsc::Sender<Name>) -> Arc<Self> {
         Arc::new(Self {
             queue: Mutex::new(Queue::new(PARALLEL)),
@@ -73,28 +73,29 @@ impl<S: PullSecrets> Resolver<S> {
         })
     }
 
-    /// What is known of a Revision; what is not is found out. Cheap to call each time the Revision is planned.
+    /// State of a Revision's digests; unknown ones are resolved in the background. Cheap enough for every planning.
     pub fn want(&self, revision: &Name, wanted: Wanted) -> Answer {
         let answer = self.queue().want(revision, wanted, self.now());
         self.work.notify_one();
         answer
     }
 
-    /// Drops everything about a Revision: its status has its digests, or it is gone.
+    /// Removes a Revision, whose status has its digests or which is deleted.
     pub fn forget(&self, revision: &Name) {
         self.queue().forget(revision);
     }
 
-    /// Revisions that wait, and questions that are open.
+    /// Number of Revisions that wait, and of open queries.
     pub fn sizes(&self) -> (usize, usize) {
         self.queue().sizes()
     }
 
-    /// Asks until `shutdown`. Questions under way then are dropped.
+    /// Runs queries until `shutdown`, which drops those in progress.
     pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
         let mut asking = JoinSet::new();
         loop {
             let (jobs, next) = {
+                // The lock ends with this block: it must not be held while the task waits.
                 let mut queue = self.queue();
                 let now = self.now();
                 (queue.start(now), queue.next().map(|at| at.0.saturating_sub(now.0)))
@@ -102,7 +103,7 @@ impl<S: PullSecrets> Resolver<S> {
             for job in jobs {
                 asking.spawn(Arc::clone(&self).ask(job));
             }
-            // With all workers busy the next question is overdue, and an answer makes room for it.
+            // With all workers busy the next query is overdue: the end of one makes room, not the time.
             let wait = next.filter(|_| asking.len() < PARALLEL);
             let wait = wait.map_or(IDLE, Duration::from_millis);
             tokio::select! {
@@ -123,11 +124,12 @@ impl<S: PullSecrets> Resolver<S> {
         }
         let changed = self.queue().done(&question, said, self.now());
         for revision in changed {
-            // Nobody listens any more only where the controller stops.
+            // The receiver is gone only when the controller stops.
             let _ = self.changed.send(revision).await;
         }
     }
 
+    /// Resolves one image to its digest, with the credentials of its account.
     async fn digest(&self, question: &Question, timeout: Duration) -> Result<String, String> {
         let tag = match Image::parse(&question.image)? {
             Image::Digest => return Ok(question.image.clone()),
@@ -137,6 +139,7 @@ impl<S: PullSecrets> Resolver<S> {
         let secrets =
             secrets.map_err(|why| format!("failed to initialize authentication: {why}"))?;
         let (keyring, unread) = Keyring::new(&secrets);
+        // As with the kubelet, a bad pull secret does not prevent a pull with the others.
         for why in unread {
             warn!(namespace = question.account.namespace, why, "pull secret not used");
         }
@@ -148,13 +151,13 @@ impl<S: PullSecrets> Resolver<S> {
         Stamp(u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// A panic elsewhere leaves the queue whole: each call is one step of it.
+    /// Locks the queue. A panic elsewhere leaves it consistent, since each call is one step.
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Secrets by namespace, as tests and small platforms have them: every account may use all of its namespace.
+/// Secrets by namespace, for tests and small platforms: every account may use all of its namespace's.
 impl PullSecrets for BTreeMap<String, Vec<PullSecret>> {
     async fn pull_secrets(&self, account: &Account) -> Result<Vec<PullSecret>, BoxError> {
         Ok(self.get(&account.namespace).cloned().unwrap_or_default())

@@ -1,7 +1,7 @@
-//! Shell: which manifest files were read, as they were then, and which services each names.
+//! Shell: index of the manifest files that were read, with their state then and the services they name.
 //!
 //! Ten thousand services have ten thousand files. `rouse apply` names a file after its service, so for those the path
-//! says it all; only files that people wrote in another way cost more.
+//! is enough; only files that users wrote in another way cost more memory.
 
 use std::{
     collections::BTreeMap,
@@ -13,18 +13,18 @@ use std::{
 
 use common::wire::Name;
 
-/// A file that was written so short a time before it was read may change again without another time stamp.
+/// Time after a write within which a file may change again and keep its time stamp.
 pub(super) const RACY: Duration = Duration::from_millis(20);
 
-/// What tells one state of a file from the next: inode, length and time of the last change, mixed.
+/// Hash of a file's inode, length and time of the last change, which differs from one state to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileStamp(u64);
 
 impl FileStamp {
-    /// The state that cannot be told from a later one.
+    /// Stamp of a state that a later one could share.
     const RACY: Self = Self(0);
 
-    /// The file's state; `None`: there is none.
+    /// Stamp of the file's present state; `None`: there is no file.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let meta = fs::metadata(path).ok()?;
         let (seconds, nanos) = (meta.ctime().cast_unsigned(), meta.ctime_nsec().cast_unsigned());
@@ -41,52 +41,53 @@ impl FileStamp {
     }
 }
 
-/// Whether a change from now on gets another time stamp than the last one. Also where that lies ahead, because the
-/// clock was set back since: not every look is to read the file again until the clock is there.
+/// Returns true if a change from now on gets a new time stamp. It is also true for a time in the future, left by a
+/// clock that was set back: otherwise every check would read the file until the clock gets there.
 fn is_settled(changed: Duration, now: Duration) -> bool {
     now.abs_diff(changed) > RACY
 }
 
-/// A file as it was read, with the names in it where its path does not say them.
+/// Stamp of a file as it was read, and the names in it; none where its path implies them.
 type File = (FileStamp, Option<Box<[Name]>>);
 
-/// The files below a folder.
+/// The manifest files below a folder that were read.
 #[derive(Debug)]
 pub(super) struct Known {
     folder: PathBuf,
-    /// By path below the folder. The names are absent where the path says them.
+    /// Files by path below the folder.
     files: BTreeMap<Box<Path>, File>,
-    /// How many files name each service that some file names in another way.
+    /// Number of files that name a service, for names that a path does not imply.
     others: BTreeMap<Name, u32>,
 }
 
 impl Known {
-    /// No file of `folder` was read.
+    /// Creates an index of `folder`, with no file read.
     pub(super) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), files: BTreeMap::new(), others: BTreeMap::new() }
     }
 
-    /// Whether the file is as it was when it was read.
+    /// Returns true if the file has not changed since it was read.
     pub(super) fn is_read(&self, path: &Path) -> bool {
         let known = self.files.get(self.below(path)).map(|(stamp, _)| *stamp);
         known.is_some_and(|stamp| stamp != FileStamp::RACY && FileStamp::of(path) == Some(stamp))
     }
 
-    /// Every file that was read.
+    /// Paths of all files that were read.
     pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
         self.files.keys().map(|path| self.folder.join(path))
     }
 
-    /// Whether some file names the service.
+    /// Returns true if any file names the service.
     pub(super) fn names(&self, name: &Name) -> bool {
         let own = self.files.get(Path::new(&own(name)));
         own.is_some_and(|(_, others)| others.is_none()) || self.others.contains_key(name)
     }
 
-    /// Notes what a file names.
+    /// Records the names in a file that was read.
     pub(super) fn insert(&mut self, path: &Path, stamp: FileStamp, names: Vec<Name>) {
         let below: Box<Path> = self.below(path).into();
         let says = matches!(names.as_slice(), [name] if Path::new(&own(name)) == &*below);
+        // Most paths imply the one name in their file, which is then stored nowhere.
         if !says {
             for name in &names {
                 *self.others.entry(name.clone()).or_default() += 1;
@@ -95,11 +96,12 @@ impl Known {
         self.files.insert(below, (stamp, (!says).then(|| names.into())));
     }
 
-    /// Forgets a file. Returns what it named.
+    /// Removes a file, and returns the names it had.
     pub(super) fn remove(&mut self, path: &Path) -> Vec<Name> {
         let Some((below, (_, names))) = self.files.remove_entry(self.below(path)) else {
             return Vec::new();
         };
+        // The path implied the one name, so none was stored or counted.
         let Some(names) = names else { return said_by(&below).into_iter().collect() };
         for name in &names {
             if let Some(count) = self.others.get_mut(name) {
@@ -117,11 +119,12 @@ impl Known {
     }
 }
 
-/// The file `rouse apply` keeps a service in. No name has an underscore.
+/// File name that `rouse apply` gives a service. No name contains an underscore.
 fn own(name: &Name) -> String {
     format!("{}_{}.yaml", name.namespace, name.name)
 }
 
+/// Name that a path implies: the reverse of [`own`].
 fn said_by(below: &Path) -> Option<Name> {
     let (namespace, name) = below.to_str()?.strip_suffix(".yaml")?.split_once('_')?;
     Some(Name::new(namespace, name))

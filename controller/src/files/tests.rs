@@ -164,7 +164,7 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
     writing.await.expect("no panic");
 }
 
-/// Opens the folders as a new run would and returns what it knows, after it wrote everything.
+/// Opens the folders as a new run does, and returns the state after everything was written.
 async fn run(temp: &Temp, boot: &str, seed: u128) -> (Arc<Shared>, watch::Receiver<Orders>) {
     let (shared, orders) = shared(boot, seed);
     drop(Files::open(&temp.0, Arc::clone(&shared)).expect("folders"));

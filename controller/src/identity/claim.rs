@@ -1,72 +1,72 @@
-//! Pure: what the API server says of a token → whom a certificate may speak for.
+//! Pure: result of a TokenReview → identity that a certificate may state.
 //!
-//! Nothing that the caller says of itself counts: role, node, pod and uid are the API server's own words on the pod that the
-//! token is bound to. The API server has also checked that this pod still exists under this uid, so a token
-//! that was carried off is worth nothing once its pod is gone.
+//! Nothing that the caller states counts: role, node, pod and UID come from the API server, for the pod that the token
+//! is bound to. The API server has also checked that this pod still exists under this UID, so a stolen token is
+//! worthless once its pod is gone.
 
 use std::collections::BTreeMap;
 
 use common::tls::peer::{Holder, Identity};
 
-/// Whom a token must be meant for. One for the API server, or for anybody else, is not taken.
+/// Audience that a token must have. One for the API server, or for any other audience, is refused.
 pub const AUDIENCE: &str = "rouse";
 
-/// The service accounts of Rouse's own pods, and what runs under each.
+/// Service accounts of Rouse's own pods, with the component of each.
 const ACCOUNTS: [(&str, Holder); 3] = [
     ("rouse-agent", Holder::Agent),
     ("activator", Holder::Activator),
     ("autoscaler", Holder::Autoscaler),
 ];
 
-/// Names of what the API server says of the pod (since Kubernetes 1.30 with its node).
+/// Keys of the facts about the pod in a TokenReview (with its node since Kubernetes 1.30).
 const POD: &str = "authentication.kubernetes.io/pod-name";
 const UID: &str = "authentication.kubernetes.io/pod-uid";
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
-/// The API server's answer to a TokenReview.
+/// Result of a TokenReview by the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reviewed {
-    /// Whether the token is somebody's, now.
+    /// True if the token is valid now.
     pub is_authentic: bool,
-    /// For which of the audiences we asked.
+    /// Audiences of the token, among the requested ones.
     pub audiences: Vec<String>,
-    /// Whose: `system:serviceaccount:<namespace>:<name>`.
+    /// User of the token, such as `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
-    /// What else is known of him.
+    /// Further facts about the user, by key.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Why a token earns no certificate.
+/// Reason for which a token gets no certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The API server does not know it, or not any more.
+    /// The API server does not know the token, or no longer.
     #[error("the token is nobody's")]
     Unknown,
-    /// It is meant for somebody else.
+    /// The token is meant for another audience.
     #[error("the token is not for audience {AUDIENCE:?}")]
     Audience,
-    /// It is not one of our parts'.
+    /// The token's user is none of Rouse's service accounts.
     #[error("{user:?} runs no part of Rouse")]
     Stranger {
-        /// Whose it is.
+        /// Name of the user.
         user: String,
     },
-    /// It is bound to no pod, or the API server does not say to which.
+    /// The token is bound to no pod, or the API server does not name the pod.
     #[error(
         "the API server does not say {what} of the token: it must be projected into a pod, by Kubernetes 1.30 or newer"
     )]
     Unbound {
-        /// What is missing.
+        /// Name of the missing fact.
         what: &'static str,
     },
 }
 
-/// Whom the token's bearer may speak for. `namespace`: where Rouse runs.
+/// Identity of the token's bearer. `namespace` is the one in which Rouse runs.
 pub fn identity(reviewed: &Reviewed, namespace: &str) -> Result<Identity, Refusal> {
     if !reviewed.is_authentic {
         return Err(Refusal::Unknown);
     }
-    // An API server that knows no audiences answers with none, and then vouches for its own only.
+    // An API server without support for audiences returns none; it has then checked only its own.
     if !reviewed.audiences.iter().any(|it| it == AUDIENCE) {
         return Err(Refusal::Audience);
     }
@@ -76,10 +76,12 @@ pub fn identity(reviewed: &Reviewed, namespace: &str) -> Result<Identity, Refusa
     let holder = ACCOUNTS.iter().find(|(account, _)| its == namespace && name == *account);
     let (_, holder) = holder.ok_or_else(stranger)?;
     let said = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
+        // Of several values none could be trusted.
         Some([one]) if !one.is_empty() => Ok(one.as_str()),
         _ => Err(Refusal::Unbound { what }),
     };
     let (node, pod, uid) = (said(NODE, "the node")?, said(POD, "the pod")?, said(UID, "the uid")?);
+    // A `/` in one of the names would change the parts of the identity's URI.
     Identity::new(*holder, node, pod, uid).map_err(|_nothing| stranger())
 }
 

@@ -1,7 +1,7 @@
 //! Shell: keeps the authorities in the cluster, and this controller's own certificate.
 //!
-//! All replicas sign with the same authorities, which they read from a Secret that nobody else may read; the one that
-//! leads makes and replaces them. What everybody is to trust stands in a ConfigMap.
+//! All replicas sign with the same authorities, which they read from a Secret of their own; the leader creates and
+//! replaces them. A ConfigMap holds the certificates that all components trust.
 
 use std::{
     sync::Arc,
@@ -22,59 +22,60 @@ use super::{
     sign::{self, SignError, Signer},
 };
 
-/// Between two looks at the Secret, before and after there is an authority.
+/// Interval between two reads of the Secret, before and after there is an authority.
 const EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// The cluster could not be asked.
+/// Error of a request to the cluster.
 pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where authorities are kept.
+/// Storage of the authorities in the cluster.
 #[tonic::async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// The Secret's text with its version; none: there is no Secret.
+    /// Reads the Secret's text and version; none: there is no Secret.
     async fn load(&self) -> Result<Option<(String, String)>, StoreError>;
-    /// Writes it if it is still of `version`, or, without one, if there is none. Whoever comes second gets an error.
+    /// Writes the Secret if it still has `version`, or, without one, if it does not exist. Otherwise it returns an
+    /// error.
     async fn save(&self, text: &str, version: Option<&str>) -> Result<(), StoreError>;
-    /// Lets everybody read whom to trust.
+    /// Writes the certificates of all authorities where every component can read them.
     async fn publish(&self, bundle: &str) -> Result<(), StoreError>;
 }
 
-/// The authorities could not be looked after.
+/// Error of one round over the authorities.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    /// The cluster said no.
+    /// A request to the cluster failed.
     #[error("cannot {what}")]
     Store {
-        /// What was attempted.
+        /// Attempted action, for the message.
         what: &'static str,
-        /// Why not.
+        /// Error of the request.
         #[source]
         source: StoreError,
     },
-    /// Somebody wrote something else there.
+    /// The Secret has other content than authorities.
     #[error("the Secret of authorities cannot be read: delete it, and a new one is made")]
     Text(#[source] serde_json::Error),
-    /// There is none, and another replica is to make it.
+    /// There is no authority, and another replica must create it.
     #[error("no authority yet: the leader makes it")]
     None,
-    /// A certificate could not be made.
+    /// A certificate could not be created.
     #[error(transparent)]
     Sign(#[from] SignError),
-    /// What was made cannot be used.
+    /// A new certificate could not be put into use.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// What signs just now, and whom everybody is to trust.
+/// The authority that signs now, and all that components must trust.
 #[derive(Debug)]
 pub struct Signing {
-    /// The authority that signs.
+    /// Signer of the active authority.
     pub signer: Signer,
-    /// All authorities.
+    /// Certificates of all authorities, the oldest first.
     pub authorities: Vec<CertificateDer<'static>>,
 }
 
-/// Keeps authorities and the own certificate.
+/// Manager of the authorities and of the controller's own certificate.
 #[derive(Debug)]
 pub struct Keeper {
     store: Arc<dyn Store>,
@@ -84,6 +85,7 @@ pub struct Keeper {
     state: tokio::sync::Mutex<State>,
 }
 
+/// State in use, compared with the Secret in each round.
 #[derive(Debug, Default)]
 struct State {
     adopted: Authorities,
@@ -93,7 +95,7 @@ struct State {
 }
 
 impl Keeper {
-    /// A keeper for the controller that `own` names.
+    /// Creates a manager for the controller with the identity `own`.
     pub fn new(store: Arc<dyn Store>, own: Identity) -> Arc<Self> {
         Arc::new(Self {
             store,
@@ -104,22 +106,23 @@ impl Keeper {
         })
     }
 
-    /// What this controller shows to others.
+    /// Credentials that this controller presents to others.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
     }
 
-    /// What signs just now; none before the first look at the Secret.
+    /// The authorities in use; none before the first read of the Secret.
     pub fn signing(&self) -> Option<Arc<Signing>> {
         self.signing.borrow().clone()
     }
 
-    /// Looks after everything until `shutdown`. `leads` says whether this replica may write.
+    /// Runs a round at every interval until `shutdown`. `leads` returns true if this replica may write.
     pub async fn keep(&self, leads: impl Fn() -> bool + Send, shutdown: CancellationToken) {
         let mut known = false;
         loop {
             match self.once(SystemTime::now(), leads()).await {
                 Ok(()) => known = true,
+                // Other errors are often brief, so they leave the interval as it is.
                 Err(KeepError::None) => known = false,
                 Err(error) => warn!(error = %chain(&error), "authorities not looked after"),
             }
@@ -131,7 +134,7 @@ impl Keeper {
         }
     }
 
-    /// One look: what is to be made or dropped at `now`, and whether our own certificate is fresh.
+    /// Runs one round at `now`: creates or drops an authority if one is due, and renews this controller's certificate.
     pub async fn once(&self, now: SystemTime, leads: bool) -> Result<(), KeepError> {
         let store = |what| move |source| KeepError::Store { what, source };
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -142,6 +145,7 @@ impl Keeper {
             }
             None => (Authorities::default(), None),
         };
+        // Only the leader makes changes; the other replicas read them in their next round.
         let step = if leads { all.step(now_s) } else { Step::Keep };
         if step != Step::Keep {
             all = match step {
@@ -150,12 +154,13 @@ impl Keeper {
                 Step::Keep => all,
             };
             let text = serde_json::to_string(&all).map_err(KeepError::Text)?;
-            // Two that both believe to lead cannot both write: the second reads again.
+            // Of two replicas that both believe to lead, the second gets a conflict here, and reads again.
             self.store.save(&text, version).await.map_err(store("write the authorities"))?;
             info!(?step, authorities = all.all().len(), "authorities changed");
         }
         let mut state = self.state.lock().await;
         self.adopt(&mut state, &all, now, now_s)?;
+        // A new leader does not know the ConfigMap's content, so it publishes once.
         let bundle = all.bundle();
         if leads && state.published != bundle {
             self.store.publish(&bundle).await.map_err(store("publish the authorities"))?;
@@ -164,6 +169,7 @@ impl Keeper {
         Ok(())
     }
 
+    /// Puts the authorities of the Secret into use, and renews this controller's certificate when it is due.
     fn adopt(
         &self,
         state: &mut State,
@@ -178,13 +184,14 @@ impl Keeper {
             let authorities = all.all().iter().map(|it| read(&it.certificate));
             let authorities: Result<Vec<_>, _> = authorities.collect();
             let authorities = authorities.map_err(SignError::Pem)?;
+            // Trust comes before the new signer: from then on certificates of it may arrive.
             self.credentials.trust(&authorities)?;
             let signing = Signing { signer: Signer::new(signs)?, authorities };
             self.signing.send_replace(Some(Arc::new(signing)));
             state.adopted = all.clone();
             state.signer_s = signs.made_s;
         }
-        // A clock that was set back must not keep an old certificate in use.
+        // The second comparison fails after the clock was set back: an old certificate must not stay in use.
         let fresh = state.renew.is_some_and(|at| now < at && at < now + LIFETIME);
         if changed || !fresh {
             let signing = self.signing().ok_or(KeepError::None)?;

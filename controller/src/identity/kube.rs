@@ -1,4 +1,4 @@
-//! Shell: tokens reviewed by the API server, authorities kept in a Secret, whom to trust in a ConfigMap.
+//! Shell: TokenReviews by the API server, authorities in a Secret, trusted certificates in a ConfigMap.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ use super::{
 };
 use crate::kube::FIELD_MANAGER;
 
-/// Name of the Secret and of the ConfigMap.
+/// Name of both the Secret and the ConfigMap.
 pub const AUTHORITIES: &str = "rouse-authorities";
-/// The Secret's key: authorities with their keys.
+/// Key in the Secret: authorities with their private keys.
 const SECRET_KEY: &str = "authorities.json";
-/// The ConfigMap's key: certificates in PEM, which the parts mount.
+/// Key in the ConfigMap: certificates in PEM, which the components mount.
 const BUNDLE_KEY: &str = "ca.pem";
 
-/// The cluster, as far as identities need it.
+/// Client of the cluster for reviews, Secret and ConfigMap.
 #[derive(Clone)]
 pub struct Cluster {
     reviews: Api<TokenReview>,
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The cluster that `client` talks to; Rouse runs in `namespace`.
+    /// Creates a client for the cluster of `client`; Rouse runs in `namespace`.
     pub fn new(client: &Client, namespace: &str) -> Self {
         Self {
             reviews: Api::all(client.clone()),
@@ -79,6 +79,7 @@ impl Store for Cluster {
         let Some(secret) = self.secrets.get_opt(AUTHORITIES).await? else { return Ok(None) };
         let version = secret.metadata.resource_version.unwrap_or_default();
         let text = secret.data.and_then(|mut data| data.remove(SECRET_KEY));
+        // A Secret without the key counts as empty; the leader then fills it under its version.
         let text = text.map_or_else(|| Ok("[]".to_owned()), |it| String::from_utf8(it.0));
         Ok(Some((text?, version)))
     }
@@ -93,7 +94,7 @@ impl Store for Cluster {
         let secret = Secret { metadata, data: Some(data), ..Secret::default() };
         let params =
             PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
-        // Both fail if somebody was faster: one with 409 AlreadyExists, the other with 409 Conflict.
+        // Both fail if another replica was faster: `create` with 409 AlreadyExists, `replace` with 409 Conflict.
         match version {
             None => self.secrets.create(&params, &secret).await?,
             Some(_) => self.secrets.replace(AUTHORITIES, &params, &secret).await?,

@@ -1,7 +1,7 @@
-//! Pure: which authority signs, and when there is another.
+//! Pure: choice of the authority that signs, and the time of its replacement.
 //!
-//! A new authority is trusted by everybody before it signs anything, and the old one is trusted until nothing that it
-//! signed is in use: no part ever meets a certificate that it cannot check.
+//! A new authority is trusted by all components before it signs anything. The old one stays trusted until nothing that
+//! it signed is in use: no component ever meets a certificate that it cannot check.
 //!
 //! ```text
 //! old   signs ───────────────────────┤ trusted ──┤ gone
@@ -14,32 +14,32 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How long a part's certificate lives. It is replaced at about half of that.
+/// Lifetime of a component's certificate, which is replaced at about half of it.
 pub const LIFETIME: Duration = Duration::from_secs(3_600);
-/// How long everybody has to hear of a new authority, and to replace what the old one signed: twice a certificate's
-/// life, which every part that runs renews at least twice.
+/// Time for all components to trust a new authority, and to replace what the old one signed, in s. It is twice the
+/// lifetime of a certificate, in which every component renews at least twice.
 const OVERLAP_S: u64 = 2 * 3_600;
-/// How long an authority lives.
+/// Lifetime of an authority in s.
 pub const AUTHORITY_S: u64 = 365 * 86_400;
-/// When its successor is made.
+/// Age of an authority at which its successor is created, in s.
 const TURN_S: u64 = 240 * 86_400;
 
-/// One authority, as the Secret holds it.
+/// One authority, as stored in the Secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Authority {
-    /// Its certificate, in PEM.
+    /// Certificate of the authority, in PEM.
     pub certificate: String,
-    /// Its key, in PEM. Known to controllers only.
+    /// Private key of the authority, in PEM. Known to controllers only.
     pub key: String,
-    /// When it was made, in s since 1970.
+    /// Time of creation, in s since 1970.
     pub made_s: u64,
-    /// When its certificate ends, in s since 1970.
+    /// Time at which its certificate expires, in s since 1970.
     pub ends_s: u64,
 }
 
 impl std::fmt::Debug for Authority {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Never the key: what is printed ends up in logs.
+        // The key is left out, since debug output may reach a log.
         let mut out = out.debug_struct("Authority");
         out.field("made_s", &self.made_s).field("ends_s", &self.ends_s).finish_non_exhaustive()
     }
@@ -50,55 +50,58 @@ impl std::fmt::Debug for Authority {
 #[serde(transparent)]
 pub struct Authorities(Vec<Authority>);
 
-/// What is to be done about the authorities.
+/// Action that is due on the authorities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing.
+    /// No action is due.
     Keep,
-    /// Another one is to be made.
+    /// A new authority must be created.
     Make,
-    /// The oldest is to be trusted no more.
+    /// The oldest authority must lose its trust.
     Drop,
 }
 
 impl Authorities {
-    /// All of them.
+    /// All trusted authorities, the oldest first.
     pub fn all(&self) -> &[Authority] {
         &self.0
     }
 
-    /// The authority that signs at `now_s`: the newest that everybody has had time to hear of.
+    /// The authority that signs at `now_s`: the newest that all components have had time to trust.
     pub fn signer(&self, now_s: u64) -> Option<&Authority> {
         let valid = || self.0.iter().filter(|it| now_s < it.ends_s);
         let known = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
+        // At the first start none is old enough, so the oldest valid one signs at once.
         known.or_else(|| valid().next())
     }
 
-    /// What is to be done at `now_s`.
+    /// The action that is due at `now_s`.
     pub fn step(&self, now_s: u64) -> Step {
         let Some(newest) = self.0.last() else { return Step::Make };
+        // After a year without a controller the newest has expired, and its successor signs at once.
         if newest.made_s.saturating_add(TURN_S) <= now_s || newest.ends_s <= now_s {
             return Step::Make;
         }
         let [oldest, next, ..] = &self.0[..] else { return Step::Keep };
+        // One overlap until `next` signs, and another until nothing that `oldest` signed is valid.
         let replaced = next.made_s.saturating_add(2 * OVERLAP_S) <= now_s;
         if replaced || oldest.ends_s <= now_s { Step::Drop } else { Step::Keep }
     }
 
-    /// With one more.
+    /// Adds an authority, in the order of creation.
     pub fn with(mut self, authority: Authority) -> Self {
         self.0.push(authority);
         self.0.sort_by_key(|it| it.made_s);
         self
     }
 
-    /// Without the oldest.
+    /// Removes the oldest authority.
     pub fn without_oldest(mut self) -> Self {
         self.0.drain(..self.0.len().min(1));
         self
     }
 
-    /// What everybody is to trust, in PEM.
+    /// Certificates of all trusted authorities, concatenated in PEM.
     pub fn bundle(&self) -> String {
         self.0.iter().map(|it| it.certificate.trim_end().to_owned() + "\n").collect()
     }
@@ -162,8 +165,8 @@ mod tests {
     }
 
     proptest! {
-        /// However irregularly it is looked after, at most two are trusted, somebody can sign, and whatever was signed
-        /// by an authority that was looked after within an overlap can be checked for as long as it lives.
+        /// However irregular the rounds are, at most two authorities are trusted and one can sign. A signed certificate
+        /// can be checked for its lifetime, if rounds are less than an overlap apart.
         #[test]
         fn what_was_signed_can_be_checked(steps in proptest::collection::vec(1u64..OVERLAP_S, 1..400)) {
             let (mut all, mut now) = (advance(Authorities::default(), 0), TURN_S - 3_600);

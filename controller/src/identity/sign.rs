@@ -1,4 +1,4 @@
-//! Shell: keys and certificates, by rcgen: their chance and their clock are the machine's.
+//! Shell: keys and certificates by rcgen, with the machine's random numbers and clock.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,29 +12,30 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _}
 
 use super::rotation::{AUTHORITY_S, Authority, LIFETIME};
 
-/// Clocks of machines differ: what is signed now is valid for those that are so far behind.
+/// Difference of clocks that is tolerated: a certificate is valid from this long before it is signed.
 const BEHIND: Duration = Duration::from_secs(300);
 
-/// Nothing could be signed.
+/// Error of creating a key or certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    /// The library refused.
+    /// The library rcgen returned an error.
     #[error("cannot make a key or certificate")]
     Rcgen(#[from] rcgen::Error),
-    /// The request is of no use.
+    /// The request has another kind of key.
     #[error("the request holds no ECDSA P-256 key")]
     Key,
-    /// The authority's certificate cannot be read.
+    /// The authority's certificate is no valid PEM.
     #[error("the authority's certificate is no PEM")]
     Pem(#[source] rustls::pki_types::pem::Error),
 }
 
-/// Makes an authority of its own.
+/// Creates a new authority with a self-signed certificate.
 pub fn authority(now: SystemTime) -> Result<Authority, SignError> {
     let made_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let end = now + Duration::from_secs(AUTHORITY_S);
     let mut params = CertificateParams::default();
     params.distinguished_name = named(&format!("Rouse authority {made_s}"));
+    // A path length of 0: it signs certificates of components, and no further authorities.
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     params.not_before = (now - BEHIND).into();
@@ -54,21 +55,21 @@ fn named(name: &str) -> DistinguishedName {
     all
 }
 
-/// An authority ready to sign.
+/// An authority with its key loaded, ready to sign.
 #[derive(Debug)]
 pub struct Signer(Issuer<'static, KeyPair>);
 
-/// A certificate with the key that only its owner has.
+/// A certificate with its private key.
 #[derive(Debug)]
 pub struct Own {
-    /// The certificate.
+    /// The certificate in DER.
     pub certificate: CertificateDer<'static>,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: PrivatePkcs8KeyDer<'static>,
 }
 
 impl Signer {
-    /// The signer that an authority makes.
+    /// Loads the certificate and key of an authority.
     pub fn new(authority: &Authority) -> Result<Self, SignError> {
         let key = KeyPair::from_pem(&authority.key)?;
         let certificate = CertificateDer::from_pem_slice(authority.certificate.as_bytes());
@@ -76,8 +77,8 @@ impl Signer {
         Ok(Self(Issuer::from_ca_cert_der(&certificate, key)?))
     }
 
-    /// Signs a certificate for the key in `request`, whose owner proved to have it. Nothing else of the request is
-    /// used: whom the certificate speaks for is not the caller's to say. Returns it with its end.
+    /// Signs a certificate for the key in `request`, whose signature proves possession. Nothing else of the request is
+    /// used: the identity never comes from the caller. Returns the certificate with its end.
     pub fn sign(
         &self,
         request: &[u8],
@@ -91,13 +92,14 @@ impl Signer {
         self.certify(&request.public_key, identity, now)
     }
 
-    /// A certificate for the controller itself.
+    /// Creates a key and a certificate for the controller itself.
     pub fn own(&self, identity: &Identity, now: SystemTime) -> Result<Own, SignError> {
         let key = KeyPair::generate()?;
         let (certificate, _) = self.certify(&key, identity, now)?;
         Ok(Own { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()) })
     }
 
+    /// Signs a certificate for a public key. Identity and lifetime never come from a request.
     fn certify(
         &self,
         key: &impl PublicKeyData,
@@ -107,10 +109,11 @@ impl Signer {
         let end = now + LIFETIME;
         let mut params = CertificateParams::default();
         params.distinguished_name = named(&format!("Rouse {}", identity.holder));
+        // Peers read only the URI name; the common name is for tools that show certificates.
         params.subject_alt_names = vec![SanType::URI(identity.to_string().try_into()?)];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match identity.holder {
-            // No other part opens streams to these; activators know each other as clients.
+            // No other component opens streams to these; activators accept each other's client certificates.
             Holder::Agent | Holder::Activator => vec![ExtendedKeyUsagePurpose::ClientAuth],
             Holder::Controller | Holder::Autoscaler => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]

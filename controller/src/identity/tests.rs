@@ -31,7 +31,7 @@ use tonic::{Code, transport::Channel};
 use super::{rotation::Authorities, *};
 use crate::{agents, machine::Machine, shared::Shared, world::World};
 
-/// A cluster in memory: what the API server would say of tokens, and a Secret.
+/// A cluster in memory: results of TokenReviews, and a Secret.
 #[derive(Debug, Default)]
 struct Fake {
     tokens: Mutex<BTreeMap<String, Reviewed>>,
@@ -99,7 +99,7 @@ fn keeper(cluster: &Arc<Fake>, pod: &str) -> Arc<Keeper> {
     Keeper::new(Arc::<Fake>::clone(cluster), controller(pod))
 }
 
-/// A controller's replica that serves over TLS.
+/// A replica of the controller that serves over TLS.
 struct Bed {
     cluster: Arc<Fake>,
     keeper: Arc<Keeper>,
@@ -138,7 +138,7 @@ impl Bed {
         Finder::known_as(Holder::Controller, &format!("https://{}", self.at), Some(credentials))
     }
 
-    /// Credentials that trust the cluster's authorities and show nothing.
+    /// Credentials that trust the cluster's authorities and present no certificate.
     fn nobody(&self) -> Arc<Credentials> {
         let credentials = Credentials::new();
         let signing = self.keeper.signing().expect("an authority");
@@ -156,7 +156,7 @@ impl Bed {
         answer.map(tonic::Response::into_inner).map_err(|status| status.code())
     }
 
-    /// Credentials of the part whose token this is.
+    /// Credentials of the component that has this token.
     async fn part(&self, token: &str) -> Arc<Credentials> {
         let (key, request) = request();
         let reply = self.issue(token, request).await.expect("a certificate");
@@ -229,7 +229,7 @@ async fn no_part_may_do_anothers_work() {
     let bed = Bed::new().await;
     let denied = Some(Code::PermissionDenied);
     let credentials = bed.part("agent-n1").await;
-    // The agent of one node as that of another; as an activator; as who decides.
+    // An agent as that of another node; as an activator; as an autoscaler.
     assert_eq!(watches(bed.dial(&credentials).await, who(Role::Agent, "n2", "n2")).await, denied);
     let other = vec![PodItem::Sender(who(Role::Agent, "n2", "n2"))];
     assert_eq!(reports(bed.dial(&credentials).await, other).await, denied);
@@ -268,7 +268,7 @@ async fn a_token_that_is_not_ours_earns_nothing() {
         assert_eq!(refused, Some(Code::Unauthenticated), "{token:?}");
     }
     assert_eq!(bed.issue("broken", request().1).await.err(), Some(Code::Unavailable));
-    // The pod is gone: its token is nobody's any more, and no second certificate comes of it.
+    // Without its pod the token is invalid, and no second certificate is issued for it.
     assert!(bed.issue("agent-n1", request().1).await.is_ok());
     bed.cluster.tokens.lock().expect("no panic").clear();
     assert_eq!(bed.issue("agent-n1", request().1).await.err(), Some(Code::Unauthenticated));
@@ -304,7 +304,7 @@ async fn what_is_too_large_or_no_request_is_refused_unread() {
     for bad in [vec![], vec![0; 300], request().1[..100].to_vec()] {
         assert_eq!(bed.issue("agent-n1", bad).await.err(), Some(Code::InvalidArgument));
     }
-    // A request for a key that its bearer has not.
+    // A request for a key that its sender does not have.
     let mut forged = request().1;
     let last = forged.len() - 1;
     forged[last] ^= 1;

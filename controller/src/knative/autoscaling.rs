@@ -1,4 +1,4 @@
-//! Pure: `autoscaling.internal.knative.dev/v1alpha1`: what tools read of how a Revision scales (knative.md §1.8).
+//! Pure: `autoscaling.internal.knative.dev/v1alpha1`: a Revision's scaling, for tools that read it (knative.md §1.8).
 
 use std::collections::BTreeMap;
 
@@ -7,39 +7,39 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, Object};
 
-/// Group and version.
+/// API group and version of both kinds here.
 pub const API_VERSION: &str = "autoscaling.internal.knative.dev/v1alpha1";
 
-/// How one Revision scales.
+/// Scaling of one Revision: its bounds, desired and actual pods.
 pub type PodAutoscaler = Object<PodAutoscalerSpec, PodAutoscalerStatus>;
-/// What of a Revision is measured.
+/// Averaging windows of one Revision's load.
 pub type Metric = Object<MetricSpec, MetricStatus>;
 
-/// What scales, and how it is reached.
+/// Desired scaling: the scale target and its protocol.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodAutoscalerSpec {
-    /// Requests a pod may have at once; 0: no limit.
+    /// Maximum number of concurrent requests per pod (hard limit); 0: no limit.
     pub container_concurrency: i64,
-    /// Whose replicas are set.
+    /// Deployment whose replicas are set.
     pub scale_target_ref: ObjectReference,
-    /// Whether a Route leads to it: empty while nobody knows.
+    /// Reachability of the Revision by Routes; empty while unknown.
     #[serde(skip_serializing_if = "Reachability::is_unknown")]
     pub reachability: Reachability,
-    /// What its pods speak: `http1` or `h2c`.
+    /// Protocol of the pods: `http1` or `h2c`.
     pub protocol_type: String,
 }
 
-/// Whether a Route leads to a Revision.
+/// Reachability of a Revision: whether any Route names it as a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Reachability {
-    /// Nobody knows yet.
+    /// Unknown, since the Routes have not been evaluated yet.
     #[default]
     #[serde(rename = "")]
     Unknown,
-    /// One does.
+    /// At least one Route names the Revision.
     Reachable,
-    /// None does.
+    /// No Route names the Revision.
     Unreachable,
 }
 
@@ -49,7 +49,7 @@ impl Reachability {
     }
 }
 
-/// Names an object of the same namespace.
+/// Reference to an object of the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectReference {
@@ -61,47 +61,47 @@ pub struct ObjectReference {
     pub name: String,
 }
 
-/// How scaling fares.
+/// Observed scaling of a Revision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodAutoscalerStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready`, `Active`, `ScaleTargetInitialized`, `SKSReady`.
+    /// Conditions `Ready`, `Active`, `ScaleTargetInitialized` and `SKSReady`.
     pub conditions: Vec<Condition>,
-    /// `rouse.dev/decision`: why it has as many pods as it has; absent while nothing is decided.
+    /// `rouse.dev/decision`: reason for the present number of pods; absent until the first scale decision.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Kubernetes Service of the Revision.
+    /// Name of the Revision's Kubernetes Service.
     pub service_name: String,
-    /// Kubernetes Service that Knative scrapes; here the same pods, which nobody scrapes.
+    /// Name of the Kubernetes Service that Knative scrapes; it selects the same pods here, and nothing scrapes it.
     pub metrics_service_name: String,
-    /// Pods wanted; -1: not decided.
+    /// Number of requested pods; -1: not decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_scale: Option<i32>,
-    /// Pods there are.
+    /// Number of pods that exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actual_scale: Option<i32>,
 }
 
-/// Windows of averages, in nanoseconds as Go writes them.
+/// Averaging windows, in nanoseconds as Go writes durations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MetricSpec {
-    /// Window outside bursts.
+    /// Length of the stable window in nanoseconds.
     pub stable_window: i64,
-    /// Window in bursts.
+    /// Length of the panic window in nanoseconds.
     pub panic_window: i64,
-    /// Kubernetes Service to scrape; empty: nobody scrapes, the kernel counts.
+    /// Kubernetes Service to scrape; empty, since nothing is scraped and the eBPF programs count.
     pub scrape_target: String,
 }
 
-/// How measuring fares.
+/// Observed state of the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MetricStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready`.
+    /// The condition `Ready` only.
     pub conditions: Vec<Condition>,
 }

@@ -1,44 +1,44 @@
-//! Pure: `caching.internal.knative.dev/v1alpha1` Image: which images should be at hand (knative.md §1.10).
+//! Pure: `caching.internal.knative.dev/v1alpha1` Image: images to have cached on nodes (knative.md §1.10).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, Object};
 
-/// Group and version.
+/// API group and version of the kind.
 pub const API_VERSION: &str = "caching.internal.knative.dev/v1alpha1";
 
-/// An image that pods will want.
+/// An image that a Revision's pods will run.
 pub type Image = Object<ImageSpec, ImageStatus>;
 
-/// Which image, and who may pull it.
+/// Desired image, with the credentials to pull it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ImageSpec {
-    /// The image with its digest.
+    /// Image reference with its digest.
     pub image: String,
-    /// Account whose secrets may pull it.
+    /// Service account whose secrets may pull the image.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service_account_name: String,
-    /// Secrets that may pull it.
+    /// Secrets of the same namespace that may pull the image.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<SecretName>,
 }
 
-/// Names a Secret of the same namespace.
+/// Reference to a Secret of the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SecretName {
-    /// Its name.
+    /// Name of the Secret.
     pub name: String,
 }
 
-/// How that fares.
+/// Observed state of the image.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ImageStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready`.
+    /// The condition `Ready` only.
     pub conditions: Vec<Condition>,
 }

@@ -1,28 +1,28 @@
-//! Pure: `serving.knative.dev/v1beta1` DomainMapping: one more name for a service (knative.md §1.7).
+//! Pure: `serving.knative.dev/v1beta1` DomainMapping: a further host name of a service (knative.md §1.7).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Address, Condition, Object};
 
-/// Group and version.
+/// API group and version of the kind.
 pub const API_VERSION: &str = "serving.knative.dev/v1beta1";
 
-/// A domain name that leads to a service; its own name is the domain.
+/// A host name that is routed to a service; the object's name is the host name.
 pub type DomainMapping = Object<DomainMappingSpec, DomainMappingStatus>;
 
-/// What is wanted of a domain.
+/// Desired state of a DomainMapping.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DomainMappingSpec {
-    /// Where it leads: something addressable in the same namespace.
+    /// Target of the host name: an addressable object in the same namespace.
     pub r#ref: Reference,
-    /// The certificate, where the user brings one.
+    /// Certificate of the host name, if the user provides one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<SecretTls>,
 }
 
-/// Names an object.
+/// Reference to an object by kind and name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Reference {
@@ -33,31 +33,31 @@ pub struct Reference {
     pub kind: String,
     /// Name of the object.
     pub name: String,
-    /// Namespace of the object; the DomainMapping's own where none is said.
+    /// Namespace of the object; the DomainMapping's own if empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
 }
 
-/// A certificate that the user brings.
+/// Reference to a certificate that the user provides.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SecretTls {
-    /// Name of the Secret that holds it.
+    /// Name of the Secret that holds the certificate.
     pub secret_name: String,
 }
 
-/// How a domain fares.
+/// Observed state of a DomainMapping.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DomainMappingStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready` and what it depends on.
+    /// Condition `Ready` and the conditions that it depends on.
     pub conditions: Vec<Condition>,
-    /// Where it is reachable.
+    /// URL of the host name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub url: String,
-    /// The same, as others look it up.
+    /// Address with the same URL, in the form that Addressable objects have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
 }

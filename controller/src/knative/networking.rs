@@ -1,39 +1,39 @@
-//! Pure: `networking.internal.knative.dev/v1alpha1`: what tools read of how a Revision is reached (knative.md §1.9).
+//! Pure: `networking.internal.knative.dev/v1alpha1`: a Revision's routing, for tools that read it (knative.md §1.9).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, Object, autoscaling::ObjectReference};
 
-/// Group and version.
+/// API group and version of both kinds here.
 pub const API_VERSION: &str = "networking.internal.knative.dev/v1alpha1";
 
-/// Where the connections to a Revision lead.
+/// Path of the connections to a Revision: direct or through activators.
 pub type ServerlessService = Object<ServerlessServiceSpec, ServerlessServiceStatus>;
-/// Which namespace may use a domain; its own name is the domain.
+/// Reservation of a domain for one namespace; the object's name is the domain.
 pub type ClusterDomainClaim = Object<ClusterDomainClaimSpec, NoStatus>;
 
-/// Where connections shall lead.
+/// Desired path of the connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServerlessServiceSpec {
-    /// `Serve` as the kernel leads to pods, `Proxy` as it leads to activators.
+    /// `Serve` if the eBPF programs route to pods, `Proxy` if they route to activators.
     pub mode: Mode,
-    /// Whose pods they are.
+    /// Deployment whose pods serve the Revision.
     pub object_ref: ObjectReference,
-    /// What the pods speak: `http1` or `h2c`.
+    /// Protocol of the pods: `http1` or `h2c`.
     pub protocol_type: String,
-    /// Activators that serve it; 0: all.
+    /// Number of activators that serve the Revision; 0: all.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_activators: i32,
 }
 
-/// Where connections lead.
+/// Path of new connections to a Revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Mode {
-    /// To pods.
+    /// Connections are routed to pods (direct path).
     Serve,
-    /// To activators.
+    /// Connections are routed to activators (activator path).
     #[default]
     Proxy,
 }
@@ -42,30 +42,30 @@ fn is_zero(count: &i32) -> bool {
     *count == 0
 }
 
-/// How that fares.
+/// Observed state of the path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServerlessServiceStatus {
-    /// Generation the rest speaks of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Ready`, `EndpointsPopulated`, `ActivatorEndpointsPopulated`.
+    /// Conditions `Ready`, `EndpointsPopulated` and `ActivatorEndpointsPopulated`.
     pub conditions: Vec<Condition>,
-    /// Kubernetes Service with the Revision's name.
+    /// Name of the Kubernetes Service, which is the Revision's name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service_name: String,
-    /// Kubernetes Service that selects the pods.
+    /// Name of the Kubernetes Service that selects the pods.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub private_service_name: String,
 }
 
-/// Whose a domain is.
+/// Desired owner of a domain.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterDomainClaimSpec {
-    /// The namespace that may use it.
+    /// Namespace that may use the domain.
     pub namespace: String,
 }
 
-/// A kind without a status.
+/// Status of a kind that has none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NoStatus {}

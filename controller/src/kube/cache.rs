@@ -1,4 +1,4 @@
-//! Pure: what must be remembered of each object the API server holds, in about a hundred bytes.
+//! Pure: facts to remember of each object that the API server holds, in about a hundred bytes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,36 +11,36 @@ use serde_json::Value;
 use super::{Key, scope::Scope};
 use crate::children::Resource;
 
-/// Holds the hash of the body that was applied last.
+/// Annotation that holds the hash of the body that was applied last.
 pub const APPLIED: &str = "rouse.dev/applied";
 
-/// What is remembered of one object.
+/// Facts that are remembered of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Its UID.
+    /// UID of the object.
     pub uid: Box<str>,
-    /// Which version of it this is.
+    /// Value of the object's `resourceVersion`.
     pub version: Box<str>,
-    /// How often its spec changed; 0 where the API does not count.
+    /// The object's `generation`, a count of its spec's changes; 0 for kinds that have none.
     pub generation: i64,
-    /// What we applied last, if we did.
+    /// Hash of the body that the controller applied last, if any.
     pub applied: Option<u64>,
-    /// UID of the object that controls it.
+    /// UID of the owner with `controller: true`.
     pub controller: Option<Box<str>>,
-    /// Hash of its status.
+    /// Hash of the object's status.
     pub status: u64,
-    /// `spec.replicas`.
+    /// Value of `spec.replicas`, if any.
     pub replicas: Option<i64>,
-    /// Whether it was told to go.
+    /// True if the object has a `deletionTimestamp`.
     pub deleting: bool,
-    /// Hash of its spec where the API does not count how often that changed.
+    /// Hash of the spec for kinds without a generation; otherwise 0.
     pub spec: u64,
-    /// Whether somebody else changed its spec after we applied that.
+    /// True if another client changed the spec after the controller's last apply.
     pub touched: bool,
 }
 
 impl Seen {
-    /// What is remembered of `object`.
+    /// Extracts the facts from an object as the API server sent it.
     pub fn of(object: &Value) -> Self {
         let meta = &object["metadata"];
         let text = |field: &str| meta[field].as_str().unwrap_or_default().into();
@@ -61,9 +61,10 @@ impl Seen {
         }
     }
 
-    /// Whether the object, which is as in `new` now, has another spec than what we applied made of it. The spec of one
-    /// without an owner is its user's. That a Deployment is scaled is no matter; one change that scales it and does
-    /// more is taken for that.
+    /// Returns true if another client changed the spec between `self` and `new`, since the controller's last apply.
+    ///
+    /// The spec of an object without an owner is its user's. Scaling a Deployment does not count as a change. A single
+    /// change that scales and changes another field is taken for scaling only.
     fn is_touched(&self, new: &Self) -> bool {
         let changes = new.generation - self.generation;
         let scaled = i64::from(new.replicas != self.replicas);
@@ -72,7 +73,7 @@ impl Seen {
     }
 }
 
-/// FNV-1a, 64 bit: the same in every release, unlike the standard library's, since it is kept on objects.
+/// FNV-1a, 64 bit: stable across releases, unlike the standard library's hasher, since objects keep the hash.
 struct Fnv(u64);
 
 impl Hasher for Fnv {
@@ -86,13 +87,13 @@ impl Hasher for Fnv {
     }
 }
 
-/// The hash of the body that we applied last to `object`, if we did.
+/// Returns the hash of the body that the controller applied last to `object`, if any.
 pub fn applied(object: &Value) -> Option<u64> {
     let hash = object["metadata"]["annotations"][APPLIED].as_str()?;
     u64::from_str_radix(hash, 16).ok()
 }
 
-/// A hash of a JSON value that does not depend on the order of its fields.
+/// Returns a hash of a JSON value that does not depend on the order of its fields.
 pub fn hash(value: &Value) -> u64 {
     let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
     feed(value, &mut hasher);
@@ -120,36 +121,37 @@ fn feed(value: &Value, out: &mut Fnv) {
     }
 }
 
-/// All objects that are watched, as they were last seen.
+/// All watched objects, as last observed.
 #[derive(Debug, Default)]
 pub struct Cache {
     seen: BTreeMap<Resource, HashMap<Name, Seen>>,
-    /// Objects that the lists under way have not named yet.
+    /// Objects that the current lists of each scope have not named yet.
     unnamed: Vec<(Scope, BTreeSet<Name>)>,
-    /// What the API server is being asked about objects that have not been lost since.
+    /// Keys of the requests under way whose objects were not deleted since the request began.
     asked: BTreeSet<Key>,
 }
 
 impl Cache {
-    /// What is known of an object.
+    /// Returns the facts of an object, if it is known.
     pub fn get(&self, resource: Resource, name: &Name) -> Option<&Seen> {
         self.seen.get(&resource)?.get(name)
     }
 
-    /// How many objects of a kind there are.
+    /// Returns the number of known objects of a kind.
     pub fn count(&self, resource: Resource) -> usize {
         self.seen.get(&resource).map_or(0, HashMap::len)
     }
 
-    /// A list of all objects that a watch covers begins.
+    /// Begins a full list of a watch's objects, after a start or a lost watch.
     pub fn begin(&mut self, scope: &Scope) {
         let all = self.seen.get(&scope.resource).into_iter().flat_map(HashMap::keys);
         let names = all.filter(|name| scope.covers(name)).cloned().collect();
+        // The library may begin a list again before the last one ended.
         self.unnamed.retain(|(have, _)| have != scope);
         self.unnamed.push((scope.clone(), names));
     }
 
-    /// The list is complete. Returns what it did not name: that is gone.
+    /// Ends a full list. Returns the objects that the list did not name: they are deleted.
     pub fn end(&mut self, scope: &Scope) -> Vec<Name> {
         let Some(at) = self.unnamed.iter().position(|(have, _)| have == scope) else {
             return Vec::new();
@@ -161,7 +163,7 @@ impl Cache {
         gone.into_iter().collect()
     }
 
-    /// An object is as in `seen`. Returns whether that is news: a watch may lag behind our own writes.
+    /// Stores an object from a watch. Returns true if anything is new: a watch may lag behind our own writes.
     pub fn put(&mut self, resource: Resource, name: &Name, seen: Seen) -> bool {
         for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| scope.resource == resource) {
             names.remove(name);
@@ -169,22 +171,24 @@ impl Cache {
         self.insert(resource, name, seen, false)
     }
 
-    /// The API server is being asked about the object of `key`, until [`close`](Self::close).
+    /// Marks a request about the object of `key` as under way, until [`close`](Self::close).
     pub fn ask(&mut self, key: &Key) {
         self.asked.insert(key.clone());
     }
 
-    /// It answers that the object is as in `seen`, `ours` if it is what became of what we just applied. Returns whether
-    /// that is believed: an object that was lost since it was asked would stay for ever, for no watch says twice that
-    /// one is gone.
+    /// Stores an object from a response; `ours` if the object is the result of our own apply. Returns true if the
+    /// response was accepted.
+    ///
+    /// A response is refused if the object was deleted since the request began. Otherwise the object would stay in the
+    /// cache forever, since a watch reports a deletion only once.
     pub fn answered(&mut self, key: &Key, seen: Seen, ours: bool) -> bool {
         let Key { resource, name, .. } = key;
         if !self.asked.contains(key) {
             return false;
         }
         if self.get(*resource, name).is_none() {
-            // A list under way may be of a time when it was gone again. If it is of one before it was made, the watch
-            // says next that it was.
+            // The current list may be of a time after a second deletion. If it is of a time before the creation, the
+            // watch reports the creation next.
             let covers = |scope: &Scope| scope.resource == *resource && scope.covers(name);
             for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| covers(scope)) {
                 names.insert(name.clone());
@@ -194,18 +198,19 @@ impl Cache {
         true
     }
 
-    /// Nothing more is asked about it.
+    /// Marks the request about `key` as finished.
     pub fn close(&mut self, key: &Key) {
         self.asked.remove(key);
     }
 
-    /// Whoever asked has been stopped.
+    /// Marks all requests as finished, since the writes under way were stopped.
     pub fn close_all(&mut self) {
         self.asked.clear();
     }
 
     fn insert(&mut self, resource: Resource, name: &Name, mut seen: Seen, ours: bool) -> bool {
         let all = self.seen.entry(resource).or_default();
+        // Versions are comparable only within one object: a new UID always wins.
         let have = all.get(name).filter(|have| have.uid == seen.uid);
         if have.is_some_and(|have| is_older(&seen, have)) {
             return false;
@@ -216,17 +221,19 @@ impl Cache {
         is_news
     }
 
-    /// A known object has so many replicas since that version. What else differs in it the watch will say.
+    /// Stores the replicas of a Deployment from the response to a scale, as of `version`. The watch reports any other
+    /// difference.
     pub fn scaled(&mut self, resource: Resource, name: &Name, version: &str, replicas: i64) {
         if let Some(known) = self.get(resource, name) {
             let (version, replicas) = (version.into(), Some(replicas));
+            // The API server raises the generation only if the number differs.
             let generation = known.generation + i64::from(known.replicas != replicas);
             let seen = Seen { version, generation, replicas, ..known.clone() };
             self.insert(resource, name, seen, false);
         }
     }
 
-    /// An object is gone.
+    /// Removes a deleted object, and the marks of requests about it.
     pub fn remove(&mut self, resource: Resource, name: &Name) {
         self.asked.retain(|key| key.resource != resource || key.name != *name);
         if let Some(all) = self.seen.get_mut(&resource) {
@@ -235,8 +242,8 @@ impl Cache {
     }
 }
 
-/// Kubernetes says since 1.35 that versions of one kind compare as numbers; before, they did without a promise.
-/// Where they are none, the newest to arrive is believed.
+/// Returns true if `new` is an older version than `have`. Kubernetes promises since 1.35 that versions of one kind
+/// compare as numbers; before, they did without a promise. If a version is no number, the newest to arrive wins.
 fn is_older(new: &Seen, have: &Seen) -> bool {
     let number = |seen: &Seen| seen.version.parse::<u128>().ok();
     number(new).zip(number(have)).is_some_and(|(new, have)| new < have)
@@ -281,7 +288,7 @@ mod tests {
         assert_eq!(Seen::of(&object), expected);
     }
 
-    /// A Deployment of that version, of that generation, with so many replicas.
+    /// Returns a Deployment of this version and generation, with this number of replicas.
     fn deployment(version: &str, generation: i64, replicas: i64) -> Seen {
         let controller = Some("boss".into());
         Seen { generation, replicas: Some(replicas), applied: Some(1), controller, ..seen(version) }

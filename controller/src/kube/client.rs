@@ -1,4 +1,4 @@
-//! Shell: how the API server is reached.
+//! Shell: clients of the API server.
 
 use std::path::Path;
 
@@ -11,34 +11,34 @@ use kube::{
 
 use crate::children::Resource;
 
-/// The API server cannot be reached at all.
+/// The controller cannot get a client of the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Not run in a pod, and no file given.
+    /// The process runs outside a pod, and no kubeconfig is given.
     #[error("cannot use the pod's own account (outside a pod give --kubeconfig FILE)")]
     InCluster(#[source] InClusterError),
-    /// The file cannot be used.
+    /// The kubeconfig file cannot be read.
     #[error("cannot use kubeconfig {file}")]
     Kubeconfig {
-        /// Which.
+        /// Path of the kubeconfig file.
         file: String,
         #[source]
-        /// Why.
+        /// Error from reading the file.
         cause: KubeconfigError,
     },
-    /// What it says makes no client.
+    /// The configuration is readable, but no client can be made from it.
     #[error("cannot make a client for {server}")]
     Client {
-        /// Where the API server should be.
+        /// URL of the API server.
         server: String,
         #[source]
-        /// Why.
+        /// Error from making the client.
         cause: kube::Error,
     },
 }
 
-/// A client for the API server that `kubeconfig` names, or for that of the pod we run in. What the environment
-/// says of other clusters is not looked at.
+/// Returns a client of the API server that `kubeconfig` names, or else of the cluster whose pod this process runs in.
+/// Variables such as `KUBECONFIG` are ignored.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let mut config = match kubeconfig {
         None => Config::incluster().map_err(ClientError::InCluster)?,
@@ -46,7 +46,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
             .await
             .map_err(|cause| ClientError::Kubeconfig { file: path.display().to_string(), cause })?,
     };
-    // The writer's queue knows better when to try again, and what else to do meanwhile.
+    // The writer's queue decides when to try again, and can write other objects meanwhile.
     config.default_retry = false;
     let server = config.cluster_url.to_string();
     Client::try_from(config).map_err(|cause| ClientError::Client { server, cause })
@@ -57,7 +57,7 @@ async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await
 }
 
-/// What the API calls a kind of object.
+/// Returns the API group, version and plural of a kind, as the library needs them.
 pub fn api_resource(resource: Resource) -> ApiResource {
     ApiResource {
         group: resource.group().into(),
@@ -68,7 +68,7 @@ pub fn api_resource(resource: Resource) -> ApiResource {
     }
 }
 
-/// Objects of one kind in the namespace of `name`.
+/// Returns a client for objects of one kind in the namespace of `name`.
 pub fn api_of(client: &Client, resource: Resource, name: &Name) -> Api<DynamicObject> {
     let kind = api_resource(resource);
     if resource.namespaced() {

@@ -1,4 +1,4 @@
-//! Shell: pods that NetworkPolicies may let in. There may be many, so they are watched only once a policy names some.
+//! Shell: watch of the pods that NetworkPolicies may admit; as they may be many, begun once a policy selects pods.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::{children::Resource, machine::Event, network_policies::Client, shared::Shared};
 
-/// Pods whose address is given back are no clients any more.
+/// Field selector of pods that still hold an address: a finished pod has given it back.
 const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// Follows them from when `needed` is true.
+/// Follows all pods, from the time when `needed` becomes true.
 pub(super) async fn follow(
     client: kube::Client,
     shared: Arc<Shared>,
@@ -37,6 +37,7 @@ pub(super) async fn follow(
     let api: Api<DynamicObject> = Api::all_with(client, &api_resource(Resource::Pod));
     let mut events =
         std::pin::pin!(watcher(api, Config::default().fields(LIVING)).backoff(Pauses::default()));
+    // Pods deleted during a lost watch are found by comparing the new list with the known pods.
     let (mut known, mut named) = (BTreeSet::new(), BTreeSet::new());
     let tell = |name: Name, client| shared.step(Event::Client(name, client));
     while let Some(event) = events.next().await {

@@ -1,4 +1,4 @@
-//! Pure: what is wanted of an object and what is there → what to write.
+//! Pure: desired and observed state of an object → next write.
 
 use common::wire::Name;
 use serde_json::{Value, json};
@@ -9,34 +9,34 @@ use super::{
 };
 use crate::children::Resource;
 
-/// What to write.
+/// Next write of one part of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Nothing.
+    /// Nothing to write: the observed state matches.
     None,
-    /// The object is not there: look whether that is so, then apply this.
+    /// Apply this body to an object that seems absent: first read it, to be sure.
     Create(Value),
-    /// Apply this.
+    /// Apply this body to an existing object.
     Apply(Value),
-    /// Somebody else changed it: put it right, with this.
+    /// Undo a change that another client made to the object: restore its lists, then apply this body.
     Restore(Value),
-    /// Apply this to the status.
+    /// Apply this body to the status subresource.
     Status(Value),
-    /// Scale to so many, after marking pods that should be the ones to go.
+    /// Scale to this number of pods, after marking the pods to remove first.
     Scale {
-        /// So many.
+        /// Number of pods, for `spec.replicas`.
         replicas: i64,
-        /// Those pods.
+        /// Pods that get a deletion cost before the scale.
         leaving: Vec<Name>,
     },
     /// Delete the object, if it still has this UID.
     Delete(Box<str>),
-    /// Somebody else's object has the name.
+    /// Write nothing: an object of another owner has the name.
     NotOwned(Trouble),
 }
 
 impl Action {
-    /// What is to be written of the object itself.
+    /// Returns the body to write to the object itself, if the action has one.
     pub fn body(&self) -> Option<&Value> {
         match self {
             Self::Create(body) | Self::Apply(body) | Self::Restore(body) => Some(body),
@@ -49,10 +49,10 @@ impl Action {
     }
 }
 
-/// What to write so that the object of `key`, which was last seen as `seen`, becomes as wanted.
+/// Returns the write that brings the part named by `key`, last observed as `seen`, to its desired state.
 ///
-/// `wrote` is what the status was asked to be last, with the hash of what the API server made of it: a field it
-/// drops or adds must not be written for ever.
+/// `wrote` is the hash of the status that was applied last, with the hash of the status that the API server stored.
+/// A field that the API server drops or adds must not cause a write each time.
 pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u64)>) -> Action {
     match (want, key.part) {
         (Want::Any, _) => Action::None,
@@ -60,20 +60,21 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
         (Want::Scale { replicas, most, leaving }, Part::Scale) => {
             scale(replicas, most, leaving, seen)
         }
-        // No part of an object but the object itself can go, or have what only another part has.
+        // Only the object itself can be deleted, and a body and a scale fit only their own parts.
         (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
         (Want::Body(body), Part::Object) => object(key, body, seen),
         (Want::Body(mut status), Part::Status) => {
-            // An object that is being deleted gets no status any more.
+            // The API server deletes the status with the object; a write would only race with the deletion.
             let stays = |it: &&Seen| key.resource.has_status() && !it.deleting;
             let Some(seen) = seen.filter(stays) else {
                 return Action::None;
             };
-            // Who renders it may not know which generation it is that was applied.
+            // The renderer of the status may not know the generation of the object that was applied.
             if status.get("observedGeneration").is_none() && seen.generation > 0 {
                 status["observedGeneration"] = json!(seen.generation);
             }
             let wanted = hash(&status);
+            // The second comparison: the API server has already stored a different status for this one.
             if seen.status == wanted || wrote == Some((wanted, seen.status)) {
                 return Action::None;
             }
@@ -84,8 +85,9 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
     }
 }
 
-/// Only what we applied for something is ours to delete: a copy that a user made of it has no owner. A claim has none
-/// either, since what it is for is in a namespace and it is not.
+/// Deletes the object only if the controller applied it for an owner. A copy made by a user bears the annotation too,
+/// but has no owner. A ClusterDomainClaim has no owner either, since a cluster-wide object cannot be owned from a
+/// namespace.
 fn gone(key: &Key, seen: Option<&Seen>) -> Action {
     let owned = |it: &Seen| it.controller.is_some() || !key.resource.namespaced();
     let ours = |it: &&Seen| it.applied.is_some() && owned(it) && !it.deleting;
@@ -104,28 +106,30 @@ fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
     let wanted = body_hash(key.resource, &body);
     body["metadata"]["annotations"][APPLIED] = json!(format!("{wanted:016x}"));
     let Some(seen) = seen else {
-        // Pods are not ours to make: we only note something on them.
+        // The controller never creates pods; it only annotates them.
         return if key.resource == Resource::Pod { Action::None } else { Action::Create(body) };
     };
     if let Some(trouble) = foreign(key, &body, seen) {
         return Action::NotOwned(trouble);
     }
+    // The hash covers the last applied body only, so `touched` is needed to notice changes by others.
     let stands = seen.applied == Some(wanted) && !seen.touched;
-    // What goes cannot be held; once it is gone the watch says so, and it is made anew.
+    // A deletion cannot be stopped; once it is done, the watch reports it and the object is created again.
     if stands || seen.deleting {
         return Action::None;
     }
     if key.resource == Resource::Deployment {
-        // Replicas follow the load. An apply must name them, or it would give them up, and must not turn them
-        // back: with the version it was read at, it cannot.
+        // Replicas follow the load. An apply must name them, or it would give up the ownership of the field. With the
+        // version at which they were read, it cannot reset a scale that came in between.
         body["spec"]["replicas"] = json!(seen.replicas);
         body["metadata"]["resourceVersion"] = json!(seen.version);
     }
+    // With the UID, the apply fails if the object was replaced by another one of the same name.
     body["metadata"]["uid"] = json!(seen.uid);
     if seen.touched { Action::Restore(body) } else { Action::Apply(body) }
 }
 
-/// The hash of a body as it is kept on the object.
+/// Returns the hash of a body, as the annotation on the object holds it; a Deployment's replicas do not count.
 pub fn body_hash(resource: Resource, body: &Value) -> u64 {
     if resource != Resource::Deployment {
         return hash(body);
@@ -137,15 +141,15 @@ pub fn body_hash(resource: Resource, body: &Value) -> u64 {
     hash(&body)
 }
 
-/// Whether the object belongs to somebody else than the wanted one. One without an owner is the user's own, and
-/// then we apply only the few fields that are ours.
+/// Returns a write error if the object has another owner than the desired one. A body without an owner never conflicts:
+/// it holds only the few fields that the controller sets on a user's object.
 fn foreign(key: &Key, body: &Value, seen: &Seen) -> Option<Trouble> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?["uid"].as_str()?;
     (seen.controller.as_deref() != Some(owner)).then(|| not_owned(key))
 }
 
-/// Knative's words for an object that is in the way.
+/// Returns Knative's write error for an object that has the name and another owner.
 pub fn not_owned(key: &Key) -> Trouble {
     let (kind, name) = (key.resource.kind(), &key.name.name);
     let message = format!("There is an existing {kind} {name:?} that we do not own.");
@@ -154,6 +158,7 @@ pub fn not_owned(key: &Key) -> Trouble {
 
 fn scale(fewest: i64, most: i64, leaving: Vec<Name>, seen: Option<&Seen>) -> Action {
     let Some(seen) = seen.filter(|it| !it.deleting) else { return Action::None };
+    // A number between both bounds stays: the pods beyond the desired number are draining.
     let replicas = seen.replicas.map_or(fewest, |it| it.min(most).max(fewest));
     match seen.replicas == Some(replicas) {
         true => Action::None,

@@ -1,7 +1,7 @@
-//! Shell: what people read under `kubectl describe` and `kubectl events`.
+//! Shell: Kubernetes Events, which users read under `kubectl describe` and `kubectl events`.
 //!
-//! The library counts an event that comes again instead of writing another one; here is its bounded inbox, so that
-//! nobody waits for an event.
+//! The library counts a repeated event instead of writing another one. The inbox here is bounded, so that no write of
+//! an object waits for an Event.
 
 use std::sync::Arc;
 
@@ -19,27 +19,27 @@ use tracing::debug;
 use super::{Key, Trouble, metrics::Metrics};
 use crate::children::{Resource, services::ACTIVATOR_PORT};
 
-/// So many events may wait.
+/// Maximum number of Events that wait to be written.
 const ROOM: usize = 1024;
 
-/// What happened to which object.
+/// An Event to write, and the object that it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
-    /// Its kind.
+    /// Kind of the object.
     pub resource: Resource,
-    /// Its namespace and name.
+    /// Namespace and name of the object.
     pub name: Name,
-    /// Its UID.
+    /// UID of the object.
     pub uid: String,
-    /// Whether somebody should look.
+    /// True for type `Warning`, false for `Normal`.
     pub warning: bool,
-    /// One word.
+    /// Reason in one CamelCase word.
     pub reason: String,
-    /// One line.
+    /// Explanation in one line.
     pub message: String,
 }
 
-/// Where news are dropped.
+/// Bounded inbox of Events; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Events {
     inbox: mpsc::Sender<News>,
@@ -47,10 +47,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// Tells of an object that was made, on its owner; Knative does so for the few that people look for.
+    /// Records on its owner that an object was created; only for the kinds for which Knative does so.
     pub fn tell_made(&self, key: &Key, body: &Value) {
         let told = match key.resource {
             Resource::Configuration | Resource::Route | Resource::Revision => true,
+            // Only a Route's placeholder Services bear this annotation; a Revision's own Services are details.
             Resource::Service => body["metadata"]["annotations"][ACTIVATOR_PORT].is_string(),
             _ => false,
         };
@@ -61,7 +62,7 @@ impl Events {
         }
     }
 
-    /// Tells why an object could not be written, on its owner.
+    /// Records a write error of an object, on its owner.
     pub fn tell_trouble(&self, key: &Key, body: &Value, trouble: &Trouble) {
         if let Some(owner) = owner(key, body) {
             let message = format!("{key}: {}", trouble.message);
@@ -69,7 +70,7 @@ impl Events {
         }
     }
 
-    /// Tells people, unless there is too much to tell.
+    /// Queues an Event, or drops and counts it if the inbox is full.
     pub fn tell(&self, news: News) {
         if self.inbox.try_send(news).is_err() {
             self.metrics.lost_event();
@@ -77,7 +78,7 @@ impl Events {
     }
 }
 
-/// News on the object that controls the one of `body`.
+/// Returns an empty Event about the object that controls the one of `body`.
 fn owner(key: &Key, body: &Value) -> Option<News> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?;
@@ -93,7 +94,7 @@ fn owner(key: &Key, body: &Value) -> Option<News> {
     })
 }
 
-/// An inbox, and what writes its news down until `shutdown`.
+/// Returns an inbox, and the task that writes its Events until `shutdown`.
 pub fn recorder(
     client: Client,
     instance: &str,
@@ -112,6 +113,7 @@ pub fn recorder(
             };
             let Some(next) = next else { return };
             let (event, about) = event(&next);
+            // Events are for information only: a lost one is not worth another attempt.
             if let Err(error) = recorder.publish(&event, &about).await {
                 debug!(object = %next.name, reason = next.reason, error = %error, "event not written");
             }
@@ -129,7 +131,7 @@ fn event(news: &News) -> (Event, ObjectReference) {
     let event = Event {
         type_: if news.warning { EventType::Warning } else { EventType::Normal },
         reason: news.reason.clone(),
-        // The API server refuses longer ones.
+        // The API server refuses notes of more than 1 kB.
         note: Some(news.message.chars().take(1000).collect()),
         action: news.reason.clone(),
         secondary: None,
@@ -151,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// The number stands in docs/operations.md.
+    /// docs/operations.md states the same number.
     #[test]
     fn of_more_events_than_may_wait_the_newest_are_left_out_and_counted() {
         let metrics = Arc::new(Metrics::default());

@@ -1,4 +1,4 @@
-//! Shell: takes and renews the Lease, and tells whether we may write.
+//! Shell: leader election: acquires and renews the Lease, and publishes the time until which this replica may write.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -28,10 +28,10 @@ use super::{
     watch::Pauses,
 };
 
-/// The Lease's name.
+/// Name of the controller's Lease.
 pub const LEASE: &str = "rouse-controller";
 
-/// Whether we may write, for all who ask.
+/// Permission to write, shared by all tasks of this replica.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     start: Instant,
@@ -39,13 +39,13 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Whether a write may be begun now.
+    /// Returns true if a write may begin now.
     pub fn may_write(&self) -> bool {
         let now = self.start.elapsed();
         self.until.borrow().is_some_and(|end| now < end)
     }
 
-    /// Waits until that may have changed.
+    /// Waits until the permission may have changed, by an update or by time.
     pub async fn changed(&mut self) {
         let left =
             self.until.borrow_and_update().map(|end| end.saturating_sub(self.start.elapsed()));
@@ -56,20 +56,20 @@ impl Leadership {
             }
         };
         tokio::select! {
-            // Once nobody is left to tell us, what was promised lapses.
+            // If the sender is gone, the permission ends by time.
             Ok(()) = self.until.changed() => {}
             () = lapse => {}
         }
     }
 
-    /// We may write for ever: where there is one controller only, as in tests.
+    /// Returns a permission without end, for a single controller, as in tests.
     pub fn always() -> Self {
         let (_, until) = watch::channel(Some(Moment::MAX));
         Self { start: Instant::now(), until }
     }
 }
 
-/// Follows the Lease for as long as it runs.
+/// Leader elector: one replica that competes for the Lease.
 #[derive(Debug)]
 pub struct Candidate {
     api: Api<LeaseObject>,
@@ -78,12 +78,12 @@ pub struct Candidate {
     times: Times,
     start: Instant,
     until: watch::Sender<Option<Moment>>,
-    /// When we took the Lease that we hold, as people are told.
+    /// Time at which this replica acquired the Lease, for the Lease's `acquireTime`.
     acquired: Mutex<Timestamp>,
 }
 
 impl Candidate {
-    /// A candidate named `me`, for the Lease in `namespace`.
+    /// Returns an elector with the identity `me`, for the Lease in `namespace`.
     pub fn new(client: Client, namespace: &str, me: &str, times: Times) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
@@ -96,15 +96,15 @@ impl Candidate {
         }
     }
 
-    /// Tells whether we may write.
+    /// Returns the permission to write, which follows the Lease.
     pub fn leadership(&self) -> Leadership {
         Leadership { start: self.start, until: self.until.subscribe() }
     }
 
-    /// Takes part until `shutdown`, then gives back what we hold.
+    /// Competes for the Lease until `shutdown`, then releases it.
     pub async fn run(self, shutdown: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
-        // A release is learnt at once; without this watch it would be at the next attempt.
+        // The watch reports a release at once; without it, the next attempt would notice.
         let news = watcher(self.api.clone(), config).backoff(Pauses::default()).touched_objects();
         let mut news = std::pin::pin!(news.map_ok(|it| self.is_free(&it)).fuse());
         loop {
@@ -122,6 +122,7 @@ impl Candidate {
 
     fn is_free(&self, lease: &LeaseObject) -> bool {
         let holder = lease.spec.as_ref().and_then(|it| it.holder_identity.as_deref());
+        // The watch also reports our own writes, which must not cause another attempt.
         holder.unwrap_or_default().is_empty() && !self.with(|it| it.may_write(self.start.elapsed()))
     }
 
@@ -138,6 +139,7 @@ impl Candidate {
             Err(_elapsed) => warn!("the lease does not answer"),
         }
         let leads = self.with(|it| it.may_write(self.start.elapsed()));
+        // The permission is published even after an error: its end may have passed meanwhile.
         self.until.send_replace(self.with(|it| it.valid_until()));
         if led != leads {
             info!(lease = LEASE, holder = self.me, leads, "leadership changed");
@@ -145,6 +147,7 @@ impl Candidate {
     }
 
     async fn try_once(&self) -> Result<(), kube::Error> {
+        // A holder renews without reading: if another replica wrote meanwhile, the version does not match.
         let version = match self.with(|it| it.held()) {
             Some(version) => Some(version),
             None => {
@@ -160,6 +163,7 @@ impl Candidate {
                 }
             }
         };
+        // The time before the request: the API server may have stored the renewal that early.
         let began = self.start.elapsed();
         let body = self.body(version.clone(), &self.me);
         let params =
@@ -175,6 +179,7 @@ impl Candidate {
                 Ok(())
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                // Another replica wrote first, or the Lease was deleted: the next attempt reads it.
                 self.with(Lease::lost);
                 Ok(())
             }
@@ -183,6 +188,7 @@ impl Candidate {
     }
 
     async fn release(&self) {
+        // Stop writing before the release, or another leader could write at the same time.
         self.until.send_replace(None);
         let Some(version) = self.with(Lease::release) else { return };
         let body = self.body(Some(version), "");

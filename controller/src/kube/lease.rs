@@ -1,25 +1,26 @@
-//! Pure: who writes. One Lease; its holder renews it, the others take it over when it is free or has stood still.
+//! Pure: leader election. The holder of one Lease renews it; others acquire it when it is released or not renewed.
 //!
-//! Times are this process's own and monotonic: what a Lease says of time is another machine's clock, and only that
-//! it changed is of use. The holder counts from before it asked to renew, the others from when they saw the change,
-//! so the holder stops `renew` after its last success while nobody takes over before `duration` after it. Replicas may
-//! have been started with different times: nobody takes over before the duration that the holder wrote into the Lease.
+//! All times are of this process's monotonic clock: times in the Lease are of another machine's clock, and only a
+//! change of the Lease counts. The holder counts from before its renewal request, the others from when they saw the
+//! change. So the holder stops `renew` after its last success, and no other replica acquires the Lease before
+//! `duration` after it. Replicas may run with different settings: each waits at least the duration that the holder
+//! wrote into the Lease.
 
 use std::time::Duration;
 
 use crate::config_maps::LeaderElection;
 
-/// A moment since this process began.
+/// Time since this process began.
 pub type Moment = Duration;
 
-/// How long a lease holds.
+/// Times of the leader election, from the ConfigMap `config-leader-election`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The others take over a lease that stood still for so long.
+    /// Time without renewal after which other replicas acquire the Lease.
     pub duration: Duration,
-    /// The holder stops writing so long after it last renewed.
+    /// Time after its last renewal at which the holder stops writing.
     pub renew: Duration,
-    /// Between two attempts of anybody.
+    /// Time between two attempts of a replica.
     pub retry: Duration,
 }
 
@@ -36,51 +37,51 @@ impl From<&LeaderElection> for Times {
 }
 
 impl Times {
-    /// What the Lease says of them: whole seconds, of which it wants at least one.
+    /// Returns the duration for the Lease's field: whole seconds, rounded up, at least 1.
     pub fn written_seconds(&self) -> i32 {
         let begun = u64::from(self.duration.subsec_nanos() > 0);
         i32::try_from(self.duration.as_secs().saturating_add(begun)).unwrap_or(i32::MAX).max(1)
     }
 }
 
-/// What the API server holds.
+/// The Lease as the API server holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which version of the Lease this is.
+    /// Value of the Lease's `resourceVersion`.
     pub version: String,
-    /// Who holds it; empty when it was released.
+    /// Identity of the holder; empty after a release.
     pub holder: String,
-    /// For how long it holds, by its holder's word; zero: it says nothing.
+    /// Duration that the holder wrote into the Lease; zero: none.
     pub duration: Duration,
 }
 
-/// What to do next.
+/// Next action of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing before the next attempt.
+    /// No action before the next attempt.
     Wait,
-    /// Write ourselves in: into this version, or where there is no Lease, a new one.
+    /// Write this replica's identity into this version of the Lease; `None`: create the Lease.
     Take(Option<String>),
 }
 
-/// One replica's view of the lease.
+/// One replica's view of the Lease.
 #[derive(Debug)]
 pub struct Lease {
     me: String,
     times: Times,
-    /// The newest record, and when it was first seen.
+    /// The newest record, with the time at which it was first seen.
     seen: Option<(Record, Moment)>,
-    /// When the last successful renewal was begun.
+    /// Time at which the last successful renewal began; `None`: not the holder.
     renewed: Option<Moment>,
 }
 
 impl Lease {
-    /// Nothing is known yet.
+    /// Returns a view without any record.
     pub fn new(me: impl Into<String>, times: Times) -> Self {
         Self { me: me.into(), times, seen: None, renewed: None }
     }
 
-    /// The Lease was read.
+    /// Handles a Lease that was read; `None`: no Lease exists.
     pub fn saw(&mut self, record: Option<Record>, now: Moment) -> Step {
         let Some(record) = record else {
             (self.seen, self.renewed) = (None, None);
@@ -90,45 +91,46 @@ impl Lease {
         if !mine {
             self.renewed = None;
         }
+        // The same version means no renewal since, so the time of its first sight still counts.
         let same = self.seen.as_ref().filter(|(have, _)| have.version == record.version);
         let since = same.map_or(now, |(_, since)| *since);
         let patience = self.times.duration.max(record.duration);
         let free = record.holder.is_empty() || now.saturating_sub(since) >= patience;
         let version = record.version.clone();
         self.seen = Some((record, since));
-        // One that bears our name although we never took it is from before a restart: it is ours to take.
+        // A record with our identity that we never wrote is from before a restart, and may be replaced.
         if mine || free { Step::Take(Some(version)) } else { Step::Wait }
     }
 
-    /// We have written ourselves in; `began` is from before we asked.
+    /// Handles a successful write of our identity; `began` is the time before the request.
     pub fn took(&mut self, version: String, began: Moment, now: Moment) {
         let (holder, duration) = (self.me.clone(), self.times.duration);
         self.seen = Some((Record { version, holder, duration }, now));
         self.renewed = Some(began);
     }
 
-    /// We were refused: somebody else wrote first. What we held may be theirs now.
+    /// Handles a refused write: another replica wrote first and may be the holder now.
     pub fn lost(&mut self) {
         self.renewed = None;
     }
 
-    /// The version to renew, without reading it first.
+    /// Returns the version to renew without reading it first, if this replica is the holder.
     pub fn held(&self) -> Option<String> {
         self.renewed?;
         self.seen.as_ref().map(|(record, _)| record.version.clone())
     }
 
-    /// Until when we may write, if we may.
+    /// Returns the end of the permission to write, if this replica is the holder.
     pub fn valid_until(&self) -> Option<Moment> {
         self.renewed.map(|at| at + self.times.renew)
     }
 
-    /// Whether we may write.
+    /// Returns true if this replica may write.
     pub fn may_write(&self, now: Moment) -> bool {
         self.valid_until().is_some_and(|end| now < end)
     }
 
-    /// We stop: the version to release, if it is ours.
+    /// Ends the permission to write. Returns the version to release, if this replica is the holder.
     pub fn release(&mut self) -> Option<String> {
         let version = self.held();
         self.renewed = None;
@@ -233,8 +235,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two replicas, one of which may have been started with longer times, and a server that loses requests and
-        /// answers: never do both believe that they may write.
+        /// Two replicas, one perhaps with longer times, and a server that loses requests and responses: never may both
+        /// write.
         #[test]
         fn two_never_write_at_once(
             events in prop::collection::vec((0_usize..2, 0_u64..2500, 0_u64..1500, 0_u8..4), 1..60),
@@ -253,12 +255,12 @@ mod tests {
                 let replica = &mut replicas[who];
                 let step = match replica.held() {
                     Some(version) => Step::Take(Some(version)),
-                    // Nothing was read.
+                    // The read failed.
                     None if luck == 0 => continue,
                     None => replica.saw(server.clone(), at(now)),
                 };
                 let Step::Take(version) = step else { continue };
-                // The request never came.
+                // The request never arrived.
                 if luck == 1 {
                     continue;
                 }
@@ -270,7 +272,7 @@ mod tests {
                 let duration = times[who].duration;
                 server = Some(Record { version: next.to_string(), holder, duration });
                 next += 1;
-                // The answer took its time, or never came.
+                // The response was late; with other values of `luck` it never arrived.
                 if luck == 3 {
                     replica.took((next - 1).to_string(), began, at(now + took));
                 }

@@ -1,4 +1,4 @@
-//! Pure: what is counted of our dealings with the API server.
+//! Pure: metrics of the requests to the API server.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -9,7 +9,7 @@ use prometheus_client::{
 use super::{Key, outcome::Outcome};
 use crate::children::Resource;
 
-/// Which writes.
+/// Labels of a count of writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct WriteLabels {
     resource: String,
@@ -17,19 +17,19 @@ pub struct WriteLabels {
     outcome: &'static str,
 }
 
-/// Which watch.
+/// Label of a count of watch events or restarts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct WatchLabels {
     resource: String,
 }
 
-/// Which keys.
+/// Label of a number of queued keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct QueueLabels {
     state: &'static str,
 }
 
-/// What is counted.
+/// Counters, gauges and a histogram of watches, writes and the queue.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     writes: Family<WriteLabels, Counter>,
@@ -58,7 +58,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A write has ended.
+    /// Counts a finished write and its duration.
     pub fn wrote(&self, key: &Key, outcome: &Outcome, took: std::time::Duration) {
         let part = match key.part {
             super::Part::Scale => "scale",
@@ -71,17 +71,17 @@ impl Metrics {
         self.took.observe(took.as_secs_f64());
     }
 
-    /// A watch brought an event.
+    /// Counts an event of a watch.
     pub fn watched(&self, resource: Resource) {
         self.events.get_or_create(&WatchLabels { resource: resource.to_string() }).inc();
     }
 
-    /// A watch broke and is begun again.
+    /// Counts a watch that broke and was begun again.
     pub fn restarted(&self, resource: Resource) {
         self.restarts.get_or_create(&WatchLabels { resource: resource.to_string() }).inc();
     }
 
-    /// So many keys wait for their turn, wait for time, are being written.
+    /// Sets the numbers of keys that are ready, that wait for a time, and that are being written.
     pub fn queued(&self, (waiting, later, busy): (usize, usize, usize)) {
         for (state, count) in [("waiting", waiting), ("later", later), ("writing", busy)] {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -89,17 +89,17 @@ impl Metrics {
         }
     }
 
-    /// Whether we write.
+    /// Sets the gauge of leadership.
     pub fn leads(&self, leads: bool) {
         self.leads.set(leads.into());
     }
 
-    /// An event for people found no room.
+    /// Counts an Event that was dropped because the inbox was full.
     pub fn lost_event(&self) {
         self.lost.inc();
     }
 
-    /// Shows all of it.
+    /// Registers all metrics under the prefix `rouse_controller_kube`.
     pub fn register(&self, registry: &mut Registry) {
         let own = registry.sub_registry_with_prefix("rouse_controller_kube");
         own.register("writes", "Writes to the API server", self.writes.clone());

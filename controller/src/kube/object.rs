@@ -1,4 +1,4 @@
-//! Shell: an object of whatever kind as it is read from lists and watches: once, and without what nobody here reads.
+//! Shell: objects as read from lists and watches: parsed once, without the fields that the controller ignores.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
@@ -16,31 +16,32 @@ use serde_json::{Map, Value};
 use super::scope::{self, Kept};
 use crate::children::Resource as Kind;
 
-/// An object. The library's `DynamicObject` is read twice, and would have to be written to become a value again: of
-/// a hundred thousand pods that is most of what a start takes.
+/// An object of any kind. The library's `DynamicObject` is parsed twice and must be serialized to become a value again.
+/// With a hundred thousand pods, that is most of the time of a start.
 #[derive(Debug)]
 pub(super) struct Object<S> {
-    /// What the library asks for: name, namespace and version.
+    /// Name, namespace and version, the only metadata that the library asks for.
     meta: ObjectMeta,
-    /// All of it but `managedFields`, often the larger half, and but what is not [kept](scope::kept).
+    /// The object without `managedFields` (often the larger half) and without the fields that are not
+    /// [kept](scope::kept).
     pub(super) value: Value,
     shape: PhantomData<fn() -> S>,
 }
 
-// Derived, it would ask the same of the shape.
+// A derived `Clone` would require `S: Clone`.
 impl<S> Clone for Object<S> {
     fn clone(&self) -> Self {
         Self { meta: self.meta.clone(), value: self.value.clone(), shape: PhantomData }
     }
 }
 
-/// Of what kind objects are: JSON does not say it of each object of a list.
+/// Kind of the objects of a list, as a type: JSON of a list does not repeat the kind in each item.
 pub(super) trait Shape: fmt::Debug + 'static {
-    /// Which parts of it are kept only in part.
+    /// Parts of the object of which only some fields are kept.
     const KEPT: Kept;
 }
 
-/// Pods, of which nobody here reads what runs in them.
+/// Pods, without their containers and volumes, which the controller does not read.
 #[derive(Debug)]
 pub(super) struct Pods;
 
@@ -48,7 +49,7 @@ impl Shape for Pods {
     const KEPT: Kept = scope::kept(Kind::Pod);
 }
 
-/// Deployments, whose templates nobody here reads.
+/// Deployments, without their pod templates, which the controller does not read.
 #[derive(Debug)]
 pub(super) struct Deployments;
 
@@ -56,7 +57,7 @@ impl Shape for Deployments {
     const KEPT: Kept = scope::kept(Kind::Deployment);
 }
 
-/// Objects that are only written, of which nobody here reads what they ask for.
+/// Kinds that the controller only writes, so that their specs are not kept.
 #[derive(Debug)]
 pub(super) struct Written;
 
@@ -64,7 +65,7 @@ impl Shape for Written {
     const KEPT: Kept = scope::kept(Kind::PodAutoscaler);
 }
 
-/// Objects that are read as they are.
+/// Kinds of which every field is kept.
 #[derive(Debug)]
 pub(super) struct Whole;
 
@@ -80,6 +81,7 @@ impl<'de, S: Shape> Deserialize<'de> for Object<S> {
             return Err(D::Error::custom("an object without metadata"));
         }
         let word = |field: &str| meta[field].as_str().map(str::to_owned);
+        // The library reads only these three fields; parsing a full `ObjectMeta` would be a second parse.
         let meta = ObjectMeta {
             name: word("name"),
             namespace: word("namespace"),
@@ -90,19 +92,19 @@ impl<'de, S: Shape> Deserialize<'de> for Object<S> {
     }
 }
 
-/// Reads fields of an object.
+/// A deserializer that keeps some fields of an object and skips the others unparsed.
 #[derive(Clone, Copy)]
 enum Fields {
-    /// Of the object itself: all, of some parts only some.
+    /// Fields of the object itself: all are kept, of some parts only the listed fields.
     All(Kept),
-    /// Of its metadata.
+    /// Fields of the metadata: all but `managedFields`.
     Metadata,
-    /// Of a part: only these.
+    /// Fields of a part: only the listed ones.
     Only(&'static [&'static str]),
 }
 
 impl Fields {
-    /// Reads the field's value; `None` where it is not kept.
+    /// Reads the value of the field `name`; `None` if the field is not kept.
     fn field<'de, A: MapAccess<'de>>(
         self,
         name: &str,
@@ -115,6 +117,7 @@ impl Fields {
                 kept.next().map(|(_, fields)| Self::Only(fields))
             }
             Self::Metadata if name == "managedFields" => {
+                // `IgnoredAny` skips the value without building it; `managedFields` may be larger than the rest.
                 return all.next_value::<IgnoredAny>().map(|_| None);
             }
             Self::Only(fields) if !fields.contains(&name) => {
@@ -137,6 +140,7 @@ impl<'de> Visitor<'de> for Fields {
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {
+        // `"spec": null` is legal JSON of an object, although a map is expected here.
         Ok(Value::Null)
     }
 

@@ -1,30 +1,30 @@
-//! Pure: the API server's answer → whether and when to try again, and what to tell people.
+//! Pure: the API server's response → if and when to try again, and the write error for users.
 
 use super::Trouble;
 
-/// How a write ended.
+/// Outcome of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As wanted.
+    /// The object is now as desired.
     Done,
     /// The object has changed since it was read: read it and try again.
     Conflict,
-    /// There is no such object: forget it and try again.
+    /// The object does not exist: forget it and try again.
     Missing,
-    /// Try again later, with growing patience.
+    /// Try again later, after growing delays.
     Retry(Option<Trouble>),
-    /// Try again after so many seconds, as the API server asks.
+    /// Try again after this number of seconds, as the API server asks.
     RetryAfter(u32),
-    /// Trying again cannot help until something else changes; try rarely all the same.
+    /// No attempt can succeed until something else changes; try again rarely.
     Refused(Trouble),
-    /// The same was written too often: not before so many milliseconds have passed.
+    /// The same content was written too often: wait this number of milliseconds.
     Repeated(u64),
-    /// Nothing is to be written there any more.
+    /// Writing has become pointless: the namespace terminates, or this replica is no longer the leader.
     Pointless,
 }
 
 impl Outcome {
-    /// As metrics name it.
+    /// Returns the value of the metrics' label `outcome`.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -39,32 +39,34 @@ impl Outcome {
     }
 }
 
-/// What the API server answered; a connection that broke has code 0.
+/// A response of the API server; a broken connection has code 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<'a> {
-    /// HTTP status.
+    /// HTTP status code of the response.
     pub code: u16,
-    /// One word.
+    /// Reason in one CamelCase word.
     pub reason: &'a str,
-    /// One line.
+    /// Explanation in one line.
     pub message: &'a str,
-    /// The first word of detail.
+    /// Reason of the first cause in the details.
     pub cause: &'a str,
-    /// Seconds to wait; 0 where it does not say.
+    /// Seconds to wait before the next attempt; 0 if the response does not state any.
     pub retry_after: u32,
 }
 
-/// What follows from an answer that is no success.
+/// Returns the outcome of a response that is not a success.
 pub fn outcome(answer: Answer<'_>) -> Outcome {
     let trouble = |reason| Trouble { reason, message: answer.message.to_owned() };
     match answer.code {
         404 => Outcome::Missing,
         409 => Outcome::Conflict,
+        // The message is checked too, in case the details name no cause.
         403 if answer.cause == "NamespaceTerminating"
             || answer.message.contains("is being terminated") =>
         {
             Outcome::Pointless
         }
+        // A quota may be raised or become free at any time, so try again as after any other 403.
         403 if answer.message.contains("exceeded quota") => {
             Outcome::Retry(Some(trouble("QuotaExceeded")))
         }

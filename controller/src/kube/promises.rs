@@ -1,4 +1,4 @@
-//! Pure: when to look whether what was planned has been made.
+//! Pure: times at which an app's planned objects are looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,10 +6,10 @@ use common::wire::Name;
 
 use crate::world::Stamp;
 
-/// An app's objects are looked for so long after they were planned, and again as long as one is missing.
+/// Time after planning at which an app's objects are looked for, and between checks while one is missing.
 const AFTER_MS: u64 = 8000;
 
-/// Apps whose objects are to be looked for.
+/// Apps whose child objects should exist soon, by the time of their next check.
 #[derive(Debug, Default)]
 pub struct Promises {
     due: BTreeSet<(Stamp, Name)>,
@@ -17,15 +17,16 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// Objects of an app were planned. One that is looked for already is not looked for later.
+    /// Schedules a check of an app whose objects were planned. A check that is already due earlier stays.
     pub fn add(&mut self, app: Name, now: Stamp) {
         let at = now.plus_ms(AFTER_MS);
+        // Pushing the check back at each change would never check an app that changes all the time.
         if *self.of.entry(app.clone()).or_insert(at) == at {
             self.due.insert((at, app));
         }
     }
 
-    /// The next app that is due.
+    /// Removes and returns the next app whose check is due.
     pub fn next(&mut self, now: Stamp) -> Option<Name> {
         let is_due = self.due.first().is_some_and(|(at, _)| *at <= now);
         let (_, app) = if is_due { self.due.pop_first()? } else { return None };
@@ -33,12 +34,12 @@ impl Promises {
         Some(app)
     }
 
-    /// When one is due.
+    /// Returns the time of the next check.
     pub fn next_at(&self) -> Option<Stamp> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Another replica looks now.
+    /// Drops all checks, since another replica is the leader now.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -1,10 +1,11 @@
-//! Pure: which object is written when.
+//! Pure: order and rate of the writes.
 //!
-//! A key waits once however often it is added, and is never written twice at the same time; what is added while it
-//! is being written is written once more. Scale has a lane of its own, and little else is written while it is: an API server has
-//! only so many processors, and no pile of statuses may delay a wake. EndpointSlices have one with a set rate, since an
-//! activator that comes or goes concerns many at once. What failed waits longer each time, by a share that differs from key
-//! to key.
+//! A key waits once however often it is added, and is never written twice at the same time. A key added while it is
+//! being written is written once more afterwards.
+//!
+//! Scale has a lane of its own, and little else is written at the same time. An API server has only so many processors,
+//! and no backlog of statuses may delay a cold start. EndpointSlices have a lane with a rate limit, since an activator
+//! that comes or goes concerns many at once. A failed key waits longer each time, by a share that differs between keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -14,17 +15,17 @@ use std::{
 use super::{Key, Part, outcome::Outcome};
 use crate::{children::Resource, world::Stamp};
 
-/// First wait after a failure.
+/// Delay after the first failure.
 const FIRST_MS: u64 = 20;
-/// Longest wait after failures.
+/// Longest delay after failures.
 const LONGEST_MS: u64 = 60_000;
-/// Wait after a refusal that only a change can end.
+/// Delay after a refusal that only a change can end.
 const REFUSED_MS: u64 = 300_000;
 
-/// What of the slices' rate may be used at once.
+/// Part of the rate of slices that may be used at once.
 const BURST_MS: u64 = 1000;
 
-/// Where a key waits.
+/// Lane in which a key waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
     Scale,
@@ -42,38 +43,41 @@ impl Lane {
     }
 }
 
-/// How many writes may be under way.
+/// Limits of the writes under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of scale.
+    /// Writes of scale at once.
     pub scale: usize,
-    /// Of everything else.
+    /// Other writes at once, while no scale is written.
     pub rest: usize,
-    /// Of everything else while scale is being written.
+    /// Other writes at once, while scale is being written.
     pub beside: usize,
-    /// EndpointSlices begun in a second, 1 to 1000; those of one second may come at once.
+    /// EndpointSlices begun per second, 1 to 1000; the slices of one second may come at once.
     pub slices_per_s: u64,
 }
 
 impl Default for Limits {
-    /// Of 150 wakes at once, on two processors shared with API server and etcd, 464 a second were written with 64 and 2
-    /// at a time, 645 with 16 and 2, and 792 with 16 and none; with none, the rest would wait for as long as wakes come.
+    /// Returns limits that were measured with 150 cold starts at once, on two processors shared with API server and
+    /// etcd.
+    ///
+    /// With 64 scales and 2 others at a time, 464 were written per second; with 16 and 2, 645; with 16 and none, 792.
+    /// With none, all other writes would wait for as long as cold starts come.
     fn default() -> Self {
         Self { scale: 16, rest: 32, beside: 1, slices_per_s: 100 }
     }
 }
 
-/// Keys that wait, and keys that are being written.
+/// Queue of the keys that wait and of the keys that are being written.
 #[derive(Debug, Default)]
 pub struct Queue {
     limits: Limits,
     scale: VecDeque<Key>,
     rest: VecDeque<Key>,
     slices: VecDeque<Key>,
-    /// When the slices begun so far will have used up the rate.
+    /// Time at which the slices begun so far will have used up the rate.
     paid: Stamp,
     waiting: HashSet<Key>,
-    /// Those being written; whether once more.
+    /// Keys being written; true if the key was added again meanwhile.
     busy: HashMap<Key, bool>,
     failures: HashMap<Key, u32>,
     later: BTreeSet<(Stamp, Key)>,
@@ -81,12 +85,12 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue.
+    /// Returns an empty queue with these limits.
     pub fn new(limits: Limits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// Writes a key as soon as may be.
+    /// Adds a key, to be written as soon as the limits permit.
     pub fn add(&mut self, key: Key) {
         if let Some(again) = self.busy.get_mut(&key) {
             *again = true;
@@ -98,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// The next key to write, which is then being written until [`done`](Self::done).
+    /// Returns the next key to write; it then counts as being written until [`done`](Self::done).
     pub fn next(&mut self, now: Stamp) -> Option<Key> {
         while let Some((at, key)) = self.later.first().cloned() {
             if at > now {
@@ -106,10 +110,12 @@ impl Queue {
             }
             self.add(key);
         }
+        // A scale that only waits limits the other writes too, so that they do not take its processor time.
         let scaling = self.busy.keys().filter(|key| key.part == Part::Scale).count();
         let is_scaling = scaling > 0 || !self.scale.is_empty();
         let most = if is_scaling { self.limits.beside } else { usize::MAX };
         let room = self.busy.len() - scaling < most.min(self.limits.rest);
+        // The order is the priority: scale, then the rest, then slices, which come in large numbers.
         let lanes = [
             (Lane::Scale, scaling < self.limits.scale),
             (Lane::Rest, room),
@@ -121,6 +127,7 @@ impl Queue {
         });
         let (lane, key) = found?;
         if lane == Lane::Slices {
+            // A virtual clock (GCRA): each slice moves it on by its cost, and it may be ahead by the burst.
             self.paid = self.paid.max(now).plus_ms(self.slice_cost());
         }
         self.waiting.remove(&key);
@@ -128,7 +135,7 @@ impl Queue {
         Some(key)
     }
 
-    /// Nothing of the key being written differed: it does not count towards a rate.
+    /// Returns a slice's cost to the rate, since nothing of it differed and nothing is written.
     pub fn spare(&mut self, key: &Key) {
         if Lane::of(key) == Lane::Slices {
             self.paid = Stamp(self.paid.0.saturating_sub(self.slice_cost()));
@@ -139,7 +146,7 @@ impl Queue {
         1000 / self.limits.slices_per_s.clamp(1, 1000)
     }
 
-    /// A key was written, or was not.
+    /// Ends the write of a key, and schedules the next attempt if `outcome` asks for one.
     pub fn done(&mut self, key: &Key, outcome: &Outcome, now: Stamp) {
         let again = self.busy.remove(key).unwrap_or(false);
         let wait = match outcome {
@@ -152,6 +159,8 @@ impl Queue {
             Outcome::Repeated(ms) => Some(*ms),
             Outcome::Conflict | Outcome::Missing | Outcome::Retry(_) => Some(self.patience(key)),
         };
+        // After a failure the delay holds even if the key was added again, or a busy object would be tried all the
+        // time.
         if again && matches!(outcome, Outcome::Done | Outcome::Pointless | Outcome::Refused(_)) {
             return self.add(key.clone());
         }
@@ -162,21 +171,21 @@ impl Queue {
         }
     }
 
-    /// When [`next`](Self::next), which has nothing more for `now`, may have something new by time alone.
+    /// Returns the time at which [`next`](Self::next) may have a new key by time alone, after it had none for `now`.
     pub fn next_at(&self, now: Stamp) -> Option<Stamp> {
         let later = self.later.first().map(|(at, _)| *at);
         let slices = (!self.slices.is_empty()).then(|| Stamp(self.paid.0.saturating_sub(BURST_MS)));
-        // Slices that the rate lets go already wait for room, which is not a matter of time.
+        // Slices that the rate already permits wait for room, which a finished write makes, not time.
         later.into_iter().chain(slices.filter(|at| *at > now)).min()
     }
 
-    /// Keys that wait for their turn, keys that wait for time, keys being written.
+    /// Returns the numbers of keys that are ready, that wait for a time, and that are being written.
     pub fn depth(&self) -> (usize, usize, usize) {
         (self.waiting.len(), self.later.len(), self.busy.len())
     }
 
-    /// Forgets everything: somebody else writes now. Whatever was being written must have been given up before: a key
-    /// that stayed as being written would never be written again.
+    /// Forgets everything, since another replica is the leader now. All writes under way must have been stopped before:
+    /// a key still marked as being written would never be written again.
     pub fn clear(&mut self) {
         *self = Self::new(self.limits);
     }
@@ -195,8 +204,8 @@ impl Queue {
         }
     }
 
-    /// Doubles with each failure; between half and all of that, by the key and the number of its failures, so that
-    /// keys that failed together do not come back together.
+    /// Returns the delay after a failure: it doubles with each failure, and is between half and all of that. The share
+    /// depends on the key and the number of failures, so that keys that failed together do not come back together.
     fn patience(&mut self, key: &Key) -> u64 {
         let failures = self.failures.entry(key.clone()).or_default();
         let whole = FIRST_MS.saturating_mul(1 << (*failures).min(20)).min(LONGEST_MS);
@@ -254,7 +263,7 @@ mod tests {
         assert_eq!(all(&mut queue, NOW), [object("c"), object("d")]);
     }
 
-    /// The numbers stand in docs/operations.md.
+    /// docs/operations.md states the same numbers.
     #[test]
     fn sixteen_scales_and_one_else_are_written_at_once_or_thirty_two_without_scale() {
         let mut queue = Queue::new(Limits::default());

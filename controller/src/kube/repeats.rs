@@ -1,7 +1,7 @@
-//! Pure: objects that are written with the same content again and again.
+//! Pure: objects that are written again and again with the same content.
 //!
-//! Something undoes such a write, and writing as fast as it is undone keeps both busy and helps neither. The first few
-//! are done at once, since users delete things to have them made again; each later one waits twice as long.
+//! Another client undoes such a write, and writing as fast as it is undone keeps both busy and helps neither. The first
+//! few writes are immediate, since users delete objects to have them recreated. Each later write waits twice as long.
 
 use std::{
     collections::HashMap,
@@ -11,16 +11,16 @@ use std::{
 use super::Key;
 use crate::world::Stamp;
 
-/// So many writes of the same are done at once.
+/// Number of equal writes without a delay.
 const AT_ONCE: u32 = 30;
-/// First wait after those.
+/// Delay of the first write after those.
 const FIRST_MS: u64 = 1000;
-/// Longest wait.
+/// Longest delay of a write.
 const LONGEST_MS: u64 = 60_000;
-/// What was not written for so long is not written again and again.
+/// Time without a write after which the count begins again.
 const CALM_MS: u64 = 300_000;
 
-/// Writes of one object since its content changed.
+/// Writes of one object since its content last changed.
 #[derive(Clone, Copy, Debug)]
 struct Writes {
     body: u64,
@@ -29,28 +29,28 @@ struct Writes {
     is_told: bool,
 }
 
-/// How often each object was written lately.
+/// Counts of the recent writes of each object with its present content.
 #[derive(Debug, Default)]
 pub struct Repeats {
-    /// By a hash of the key; what was not written since `turned` is in `old`.
+    /// Counts by a hash of the key; entries not written since `turned` are in `old`.
     young: HashMap<u64, Writes>,
     old: HashMap<u64, Writes>,
     turned: Stamp,
 }
 
-/// A write that must wait.
+/// Delay of a write, with its cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// So long.
+    /// Length of the delay in milliseconds.
     pub ms: u64,
-    /// After so many.
+    /// Number of equal writes so far.
     pub writes: u32,
-    /// No event told of it before.
+    /// True if no Event has reported these writes yet.
     pub is_new: bool,
 }
 
 impl Repeats {
-    /// Whether the object of `key` must wait before it is written with a content of this hash.
+    /// Returns the delay of the next write of `key` if its content has the hash `body`, or `None` for no delay.
     pub fn wait(&mut self, key: &Key, body: u64, now: Stamp) -> Option<Wait> {
         self.forget(now);
         let (at, mut writes) = self.known(key, body, now)?;
@@ -65,7 +65,7 @@ impl Repeats {
         Some(wait)
     }
 
-    /// It was written so.
+    /// Counts a write of `key` with a content of this hash.
     pub fn wrote(&mut self, key: &Key, body: u64, now: Stamp) {
         self.forget(now);
         let first = Writes { body, count: 0, last: now, is_told: false };
@@ -74,16 +74,17 @@ impl Repeats {
         self.young.insert(at, writes);
     }
 
-    /// Writes of the same content that are not long ago.
+    /// Returns the recent writes of `key` with the same content, and the hash of the key.
     fn known(&self, key: &Key, body: u64, now: Stamp) -> Option<(u64, Writes)> {
         let at = hash(key);
         let known = self.young.get(&at).or_else(|| self.old.get(&at)).copied()?;
         (known.body == body && now < known.last.plus_ms(CALM_MS)).then_some((at, known))
     }
 
-    /// Drops what is old, a generation at a time.
+    /// Drops old entries, one generation at a time.
     pub fn forget(&mut self, now: Stamp) {
         if now >= self.turned.plus_ms(CALM_MS) {
+            // Two generations instead of a timer per entry: each entry lives for one to two periods.
             self.old = std::mem::take(&mut self.young);
             self.turned = now;
         }
@@ -96,7 +97,7 @@ fn hash(key: &Key) -> u64 {
     hasher.finish()
 }
 
-/// How long the next write waits after so many.
+/// Returns the delay of the next write after this many equal writes.
 fn patience(writes: u32) -> u64 {
     match writes.checked_sub(AT_ONCE) {
         None => 0,
@@ -114,7 +115,7 @@ mod tests {
         Key::new(Resource::Deployment, Part::Object, Name::new("default", own))
     }
 
-    /// Writes, unless it must wait.
+    /// Writes unless the write must wait; returns the delay.
     fn write(repeats: &mut Repeats, key: &Key, body: u64, now: Stamp) -> Option<Wait> {
         let wait = repeats.wait(key, body, now);
         if wait.is_none() {
@@ -123,7 +124,7 @@ mod tests {
         wait
     }
 
-    /// Moments at which `key` is written in an hour, if asked for every 100 ms.
+    /// Returns the times at which `key` is written within an hour, if every 100 ms an attempt is made.
     fn written(body: impl Fn(u64) -> u64) -> Vec<u64> {
         let mut repeats = Repeats::default();
         let moments = (0..36_000).map(|it| it * 100);

@@ -1,4 +1,4 @@
-//! Shell: a replica of the controller on Kubernetes: watches in, writes out, under one lease.
+//! Shell: one replica of the controller on Kubernetes: watches in, writes out, under one Lease.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +39,7 @@ use crate::{
     webhook::{self, Answers, Binder, InForce, certs::Certificates, register::Place, review},
 };
 
-/// Everything between the machine and the API server.
+/// Connection of the machine to the API server: watches, writer, leader election and webhook.
 pub struct Platform {
     client: kube::Client,
     shared: Arc<Shared>,
@@ -48,24 +48,24 @@ pub struct Platform {
     system_namespace: String,
     pod: String,
     cluster_domain: String,
-    /// Where questions are answered, and where the API server is to look for that.
+    /// Address of the admission webhook, and the place where the API server finds it.
     webhook: Option<(SocketAddr, Place)>,
-    /// What answers are given with.
+    /// Certificates with which the webhook serves.
     certificates: Arc<Certificates>,
     synced: CancellationToken,
-    /// Watches that have not named everything yet.
+    /// Labels of the watches whose first list is not complete.
     missing: Arc<Mutex<BTreeSet<String>>>,
-    /// Whether pods that may be clients have to be followed.
+    /// True once a NetworkPolicy selects pods, so that all pods are followed.
     needs_clients: tokio::sync::watch::Sender<bool>,
-    /// Gives back the lease when it ends.
+    /// Task of the leader election, which releases the Lease when it ends.
     candidate: Mutex<Option<JoinHandle<()>>>,
-    /// Whether we may write, once we stand for the lease.
+    /// Permission to write, once the leader election runs.
     lead: Mutex<Option<Leadership>>,
-    /// Ends the recorder of events.
+    /// Ends the recorder of Events when dropped.
     _telling: DropGuard,
 }
 
-/// Who has no certificate for its webhook by then does what else it can: routes are still told.
+/// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WITHIN: Duration = Duration::from_secs(60);
 
 impl std::fmt::Debug for Platform {
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Platform {
 }
 
 impl Platform {
-    /// Reaches the API server. Nothing is watched or written yet.
+    /// Connects to the API server; nothing is watched or written yet.
     pub async fn new(cluster: &Cluster, shared: Arc<Shared>) -> Result<Self, ClientError> {
         let client = connect(cluster.kubeconfig.as_deref()).await?;
         let metrics = Arc::new(Metrics::default());
@@ -90,6 +90,7 @@ impl Platform {
             url: cluster.webhook_url.clone(),
             ..Place::new(&cluster.system_namespace, address.port())
         };
+        // A watch is removed from this set once its first list is complete.
         let missing = scopes(&cluster.system_namespace).iter().map(|it| it.label()).collect();
         Ok(Self {
             client,
@@ -110,23 +111,24 @@ impl Platform {
         })
     }
 
-    /// How the API server is reached.
+    /// Returns the client of the API server.
     pub fn client(&self) -> &kube::Client {
         &self.client
     }
 
-    /// Whether a write may be begun now.
+    /// Returns true if a write may begin now.
     pub fn may_write(&self) -> bool {
         let lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner);
         lead.as_ref().is_some_and(Leadership::may_write)
     }
 
-    /// Is cancelled once everything there is has been taken in.
+    /// Returns a token that is cancelled once all first lists are complete.
     pub fn synced(&self) -> CancellationToken {
         self.synced.clone()
     }
 
-    /// `admin` with what is counted here, and not ready before everything is known and admission can be answered.
+    /// Adds to `admin` the metrics, and not-ready reasons until all lists are complete and the webhook has a
+    /// certificate.
     pub fn admin(&self, mut admin: Admin) -> Admin {
         self.metrics.register(&mut admin.registry);
         let (missing, before) = (Arc::clone(&self.missing), admin.troubles);
@@ -135,6 +137,7 @@ impl Platform {
         admin.troubles = Box::new(move || {
             let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = missing.iter().map(|it| format!("{it} are not all known yet"));
+            // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WITHIN;
             let mute = is_asked && !is_late && certificates.bundle().is_none();
             let mute = mute.then(|| "the webhook's certificate is not there yet".to_owned());
@@ -143,7 +146,7 @@ impl Platform {
         admin
     }
 
-    /// Watches and writes until `shutdown`.
+    /// Runs watches, leader election, writer and webhook until `shutdown`.
     pub async fn run(&self, shutdown: CancellationToken) {
         let mut news = watch(&self.client, &self.system_namespace, &self.metrics, &shutdown);
         self.begin(&mut news).await;
@@ -151,6 +154,7 @@ impl Platform {
         self.follow_level();
         info!("everything is known");
         self.synced.cancel();
+        // Only now, since a leader that knows half of the objects would delete or recreate the others.
         let lead = self.stand(&shutdown);
         let source: Arc<dyn Source> = Arc::clone(&self.shared) as Arc<dyn Source>;
         let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
@@ -163,7 +167,7 @@ impl Platform {
         }
     }
 
-    /// Answers the API server's admission questions. Where that cannot be, everything else goes on without.
+    /// Serves the admission webhook. If that is impossible, everything else continues without it.
     async fn answer(&self, lead: Leadership, shutdown: &CancellationToken) {
         if let Some((address, place)) = self.webhook.clone() {
             let (shared, domain) = (Arc::clone(&self.shared), self.cluster_domain.clone());
@@ -187,7 +191,7 @@ impl Platform {
         shutdown.cancelled().await;
     }
 
-    /// Waits until the lease is given back.
+    /// Waits until the Lease is released.
     pub async fn ended(&self) {
         let candidate = self.candidate.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(candidate) = candidate {
@@ -196,8 +200,8 @@ impl Platform {
         }
     }
 
-    /// Stands for the lease, with the times that `config-leader-election` says now: two replicas that followed a change
-    /// at different moments would not agree on who writes.
+    /// Starts the leader election, with the present times of `config-leader-election`. Later changes need a restart:
+    /// two replicas that applied a change at different moments could both believe to be the leader.
     fn stand(&self, shutdown: &CancellationToken) -> Leadership {
         let times = Times::from(&*self.shared.settings().configs.leader_election);
         let (client, namespace) = (self.client.clone(), &self.system_namespace);
@@ -210,7 +214,7 @@ impl Platform {
         lead
     }
 
-    /// Takes in everything there is. Nothing is planned on half of it: the machine waits for [`Event::Known`].
+    /// Applies the first lists. The machine plans nothing on a part of them: it waits for [`Event::Known`].
     async fn begin(&self, news: &mut mpsc::Receiver<Observed>) {
         while !self.missing().is_empty() {
             let Some(observed) = news.recv().await else { return };
@@ -225,11 +229,11 @@ impl Platform {
     async fn follow_clients(&self) {
         let needed = self.needs_clients.subscribe();
         clients::follow(self.client.clone(), Arc::clone(&self.shared), needed).await;
-        // It only ends when nothing is to be followed any more.
+        // It ends only if nothing is to be followed any more, which must not end this replica.
         std::future::pending().await
     }
 
-    /// Other parts are told by the RouteTable.
+    /// Sets the log level of this component; the others get theirs by the RouteTable.
     fn follow_level(&self) {
         let level = self.shared.settings().configs.logging.levels().controller;
         log::set(Speaker::Controller, level);
@@ -252,7 +256,8 @@ impl Platform {
         match observed {
             Observed::Begin(scope) => self.writer.begin(&scope),
             Observed::Object(resource, name, seen, object) => {
-                // The machine hears of it first: what it then wants is compared with what the writer has been told.
+                // The machine comes first: the writer compares the observed state with what the machine now wants. The
+                // kinds that this condition leaves out are only written, and concern the cache alone.
                 if place(resource).is_some() || owns_another(resource, &object) {
                     self.shared.step(Event::Observe(resource, name.clone(), Some(object)));
                 }
@@ -286,7 +291,7 @@ impl Platform {
     }
 }
 
-/// Whether something is made for an object that is only written otherwise.
+/// Returns true for a kind that is otherwise only written if a child object is made for this object.
 fn owns_another(resource: Resource, object: &Value) -> bool {
     resource == Resource::PodAutoscaler && observe::is_horizontal(object)
 }

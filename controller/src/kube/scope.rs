@@ -1,22 +1,22 @@
-//! Pure: which objects are watched, and what of each is kept.
+//! Pure: scopes of the watches, and the fields that are kept of each kind.
 
 use common::wire::Name;
 use serde_json::{Map, Value};
 
 use crate::{children::Resource, knative::key};
 
-/// One watch.
+/// Scope of one watch: a kind, and a selection of its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// What is watched.
+    /// Kind of the watched objects.
     pub resource: Resource,
-    /// Only there; everywhere without.
+    /// Namespace to watch; `None`: all namespaces.
     pub namespace: Option<String>,
-    /// Not there: another watch of the same kind looks there.
+    /// Namespace to leave out, since another watch of the same kind covers it.
     pub except: Option<String>,
-    /// Only what has these labels.
+    /// Label selector, if the watch has one.
     pub labels: Option<&'static str>,
-    /// Whether spec and status do not matter.
+    /// True if only the metadata is kept, without spec and status.
     pub metadata_only: bool,
 }
 
@@ -25,7 +25,7 @@ impl Scope {
         Self { resource, namespace: None, except: None, labels: None, metadata_only: false }
     }
 
-    /// Tells it from other watches.
+    /// Returns a text that distinguishes this watch from all others.
     pub fn label(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{} of {namespace}", self.resource),
@@ -33,15 +33,17 @@ impl Scope {
         }
     }
 
-    /// Whether an object that this watch does not name is gone.
+    /// Returns true if an object that this watch's list does not name is deleted.
     pub fn covers(&self, name: &Name) -> bool {
         self.namespace.as_ref().is_none_or(|it| *it == name.namespace)
             && self.except.as_ref().is_none_or(|it| *it != name.namespace)
     }
 }
 
-/// Every watch. Services are all watched, so that one in the way of ours is known before we write. Pods are watched
-/// twice: those of Revisions everywhere, and all of the system namespace, where our own parts run.
+/// Returns the scopes of all watches.
+///
+/// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
+/// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
 pub fn scopes(system_namespace: &str) -> Vec<Scope> {
     let all = Scope::all;
     let labelled = |resource, labels| Scope { labels: Some(labels), ..all(resource) };
@@ -58,11 +60,13 @@ pub fn scopes(system_namespace: &str) -> Vec<Scope> {
         all(Resource::ServerlessService),
         all(Resource::Service),
         all(Resource::Node),
+        // The metadata of these kinds holds everything that is compared: the applied hash and the generation.
         metadata(Resource::Metric),
         metadata(Resource::Image),
         all(Resource::ClusterDomainClaim),
         metadata(Resource::Namespace),
         all(Resource::NetworkPolicy),
+        // Users may have many Deployments and pods of their own, which the label excludes.
         labelled(Resource::Deployment, key::REVISION_UID),
         labelled(Resource::HorizontalPodAutoscaler, key::REVISION_UID),
         labelled(Resource::EndpointSlice, "endpointslice.kubernetes.io/managed-by=rouse.dev"),
@@ -72,7 +76,7 @@ pub fn scopes(system_namespace: &str) -> Vec<Scope> {
     ]
 }
 
-/// The order in which what there is at the start is listed and taken in: what others depend on first.
+/// Order of the first lists: kinds that others depend on come first.
 const ORDER: [Resource; 14] = [
     Resource::ConfigMap,
     Resource::Namespace,
@@ -82,7 +86,7 @@ const ORDER: [Resource; 14] = [
     Resource::Configuration,
     Resource::Revision,
     Resource::Deployment,
-    // Whether a slice leads to an activator must be known before the activator is.
+    // An activator must not be known before its slice, which states whether connections are routed to it.
     Resource::EndpointSlice,
     Resource::Pod,
     Resource::Route,
@@ -91,16 +95,17 @@ const ORDER: [Resource; 14] = [
     Resource::ClusterDomainClaim,
 ];
 
-/// The place of a kind in that order; `None` where only the writer follows it, at any time.
+/// Returns the place of a kind in the order of the first lists; `None` if only the writer reads the kind.
 pub fn place(resource: Resource) -> Option<usize> {
     ORDER.iter().position(|it| *it == resource)
 }
 
-/// Drops what nobody here reads.
+/// Removes the fields that the controller does not read.
 pub fn trim(scope: &Scope, object: &mut Value) {
     if let (true, Some(all)) = (scope.metadata_only, object.as_object_mut()) {
         all.retain(|field, _| field == "metadata");
     }
+    // `managedFields` and the last applied configuration repeat most of the object.
     if let Some(meta) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         meta.remove("managedFields");
         meta.remove("selfLink");
@@ -111,17 +116,17 @@ pub fn trim(scope: &Scope, object: &mut Value) {
     keep(scope.resource, object);
 }
 
-/// Drops from the parts of an object what is not [kept] of them.
+/// Removes fields that are not [kept] from the parts of an object.
 pub fn keep(resource: Resource, object: &mut Value) {
     for (part, fields) in kept(resource) {
         only(object, part, fields);
     }
 }
 
-/// Parts of an object, and which fields of each are kept.
+/// Parts of an object, each with the fields of it that are kept.
 pub type Kept = &'static [(&'static str, &'static [&'static str])];
 
-/// Of which parts of an object only some fields are kept: somebody here reads these.
+/// Returns the parts of a kind of which only some fields are kept, since the controller reads no others.
 pub const fn kept(resource: Resource) -> Kept {
     match resource {
         Resource::Pod => &[
@@ -158,7 +163,7 @@ pub const fn kept(resource: Resource) -> Kept {
         | Resource::ConfigMap
         | Resource::ClusterDomainClaim
         | Resource::Namespace => &[],
-        // Only written: what was applied last and the status tell whether they are as they should be.
+        // These kinds are only written: the applied hash and the status suffice to find a difference.
         Resource::PodAutoscaler
         | Resource::ServerlessService
         | Resource::HorizontalPodAutoscaler

@@ -1,4 +1,4 @@
-//! Shell: pull secrets, read from the API server one by one when a registry is to be asked.
+//! Shell: pull secrets, read from the API server one by one when a registry is asked for a digest.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::digests::{
     resolver::{BoxError, PullSecrets},
 };
 
-/// Secrets of a cluster. Nothing is watched or kept.
+/// Reader of a cluster's pull secrets. It watches and keeps nothing.
 #[derive(Clone)]
 pub struct Secrets(Client);
 
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// What this client may read.
+    /// Returns a reader with the permissions of this client.
     pub fn new(client: Client) -> Self {
         Self(client)
     }
@@ -30,7 +30,7 @@ impl Secrets {
     async fn of_account(&self, account: &Account) -> Result<Vec<String>, kube::Error> {
         let name = Some(account.service_account.as_str()).filter(|it| !it.is_empty());
         let api: Api<ServiceAccount> = Api::namespaced(self.0.clone(), &account.namespace);
-        // The kubelet could not start a pod without its account, and says so better than we.
+        // If the service account does not exist, the kubelet reports that on the pod, better than an error here.
         let found = api.get_opt(name.unwrap_or("default")).await?;
         let all = found.and_then(|it| it.image_pull_secrets).unwrap_or_default();
         Ok(all.into_iter().map(|it| it.name).collect())
@@ -50,6 +50,7 @@ impl Secrets {
 impl PullSecrets for Secrets {
     async fn pull_secrets(&self, account: &Account) -> Result<Vec<PullSecret>, BoxError> {
         let mut names = account.pull_secrets.clone();
+        // The order matters: of equal paths in two secrets, the one of the earlier secret is used.
         for name in self.of_account(account).await? {
             if !names.contains(&name) {
                 names.push(name);

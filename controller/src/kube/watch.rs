@@ -1,10 +1,10 @@
-//! Shell: all objects that matter, trimmed on arrival, as one stream.
+//! Shell: watches of all kinds, trimmed on arrival, as one stream.
 //!
-//! At the start a kind is listed once those that it depends on have been, so that objects can be taken in as they come and
-//! none is held: a hundred thousand pods are gigabytes.
+//! At the start a kind is listed after the kinds that it depends on. So each object can be handled as it comes and none
+//! is held: a hundred thousand pods are gigabytes.
 //!
-//! The library resumes a watch where it broke, lists again when the API server has forgotten that place (410), and
-//! waits longer, by chance, between attempts. A list comes in pages, so memory is bounded by the largest kind.
+//! The library resumes a watch where it broke, and lists again if the API server has dropped that version (410). Its
+//! delays between attempts grow and are random. A list comes in pages, so the largest kind bounds the memory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,28 +32,28 @@ use super::{
 };
 use crate::children::Resource;
 
-/// Objects in one page of a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
-/// Observations that may wait; a watch that is full waits for us.
+/// Maximum number of observations that wait; when the channel is full, watches pause.
 const ROOM: usize = 1024;
-/// The longest pause before a broken watch is begun again. The library's, 30 s, is a time in which a replica does not know
-/// of new services though the API server is back; we are few, so that asking more often is no burden on it.
+/// Longest delay before a broken watch is begun again. With the library's 30 s, a replica would not know new services
+/// for that time after the API server is back. Controllers are few, so more attempts are no burden on it.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What a watch says.
+/// Observation from a watch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Observed {
-    /// All objects that this watch covers will be named now.
+    /// A full list of this scope begins.
     Begin(Arc<Scope>),
-    /// An object as it is, trimmed, and what the writer remembers of it.
+    /// An object, trimmed, and the facts that the writer remembers of it.
     Object(Resource, Name, Seen, Box<Value>),
-    /// An object is gone.
+    /// An object was deleted.
     Gone(Resource, Name),
-    /// All of them have been named.
+    /// The full list of this scope is complete.
     Synced(Arc<Scope>),
 }
 
-/// Watches everything until `shutdown`.
+/// Watches all scopes until `shutdown`.
 pub fn watch(
     client: &Client,
     system_namespace: &str,
@@ -77,13 +77,13 @@ pub fn watch(
     let shutdown = shutdown.clone();
     tokio::spawn(async move {
         shutdown.cancelled().await;
-        // Dropping it ends them.
+        // Dropping the set aborts its tasks.
         drop(tasks);
     });
     receiver
 }
 
-/// How many watches of each [place](scope::place) have not listed everything yet. Cheap to clone.
+/// Numbers of watches by [place](scope::place) whose first list is not complete. Cheap to clone.
 #[derive(Clone, Debug)]
 struct Turns(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
 
@@ -97,15 +97,15 @@ impl Turns {
         Self(Arc::new(tokio::sync::watch::Sender::new(left)))
     }
 
-    /// Waits until everything that comes before this kind has been listed.
+    /// Waits until all kinds before this one are listed.
     async fn come(&self, resource: Resource) {
         let place = scope::place(resource).unwrap_or(0);
         let mut left = self.0.subscribe();
-        // The sender lives as long as this does.
+        // It cannot fail: `self` holds the sender.
         let _ = left.wait_for(|left| left.iter().take(place).all(|it| *it == 0)).await;
     }
 
-    /// A watch of this kind has listed everything, for the first time.
+    /// Counts a watch of this kind whose first list is complete.
     fn over(&self, resource: Resource) {
         if let Some(place) = scope::place(resource) {
             self.0.send_modify(|left| left[place] -= 1);
@@ -113,18 +113,19 @@ impl Turns {
     }
 }
 
-/// One watch.
+/// Task of one watch.
 struct Watch {
     scope: Arc<Scope>,
     sender: mpsc::Sender<Observed>,
     metrics: Arc<Metrics>,
     turns: Turns,
-    /// Whether it has listed everything at least once.
+    /// True once the first list is complete.
     has_listed: bool,
 }
 
 impl Watch {
     async fn run(self, client: Client) {
+        // Listed only now, so that the objects that these refer to are known.
         self.turns.come(self.scope.resource).await;
         match self.scope.resource {
             Resource::Pod => self.follow::<Pods>(client).await,
@@ -164,6 +165,7 @@ impl Watch {
                 Err(error) => {
                     self.metrics.restarted(resource);
                     if !broken {
+                        // One warning per outage: the library tries again many times.
                         warn!(resource = %resource, error = %chain(&error), "watch broke and is begun again");
                     }
                     broken = true;
@@ -178,6 +180,7 @@ impl Watch {
             if self.sender.send(self.observed(event)).await.is_err() {
                 return;
             }
+            // Later lists, after a lost watch, do not hold up other kinds.
             if is_listed && !std::mem::replace(&mut self.has_listed, true) {
                 self.turns.over(resource);
             }
@@ -199,7 +202,7 @@ impl Watch {
     }
 }
 
-/// How long a broken watch waits before it is begun again: longer and longer, by chance, up to [`PAUSE`].
+/// Backoff of a broken watch: random, growing delays, up to [`PAUSE`].
 #[derive(Default)]
 pub(super) struct Pauses(DefaultBackoff);
 
@@ -221,11 +224,12 @@ fn name(object: &impl kube::Resource) -> Name {
     Name::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// An error with all its causes, in one line.
+/// Returns an error with all its causes, in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
+        // Many errors repeat their cause in their own text.
         let more = error.to_string();
         if !text.contains(&more) {
             text = format!("{text}: {more}");

@@ -1,4 +1,4 @@
-//! Shell: writes what differs, for as long as we may.
+//! Shell: writes of objects that differ from their desired state, while this replica is the leader.
 
 use std::{
     collections::HashMap,
@@ -38,22 +38,22 @@ use super::{
 };
 use crate::{children::Resource, world::Stamp};
 
-/// Kubernetes removes the pods with the lowest number first.
+/// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// Owns what is put right until it is applied.
+/// Field manager that owns restored fields until the apply.
 const RESTORER: &str = "rouse-restorer";
-/// Keys looked at before anything else has its turn.
+/// Number of keys examined before other events get their turn.
 const AT_ONCE: usize = 64;
-/// The API server has so long to answer.
+/// Timeout of one request to the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What waits to be written and what is known of what is there.
+/// Writer of objects: the queue, the cache of observed objects, and the requests.
 pub struct Writer {
     client: Client,
     state: Mutex<State>,
     wake: Notify,
     start: Instant,
-    /// The time of day then, in seconds since 1970.
+    /// Time of day at `start`, in seconds since 1970.
     start_s: u64,
     metrics: Arc<Metrics>,
 }
@@ -62,7 +62,7 @@ pub struct Writer {
 struct State {
     queue: Queue,
     cache: Cache,
-    /// What each status was asked to be last, with the hash of what the API server made of it.
+    /// Hash of the status applied last, and hash of the status that the API server stored.
     wrote: HashMap<Key, (u64, u64)>,
     repeats: Repeats,
     promises: Promises,
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// A writer that has nothing to write yet.
+    /// Returns a writer with an empty queue.
     pub fn new(client: Client, limits: Limits, metrics: Arc<Metrics>) -> Self {
         let state = State::new(limits);
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -90,7 +90,7 @@ impl Writer {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        // Nothing in there is left half done, whatever panics.
+        // A panic cannot leave the state half changed, so a poisoned lock is safe to use.
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -98,7 +98,7 @@ impl Writer {
         Stamp(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Writes these as soon as may be.
+    /// Adds keys, to be written as soon as the limits permit.
     pub fn add(&self, keys: impl IntoIterator<Item = Key>) {
         let any = self.with(|state| {
             let before = state.queue.depth().0;
@@ -110,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// Objects of these apps were planned: whether they are made is looked at in a while.
+    /// Schedules a check that the planned objects of these apps exist.
     pub fn expect(&self, apps: impl IntoIterator<Item = Name>) {
         let (now, mut any) = (self.now(), false);
         self.with(|state| {
@@ -124,22 +124,22 @@ impl Writer {
         }
     }
 
-    /// Objects that wait for their turn, that wait for time, that are being written.
+    /// Returns the numbers of keys that are ready, that wait for a time, and that are being written.
     pub fn depth(&self) -> (usize, usize, usize) {
         self.with(|state| state.queue.depth())
     }
 
-    /// What is known of an object.
+    /// Returns the facts of an object, if it is known.
     pub fn seen(&self, resource: Resource, name: &Name) -> Option<Seen> {
         self.with(|state| state.cache.get(resource, name).cloned())
     }
 
-    /// A list of all objects that a watch covers begins.
+    /// Begins a full list of a watch's objects.
     pub fn begin(&self, scope: &Scope) {
         self.with(|state| state.cache.begin(scope));
     }
 
-    /// The list is complete. Returns what it did not name: that is gone.
+    /// Ends a full list. Returns the objects that the list did not name: they are deleted.
     pub fn synced(&self, scope: &Scope) -> Vec<Name> {
         let gone = self.with(|state| {
             let gone = state.cache.end(scope);
@@ -150,13 +150,13 @@ impl Writer {
         gone
     }
 
-    /// An object is as in `seen`. One that we keep and that changed is looked at again, whoever changed it.
+    /// Stores an observed object. If the controller made it and it changed, its desired state is checked again.
     pub fn see(&self, resource: Resource, name: &Name, seen: Seen) {
         self.with(|state| state.see(resource, name, seen));
         self.wake.notify_one();
     }
 
-    /// An object is gone.
+    /// Handles the deletion of an object.
     pub fn lose(&self, resource: Resource, name: &Name) {
         self.with(|state| {
             state.cache.remove(resource, name);
@@ -165,7 +165,7 @@ impl Writer {
         self.wake.notify_one();
     }
 
-    /// Writes until `shutdown`, while `lead` says that we may.
+    /// Writes until `shutdown`, whenever `lead` permits it.
     pub async fn run(
         self: Arc<Self>,
         source: Arc<dyn Source>,
@@ -177,7 +177,7 @@ impl Writer {
         loop {
             let leads = lead.may_write();
             if led && !leads {
-                // What is under way is dropped: it might arrive after somebody else's.
+                // Requests under way are dropped: they might arrive after a write of the next leader.
                 tasks.shutdown().await;
                 self.with(State::forget);
             }
@@ -186,7 +186,7 @@ impl Writer {
             }
             led = leads;
             self.metrics.leads(leads);
-            // The same moment for both: what is due at a later one is waited for.
+            // One time for all steps: a key that is due later than it sets the delay below.
             let now = self.now();
             let mut looks = 0;
             while leads
@@ -194,7 +194,7 @@ impl Writer {
                 && let Some(key) = self.with(|state| state.queue.next(now))
             {
                 looks += 1;
-                // Most often nothing differs, and no task is made for that.
+                // Most often nothing differs, which needs no task.
                 let Some(action) = self.look(&key, &*source) else { continue };
                 let (writer, source, lead) = (Arc::clone(&self), Arc::clone(&source), lead.clone());
                 tasks.spawn(async move { writer.write(key, action, &*source, &lead).await });
@@ -202,6 +202,7 @@ impl Writer {
             self.metrics.queued(self.with(|state| state.queue.depth()));
             let is_more = looks == AT_ONCE || (leads && self.look_for_missing(&*source, now));
             let next = self.with(|state| state.next_at(now, leads));
+            // A key may have become due meanwhile; then the delay is zero.
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
             tokio::select! {
                 () = self.wake.notified() => {}
@@ -214,8 +215,9 @@ impl Writer {
         }
     }
 
-    /// What is to be written, if anything.
+    /// Returns the next write of a key, if its observed state differs from the desired one.
     fn look(&self, key: &Key, source: &dyn Source) -> Option<Action> {
+        // The lock of the state is not held while the source takes its own.
         let want = source.want(key);
         let (seen, wrote) = self.with(|state| {
             let seen = state.cache.get(key.resource, &key.name).cloned();
@@ -230,11 +232,12 @@ impl Writer {
         if action.body().is_some_and(|body| self.is_repeated(key, body, source)) {
             return None;
         }
+        // Marked before the request begins, so that a deletion during the request is noticed.
         self.with(|state| state.cache.ask(key));
         Some(action)
     }
 
-    /// Whether it was written with the same content so often that it must wait.
+    /// Returns true if the object was written with this content so often that the write must wait.
     fn is_repeated(&self, key: &Key, body: &Value, source: &dyn Source) -> bool {
         let (now, content) = (self.now(), applied(body).unwrap_or_default());
         let Some(wait) = self.with(|state| state.repeats.wait(key, content, now)) else {
@@ -250,7 +253,7 @@ impl Writer {
         true
     }
 
-    /// Tells of objects that should have been made by now. Returns whether there are more apps to look at.
+    /// Reports planned objects that still do not exist. Returns true if more apps are due.
     fn look_for_missing(&self, source: &dyn Source, now: Stamp) -> bool {
         for _ in 0..AT_ONCE {
             let Some(app) = self.with(|state| state.promises.next(now)) else { return false };
@@ -261,6 +264,7 @@ impl Writer {
                     owed.keys.iter().filter(|it| !is_there(it, state)).cloned().collect()
                 });
                 source.missing(&app, &owed, &missing);
+                // Their write is tried once more, and the next check reports success or failure.
                 if !missing.is_empty() {
                     self.add(missing);
                     self.expect([app.clone()]);
@@ -273,6 +277,7 @@ impl Writer {
     async fn write(&self, key: Key, action: Action, source: &dyn Source, lead: &Leadership) {
         let began = Instant::now();
         let content = action.body().map(|body| applied(body).unwrap_or_default());
+        // The permission may have ended since the task was spawned.
         let outcome = if lead.may_write() {
             let done = timeout(PATIENCE, self.act(&key, action, source)).await;
             done.unwrap_or(Outcome::Retry(None))
@@ -280,6 +285,7 @@ impl Writer {
             Outcome::Pointless
         };
         self.metrics.wrote(&key, &outcome, began.elapsed());
+        // Only successful writes count: a failed one has a backoff of its own.
         if let Some(content) = content.filter(|_| outcome == Outcome::Done) {
             self.with(|state| state.repeats.wrote(&key, content, self.now()));
         }
@@ -320,7 +326,7 @@ impl Writer {
         }
     }
 
-    /// Looks first: an apply cannot say that there must be no such object, and would take over somebody else's.
+    /// Creates an object after a read: an apply cannot require absence, and would take over another owner's object.
     async fn create(&self, key: &Key, body: &Value, source: &dyn Source) -> Outcome {
         let api = api_of(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
@@ -334,7 +340,7 @@ impl Writer {
             }
             Ok(Some(object)) => {
                 self.learn(key, object, false);
-                // Now it is known, so the next decision is another one.
+                // The object is in the cache now, so the next decision differs.
                 Outcome::Conflict
             }
             Err(error) => self.failed(key, error).await,
@@ -353,8 +359,9 @@ impl Writer {
         }
     }
 
-    /// An apply leaves what somebody else added to a list, and that may be in the way of ours: two ports cannot have one
-    /// name. So the lists are replaced first, in the name of nobody who would own them after.
+    /// Restores an object that another client changed. An apply keeps items that others added to a list, and these may
+    /// conflict with ours: two ports cannot have one name. So a merge patch replaces the lists first, under a manager
+    /// of its own, whose ownership is then removed.
     async fn restore(&self, key: &Key, mut body: Value) -> Outcome {
         let (api, name) = (api_of(&self.client, key.resource, &key.name), &key.name.name);
         let params = PatchParams { field_manager: Some(RESTORER.into()), ..PatchParams::default() };
@@ -396,11 +403,12 @@ impl Writer {
         let marks = leaving.iter().map(|pod| self.annotate_pod(pod, &cost));
         for marked in futures::future::join_all(marks).await {
             match marked {
-                // One that is gone already need not be chosen.
+                // A pod that is already gone need not be chosen.
                 Ok(_) | Err(kube::Error::Api(_)) => {}
                 Err(error) => return self.failed(key, error).await,
             }
         }
+        // The marks come first: the ReplicaSet controller chooses pods as soon as the number changes.
         match self.replace_scale(key, replicas).await {
             Ok(scale) => {
                 info!(object = %key, replicas, "scaled");
@@ -412,13 +420,13 @@ impl Writer {
         }
     }
 
-    /// The subresource, which costs the API server little more than half of what a patch of the whole object does.
+    /// Writes the scale subresource, which costs the API server little more than half of a patch of the whole object.
     async fn replace_scale(&self, key: &Key, replicas: i64) -> Result<Scale, kube::Error> {
         let name = &key.name.name;
         let metadata = ObjectMeta {
             name: Some(name.to_string()),
             namespace: Some(key.name.namespace.to_string()),
-            // No version: whatever else changed meanwhile, so many pods are wanted.
+            // No version: the number is wanted whatever else changed.
             ..ObjectMeta::default()
         };
         let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
@@ -429,8 +437,8 @@ impl Writer {
         api_of(&self.client, key.resource, &key.name).replace_scale(name, &params, &scale).await
     }
 
-    /// Lower than that of every pod chosen before, so that one chosen once and kept after all is not chosen again;
-    /// also where the clock is set meanwhile.
+    /// Returns a deletion cost lower than all earlier ones, so that a pod that was chosen once and kept is not chosen
+    /// again. It uses the monotonic clock, in case the time of day is set meanwhile.
     fn deletion_cost(&self) -> String {
         let now_s = self.start_s.saturating_add(self.start.elapsed().as_secs());
         format!("-{}", now_s.min(2_000_000_000))
@@ -445,6 +453,7 @@ impl Writer {
 
     async fn delete(&self, key: &Key, uid: &str) -> Outcome {
         let api = api_of(&self.client, key.resource, &key.name);
+        // The object with this UID only: the name may have another object by now.
         let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
         let params = DeleteParams::background().preconditions(preconditions);
         match api.delete(&key.name.name, &params).await {
@@ -457,17 +466,18 @@ impl Writer {
         }
     }
 
-    /// What the API server answered is newer than what the watch has brought, unless that lost the object meanwhile.
-    /// `ours` if it is what became of what we just applied.
+    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile;
+    /// `ours` if the object is the result of our own apply.
     fn learn(&self, key: &Key, object: DynamicObject, ours: bool) -> Option<Seen> {
         let mut object = serde_json::to_value(object).ok()?;
-        // As the watch has it, or the two would seem to differ.
+        // Trimmed as the watch trims it, or the two would seem to differ.
         scope::keep(key.resource, &mut object);
         let seen = Seen::of(&object);
         self.with(|state| state.cache.answered(key, seen.clone(), ours)).then_some(seen)
     }
 
-    /// After a conflict the object is read, so that the next attempt knows what it meets.
+    /// Returns the outcome of a failed request. After a conflict the object is read, so that the next attempt has its
+    /// state.
     async fn failed(&self, key: &Key, error: kube::Error) -> Outcome {
         let message = chain(&error);
         let none = Status::default();
@@ -514,7 +524,7 @@ impl State {
         }
     }
 
-    /// When there may be something to do by time alone.
+    /// Returns the time at which there may be work by time alone.
     fn next_at(&mut self, now: Stamp, leads: bool) -> Option<Stamp> {
         self.repeats.forget(now);
         let due = self.promises.next_at().filter(|_| leads);
@@ -530,19 +540,22 @@ impl State {
             self.queue.add(Key::new(resource, Part::Object, name.clone()));
             scale_of(resource, name).into_iter().for_each(|key| self.queue.add(key));
         }
+        // Only if this leader has written the status: others, such as a Pod's, belong to other controllers.
         let status = Key::new(resource, Part::Status, name.clone());
         if self.wrote.contains_key(&status) {
             self.queue.add(status);
         }
     }
 
-    /// What is gone may have to be made anew, or have been in the way.
+    /// Handles a deleted object: it may have to be created again, or may have blocked another one.
     fn gone(&mut self, resource: Resource, name: &Name) {
         self.wrote.remove(&Key::new(resource, Part::Status, name.clone()));
+        // The queue asks for the desired state, so an object that is no longer wanted costs only a comparison.
         self.queue.add(Key::new(resource, Part::Object, name.clone()));
     }
 
     fn forget(&mut self) {
+        // The observed objects stay in the cache, since the watches continue without a new list.
         self.queue.clear();
         self.cache.close_all();
         self.wrote.clear();
@@ -550,19 +563,20 @@ impl State {
     }
 }
 
-/// What may have been wanted already while there was nothing to write it to.
+/// Returns the parts whose writes had no effect before the object existed.
 fn after_creation(key: &Key) -> impl Iterator<Item = Key> {
     let status = Key::new(key.resource, Part::Status, key.name.clone());
     [status].into_iter().chain(scale_of(key.resource, &key.name))
 }
 
-/// The number of pods is a part of its own, which an apply of the object never writes.
+/// Returns the key of a Deployment's scale, which an apply of the object never writes.
 fn scale_of(resource: Resource, name: &Name) -> Option<Key> {
     let scales = resource == Resource::Deployment;
     scales.then(|| Key::new(resource, Part::Scale, name.clone()))
 }
 
 fn apply() -> PatchParams {
+    // Force takes over fields of other managers, as Kubernetes advises controllers to do.
     PatchParams::apply(FIELD_MANAGER).force()
 }
 
@@ -596,7 +610,7 @@ mod tests {
         Seen::of(&json!({"metadata": meta, "spec": {"replicas": 0}}))
     }
 
-    /// Wants nothing, and nothing to be asked of it before it leads.
+    /// Source without desired state, which must not be asked before it is the leader.
     #[derive(Default)]
     struct Leads {
         leads: std::sync::atomic::AtomicBool,
@@ -628,7 +642,7 @@ mod tests {
         fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
     }
 
-    /// What was observed at the start waits to be looked at when the lease is won: every Deployment's scale would be 0.
+    /// Objects observed at the start are examined once the Lease is acquired. Examined earlier, every scale would be 0.
     #[tokio::test(start_paused = true)]
     async fn nothing_is_looked_at_before_the_plan_is_a_leaders() {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
@@ -651,7 +665,7 @@ mod tests {
         timeout(Duration::from_secs(60), asked).await.expect("it is looked at");
     }
 
-    /// Owes an object that it does not want, and hears of it.
+    /// Source that expects an object it does not want, and is told that the object is missing.
     #[derive(Default)]
     struct Owes(Notify);
 
@@ -698,11 +712,11 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(10), told).await.expect("it is told");
-        // As long as it is missing it is looked for.
+        // The check is repeated while the object is missing.
         assert!(writer.with(|state| state.promises.next_at()).is_some());
     }
 
-    /// Wants a Service.
+    /// Source that wants one Kubernetes Service.
     struct Wants;
 
     impl Source for Wants {
@@ -730,7 +744,7 @@ mod tests {
 
     type Asked = (Method, oneshot::Sender<(u16, Value)>);
 
-    /// An API server whose answers a test gives.
+    /// Returns an API server whose responses the test sends.
     fn api_server() -> (Client, mpsc::Receiver<Asked>) {
         let (sender, asked) = mpsc::channel::<Asked>(1);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
@@ -746,7 +760,7 @@ mod tests {
         (Client::new(service, "default"), asked)
     }
 
-    /// Somebody may delete what we make before we have heard that it is made.
+    /// Another client may delete an object before the response to its creation arrives.
     #[tokio::test(start_paused = true)]
     async fn what_is_lost_before_its_making_is_answered_is_made_again() {
         let (client, mut asked) = api_server();
@@ -781,8 +795,8 @@ mod tests {
         std::iter::from_fn(|| state.queue.next(Stamp(1))).collect()
     }
 
-    /// A wake may be decided while the Deployment is being made: there is nothing to scale then, and nobody decides it
-    /// a second time while the requests wait.
+    /// A scale may be decided while the Deployment is being created. It has nothing to scale then, and is not decided a
+    /// second time while the requests wait.
     #[test]
     fn what_was_just_made_is_scaled_as_was_wanted_meanwhile() {
         let of = |resource| after_creation(&key(resource, Part::Object)).collect::<Vec<_>>();
@@ -805,7 +819,7 @@ mod tests {
         assert_eq!(looked_at(&mut state), [], "not ours any more");
     }
 
-    /// The answer to a scale does not say what somebody else has changed meanwhile.
+    /// The response to a scale does not contain changes of other clients.
     #[test]
     fn what_the_watch_says_of_a_scaled_deployment_is_looked_at() {
         let ours = json!({super::super::cache::APPLIED: "0000000000000001"});

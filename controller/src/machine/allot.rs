@@ -1,4 +1,4 @@
-//! Pure: a ClusterIP and a port at the activators for each name of a route, kept for as long as the name lives.
+//! Pure: allocation of a ClusterIP and an activator port to each name of a Route, kept for the name's lifetime.
 
 use common::wire::Name;
 
@@ -8,10 +8,11 @@ use crate::{
     world::{Addresses, Allotment, App, Platform, World, names::Claimant},
 };
 
-/// Allots what the app's names lack and releases what no name needs any more.
+/// Allocates what the app's names lack and releases the allocations of names that it no longer has.
 pub(super) fn allot(app: &mut App, name: &Name, world: &mut World) {
     names::ask(app, name, world);
     allot_owned(app, name, world);
+    // On the local platform a held allocation strengthens a claim, so the claims are computed again.
     names::ask(app, name, world);
 }
 
@@ -19,7 +20,7 @@ fn allot_owned(app: &mut App, name: &Name, world: &mut World) {
     let Some(route) = &mut app.route else { return };
     let mut tags: Vec<Option<Box<str>>> = vec![None];
     tags.extend(route.wanted.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
-    // What another owner has is not for us.
+    // A name with another owner gets no allocation here.
     tags.retain(|tag| world.app_named(&service(name, tag.as_deref())).as_ref() == Some(name));
     let (kept, left): (Vec<_>, Vec<_>) =
         route.allotted.drain(..).partition(|it| tags.contains(&it.tag));
@@ -31,6 +32,7 @@ fn allot_owned(app: &mut App, name: &Name, world: &mut World) {
         let allotted = match (world.settings.platform, held) {
             (Platform::Local, Some(_)) => continue,
             (Platform::Local, None) => ours(name, tag, world),
+            // On Kubernetes the placeholder Service is the record: its ClusterIP may have changed.
             (Platform::Kubernetes, Some(held)) => {
                 if let Some(seen) = world.placeholders.get(&service(name, held.tag.as_deref())) {
                     held.addresses = Addresses::Given(seen.addresses.clone());
@@ -41,10 +43,11 @@ fn allot_owned(app: &mut App, name: &Name, world: &mut World) {
         };
         if let Some(allotted) = allotted {
             take(&allotted, world);
-            // Most routes have one name; `push` alone would make room for four.
+            // Most Routes have one name; `push` alone would reserve room for four.
             route.allotted.reserve_exact(1);
             route.allotted.push(allotted);
         } else if world.leads {
+            // Only a leader's failure means that no port is free: other replicas wait for the placeholder.
             world.short.insert(name.clone());
         }
     }
@@ -56,7 +59,8 @@ fn ours(name: &Name, tag: Option<Box<str>>, world: &World) -> Option<Allotment> 
     Some(Allotment { tag, addresses, port: free_port(hash, world)? })
 }
 
-/// What the Service of the name holds. Only who leads allots a port that no Service holds yet, or that two hold.
+/// Returns the allocation that the name's placeholder Service holds. Only the leader allocates a new port, if the
+/// Service has none yet or another Service has the same.
 fn given(name: &Name, tag: Option<Box<str>>, world: &World) -> Option<Allotment> {
     let seen = world.placeholders.get(&service(name, tag.as_deref()));
     let kept = seen.and_then(|it| it.port).filter(|port| !world.ports.contains(port));
@@ -66,12 +70,12 @@ fn given(name: &Name, tag: Option<Box<str>>, world: &World) -> Option<Allotment>
     Some(Allotment { tag, addresses: Addresses::Given(addresses), port })
 }
 
-/// The Service that bears a name of a route.
+/// Returns the name of the Service that bears a name of a Route.
 fn service(name: &Name, tag: Option<&str>) -> Name {
     Name::new(name.namespace.clone(), tagged(tag, &name.name))
 }
 
-/// Marks what a restored app holds as taken.
+/// Reserves the allocations of a restored app.
 pub(super) fn claim(app: &App, world: &mut World) {
     app.allotted().iter().for_each(|it| take(it, world));
 }
@@ -83,7 +87,8 @@ fn take(allotted: &Allotment, world: &mut World) {
     world.ports.insert(allotted.port);
 }
 
-/// Gives back everything the app `name` holds, once: it may stay a while, and another may have it by then.
+/// Releases all allocations of the app `name`. The app may stay for a while, so they are also removed from it: by then
+/// another app may have them.
 pub(super) fn release(name: &Name, before: &App, world: &mut World) {
     give_back(before.allotted(), world);
     world.short.remove(name);
@@ -101,19 +106,20 @@ pub(super) fn give_back(all: &[Allotment], world: &mut World) {
         }
         world.ports.remove(&it.port);
     }
+    // Routes that found no port are planned again, since one is free now.
     for name in std::mem::take(&mut world.short) {
         world.names.touch_claimant(Claimant::Route(name));
     }
 }
 
-/// FNV-1a: names spread over the range, and a name that comes back gets its numbers back if they are free.
+/// Hashes a name with FNV-1a: names spread over the range, and a returning name gets its old numbers if they are free.
 fn hash(name: &Name, tag: Option<&str>) -> u32 {
     let bytes = [tag.unwrap_or_default(), "/", &name.namespace, "/", &name.name];
     let bytes = bytes.iter().flat_map(|part| part.bytes());
     bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Addresses that are somebody's: the API server's `.1`, the DNS server's `.10`, network and broadcast.
+/// Returns true for reserved addresses: network, the API server's `.1`, the DNS server's `.10`, and broadcast.
 fn is_reserved(host: u16) -> bool {
     matches!(host, 0 | 1 | 10 | u16::MAX)
 }

@@ -1,8 +1,8 @@
-//! Pure: what autoscalers decided → Revisions.
+//! Pure: scale decisions of the active autoscaler → Revisions.
 //!
-//! An autoscaler follows the routes of some replica of the controller and tells its decisions to all of them, each thing
-//! once. So it may decide on a Revision that this replica has not observed yet, or has just lost and will observe anew:
-//! what was decided is kept until it can be carried out or is taken back, or requests would wait for ever.
+//! An autoscaler follows the routes of one replica of the controller and sends each decision once, to all replicas. So
+//! a decision may concern a Revision that this replica has not observed yet, or has lost and will observe again. Such a
+//! decision is kept until it can be applied or is withdrawn: without it, requests would wait indefinitely.
 
 use common::wire::{Decision, Inputs, Name, Path, Sight};
 use tracing::info;
@@ -21,11 +21,13 @@ impl Machine {
         }
         let after =
             Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
+        // The explanation is stored for an unknown Revision too: its status is written once it is observed.
         let is_ahead = self.world.app_of(&decision.revision).is_none();
         let changed = self.put_decided(&decision.revision, Some(after));
         if is_ahead || changed.is_some() {
             let (line, known) = (explain(&decision), self.world.decisions.get(&decision.revision));
-            // What another replica wrote of the same decision stands, or each that comes to lead would write all of them again.
+            // A line that another replica wrote for the same decision stays; otherwise each new leader would write all
+            // of them.
             if known.is_none_or(|known| head(known) != head(&line)) {
                 self.world.decisions.insert(decision.revision.clone(), line.into());
             }
@@ -45,13 +47,14 @@ impl Machine {
         if let Some((app, before)) = self.put_decided(revision, None) {
             self.settle(&app, Some(&before), false, now);
         } else if was_told {
+            // Nothing is planned without a change, so the keys of the statuses are named here.
             let told = [Resource::PodAutoscaler, Resource::Revision];
             let keys = told.map(|resource| Key::new(resource, Part::Status, revision.clone()));
             self.effects.keys.extend(keys);
         }
     }
 
-    /// Carries out what was decided of Revisions that have been observed since.
+    /// Applies the decisions on Revisions that have been observed since.
     pub(super) fn catch_up(&mut self, now: Stamp) {
         // Nearly always there is none.
         let known = self.ahead.keys().filter(|it| self.world.app_of(it).is_some());
@@ -63,7 +66,7 @@ impl Machine {
         }
     }
 
-    /// A Revision is gone, perhaps for another of its name: what was decided of it stands until it is taken back.
+    /// Keeps the decision on a deleted Revision until it is withdrawn, since another Revision may get the name.
     pub(super) fn keep_decided(&mut self, revision: &Name) {
         let app = self.world.app_of(revision).and_then(|it| self.world.apps.get(&it));
         let known = app.and_then(|app| app.revision(&revision.name));
@@ -72,7 +75,7 @@ impl Machine {
         }
     }
 
-    /// The same, of those whose last pods have ended after them.
+    /// Keeps the decisions on deleted Revisions whose last pods have ended now.
     pub(super) fn keep_decided_of_lost(&mut self, name: &Name, before: &App, after: Option<&App>) {
         let is_lost = |it: &&Revision| after.is_none_or(|app| app.revision(&it.name).is_none());
         for revision in before.revisions.iter().filter(|it| it.gone).filter(is_lost) {
@@ -81,7 +84,7 @@ impl Machine {
         }
     }
 
-    /// Revisions of which something is decided, or said to be.
+    /// Returns the Revisions for which a decision, or its explanation, is stored.
     pub(super) fn decided(&self) -> impl Iterator<Item = Name> {
         let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.clone(), &*it.name);
         let all = self.world.apps.iter();
@@ -92,7 +95,7 @@ impl Machine {
             .chain(self.world.decisions.keys().cloned())
     }
 
-    /// Notes what is decided of a Revision. Returns its app as it was, if that changes it.
+    /// Stores the decision on a Revision. Returns the app as it was before, if the decision changes it.
     fn put_decided(&mut self, of: &Name, decided: Option<Decided>) -> Option<(Name, Box<App>)> {
         let Some(name) = self.world.app_of(of) else {
             match decided {
@@ -112,13 +115,13 @@ impl Machine {
     }
 }
 
-/// What was decided, without what it was made from.
+/// Returns the decision in an explanation, without its inputs.
 fn head(line: &str) -> &str {
     line.split_once(": ").map_or(line, |(head, _)| head)
 }
 
-/// A decision with what it was made from, in one line. It is said as the decision is made, and not again while that stands,
-/// though the figures go on changing: each change would be a write.
+/// Explains a decision with its inputs in one line. The line is written with the decision and not again while it holds,
+/// though the inputs go on changing: each change would be a write.
 fn explain(it: &Decision) -> String {
     let pods = match it.wanted {
         Some(1) => "1 pod".to_owned(),
@@ -143,7 +146,7 @@ fn explain(it: &Decision) -> String {
     )
 }
 
-/// What a decision was made from beside averages, where its sender says so.
+/// Describes the inputs of a decision beside the averages, if its sender included them.
 fn inputs(it: &Inputs) -> String {
     let by_load = match it.by_load {
         Some(pods) => format!("load asks for {pods}"),

@@ -1,4 +1,4 @@
-//! Pure: which images of which Revisions must be resolved to digests, and what came out.
+//! Pure: Revisions whose images are to be resolved to digests, and the results.
 
 use common::wire::Name;
 
@@ -9,11 +9,11 @@ use crate::{
     world::{App, Platform, Revision, Stamp, Why},
 };
 
-/// Digests by container, init containers first; or why there are none.
+/// Digests by container, init containers first, or the error.
 pub type Resolved = Result<Vec<(String, String)>, String>;
 
 impl Machine {
-    /// Names Revisions whose digests are to be found out, or no longer: they are gone.
+    /// Adds to the effects the Revisions whose digests are missing, and those that were deleted before they had any.
     pub(super) fn ask_digests(&mut self, app: &Name, before: &App, after: Option<&App>) {
         if self.world.settings.platform != Platform::Kubernetes || !self.world.leads {
             return;
@@ -26,7 +26,7 @@ impl Machine {
         self.effects.resolve.extend(wanted.chain(lost).map(named));
     }
 
-    /// What must be known of a Revision's images; `None`: nothing, or nothing more.
+    /// Returns the query for a Revision's digests; `None` if it has them already, or this replica is not the leader.
     pub fn wanted_digests(&self, name: &Name) -> Option<Wanted> {
         let revision = self.world.revision(&name.namespace, &name.name)?;
         if !revision.digests.is_empty() || !self.world.leads {
@@ -52,7 +52,7 @@ impl Machine {
         })
     }
 
-    /// A Revision's images are resolved, or cannot be.
+    /// Stores the digests of a Revision, or the error.
     pub(super) fn resolved(&mut self, name: &Name, resolved: Resolved, now: Stamp) {
         let Some(owner) = self.world.app_of(name) else { return };
         self.change(owner, now, |app, _| {
@@ -63,6 +63,7 @@ impl Machine {
                     let digests = digests.into_iter().map(|(name, it)| (name.into(), it.into()));
                     revision.digests = digests.collect();
                     let failure = revision.failure.take();
+                    // Only the failure to resolve has ended; another one stays.
                     revision.failure = failure.filter(|it| it.reason != CONTAINER_MISSING);
                 }
                 Err(why) => revision.failure = Some(Box::new(Why::new(CONTAINER_MISSING, why))),

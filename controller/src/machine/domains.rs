@@ -1,4 +1,4 @@
-//! Pure: DomainMappings and ClusterDomainClaims as the API server has them.
+//! Pure: DomainMappings and ClusterDomainClaims as the API server holds them.
 
 use common::wire::Name;
 use serde_json::Value;
@@ -26,7 +26,7 @@ impl Machine {
         if let Some(object) = object {
             let mut mapping = observe::mapping(object);
             match before {
-                // What we know is newer than what we wrote.
+                // The conditions in the world are newer than those that were written.
                 Some(before) => mapping.conditions = before.conditions,
                 None => restore::conditions(&mut mapping.conditions, object, &render::DOMAIN),
             }
@@ -37,12 +37,15 @@ impl Machine {
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
+        // The mapping competes for its host name with other mappings and Routes.
         self.ask_mapping(name);
+        // The former target loses a host, so its routes change too.
         if old != new {
             self.settle_named(old, now);
         }
         self.settle_named(new, now);
         self.settle_mapping(name, now);
+        // The mapping may need a claim, or its claim may have become superfluous.
         self.effects.keys.push(claim_key(&name.name));
     }
 
@@ -51,6 +54,7 @@ impl Machine {
             Some(claim) => drop(self.world.claims.insert(name.name.to_string(), claim)),
             None => drop(self.world.claims.remove(name.name.as_str())),
         }
+        // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
         let same = |(it, _): &(&Name, &crate::world::Mapping)| it.name == name.name;
         let of: Vec<(Name, Name)> = self
             .world
@@ -73,7 +77,7 @@ impl Machine {
         }
     }
 
-    /// Sets the conditions of a mapping anew.
+    /// Plans the conditions of a mapping again.
     pub(super) fn settle_mapping(&mut self, name: &Name, now: Stamp) {
         if self.loading {
             return;
@@ -94,7 +98,7 @@ impl Machine {
         self.effects.keys.push(Key::new(Resource::DomainMapping, Part::Status, name.clone()));
     }
 
-    /// Mappings of an app's names depend on it.
+    /// Plans the mappings to an app's names, before and after a change of the app.
     pub(super) fn settle_mappings_of(&mut self, app: &Name, before: &App, now: Stamp) {
         if self.world.mapped.is_empty() {
             return;
@@ -109,7 +113,7 @@ impl Machine {
         }
     }
 
-    /// All mappings, with their claims and those of mappings that are no more.
+    /// Plans all mappings, and checks all claims, also those whose mappings no longer exist.
     pub(super) fn settle_mappings(&mut self, now: Stamp) {
         for name in self.world.mappings.keys().cloned().collect::<Vec<_>>() {
             self.effects.keys.push(claim_key(&name.name));

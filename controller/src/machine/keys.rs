@@ -1,6 +1,6 @@
-//! Pure: what changed of an app → which parts of which objects may have to be written.
+//! Pure: changes of an app → parts of objects that may have to be written.
 //!
-//! Naming too many costs a rendering each, since what is as it was is not written; naming too few loses a change.
+//! A key too many costs one rendering, since an equal object is not written; a missing key loses a change.
 
 use common::wire::Name;
 
@@ -12,21 +12,21 @@ use crate::{
     world::{App, Revision, Route, Stamp, Uid, Why, World},
 };
 
-/// An app's Revision, or its Route.
+/// Name of an app, with the name of its Revision, or `None` for its Route.
 pub(super) type Hindered = (Name, Option<Box<str>>);
 
-/// What keeps a Revision or a Route from being as wanted. Each is told and taken back by itself.
+/// Cause for which a Revision or Route cannot become as desired. Each cause is set and cleared on its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hindrance {
-    /// This object cannot be written.
+    /// Write error of this object.
     Unwritten(Key),
-    /// The Deployment says so.
+    /// Failure that the Deployment reports in its status.
     Deployment,
-    /// What is to be made for one of this kind is not there.
+    /// Child objects of an object of this kind do not exist.
     Unmade(Resource),
 }
 
-/// Parts of objects that may differ between two states of an app.
+/// Returns the parts of objects that may differ between two states of an app.
 pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &World) -> Vec<Key> {
     let Some(after) = after else { return Vec::new() };
     let mut keys = Vec::new();
@@ -37,6 +37,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
         keys.extend(want::objects(name));
         keys.extend(want::names(name, after));
         keys.extend(want::names(name, before));
+        // An annotation of the Route may set the path of its Revisions.
         let ways = after.revisions.iter().flat_map(|it| want::ways(&name.namespace, it));
         keys.extend(ways);
     }
@@ -47,7 +48,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
         return keys;
     }
     keys.extend(want::statuses(name));
-    // What was decided while an owner was going was not written, and nothing else would name it again.
+    // A scale that was decided while the owner was being deleted was not written, and nothing else would name it again.
     let is_freed = |it: &Revision| {
         want::scales(world, name, after, it) && !want::scales(world, name, before, it)
     };
@@ -63,6 +64,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
             keys.extend(want::noted(&name.namespace, revision));
         }
     }
+    // A Revision that the plan has dropped, such as an old one, is deleted on the API server as well.
     let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
     keys.extend(lost.map(|it| {
         let name = Name::new(name.namespace.clone(), &*it.name);
@@ -71,21 +73,21 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
     keys
 }
 
-/// What of a Revision its children's objects depend on.
+/// Returns the fields of a Revision on which its child objects depend.
 fn shape(revision: &Revision) -> impl PartialEq + '_ {
     let Revision { meta, template, routing, digests, reached, .. } = revision;
     (meta, template, routing, digests, reached, revision.is_stuck())
 }
 
 impl Machine {
-    /// Keeps in step with an app which names belong to it although they do not show it.
+    /// Updates the index of names that belong to an app without showing it.
     pub(super) fn index(&mut self, name: &Name, before: Option<&App>, after: Option<&App>) {
         fn named(app: &App) -> (bool, Vec<&str>, Vec<&str>) {
             let tags = app.route.iter().flat_map(Route::tags).collect();
             let revisions = app.revisions.iter().map(|it| &*it.name).collect();
             (app.route.is_some(), revisions, tags)
         }
-        // Nearly always nothing has come or gone.
+        // Nearly always no name has come or gone.
         if before.map(named) == after.map(named) {
             return;
         }
@@ -97,7 +99,8 @@ impl Machine {
         self.world.odd.extend(new.into_iter().map(|own| (own, name.clone())));
     }
 
-    /// Objects that are to be made for one are not there: it says so, or the Configuration that should have made it.
+    /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made
+    /// them.
     pub(super) fn unmade(
         &mut self,
         app: Name,
@@ -110,7 +113,7 @@ impl Machine {
         let hindered: Vec<Option<Box<str>>> = match (of, self.world.apps.get(&app)) {
             (_, None) => Vec::new(),
             (Resource::Route, _) => vec![None],
-            // What misses its newest Revision is as one whose newest Revision fails.
+            // A Configuration without its newest Revision is like one whose newest Revision fails.
             (Resource::Configuration, Some(known)) => {
                 let is_meant = |it: &&Revision| why.is_none() || it.meta.uid == Uid(0);
                 let revisions = known.revisions.iter().filter(is_meant);
@@ -123,8 +126,10 @@ impl Machine {
         }
     }
 
-    /// Notes what keeps a Revision or a Route from being as wanted, or that it does no more. Returns the first that is
-    /// left: always the same one of several, or each would be told in place of the other for ever.
+    /// Sets or clears a cause for which a Revision or Route cannot become as desired. Returns the first cause that is
+    /// left.
+    ///
+    /// The first in a fixed order: otherwise several causes would replace each other in the condition forever.
     pub(super) fn note_hindrance(
         &mut self,
         of: &Hindered,
@@ -158,13 +163,13 @@ impl Machine {
         });
     }
 
-    /// An app is gone.
+    /// Drops the causes of a deleted app.
     pub(super) fn forget_hindrances(&mut self, name: &Name) {
         // Nearly always there is none.
         self.hindrances.retain(|(owner, _), _| owner != name);
     }
 
-    /// An object cannot be written, or can again: its Revision or Route says so.
+    /// Handles a write error, or its end: the Revision or Route that the object belongs to gets the condition.
     pub(super) fn trouble(&mut self, key: &Key, trouble: Option<Trouble>, now: Stamp) {
         let why = trouble.map(|it| Why::new(it.reason, it.message));
         let of = match want::route_of(&self.world, key) {

@@ -1,4 +1,4 @@
-//! Pure: what the local platform's API does with a manifest: generations, UIDs, and objects that are there at once.
+//! Pure: manifests on the local platform, which has no API server: generations, UIDs, and objects that exist at once.
 
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ impl Machine {
     pub(super) fn apply(&mut self, name: Name, mut manifest: Manifest, now: Stamp) {
         manifest.template = self.world.templates.share(&manifest.template);
         let before = self.world.apps.get(&name).map(|app| App::clone(app));
+        // An app that is being deleted is replaced by a new one, with UIDs of its own.
         let staying = before.clone().filter(|app| !app.leaving());
         if let Some(revision) = staying.as_ref().and_then(|app| clash(app, &manifest)) {
             let why = format!(
@@ -28,7 +29,7 @@ impl Machine {
         }
         allot::allot(&mut app, &name, &mut self.world);
         if let Some(leaving) = before.as_ref().filter(|app| app.leaving()) {
-            // The autoscaler still speaks of the Revision of this name, and only when something changes.
+            // The autoscaler still counts the Revision of this name, and sends a decision only if it changes.
             plan::revision::ensure(&mut app, &name, &self.world, now);
             for revision in &mut app.revisions {
                 revision.decided = leaving.revision(&revision.name).and_then(|it| it.decided);
@@ -77,18 +78,19 @@ impl Machine {
             service.leaving = true;
         }
         info!(service = %name, "service deleted");
+        // After the plan: until it has removed the routes, no other app may get the addresses.
         self.settle(name, Some(&before), true, now);
         allot::release(name, &before, &mut self.world);
     }
 }
 
-/// A Revision of the name that the manifest gives its own, and of another template.
+/// Returns the Revision with the name that the manifest sets, if it has another template.
 fn clash(app: &App, manifest: &Manifest) -> Option<Box<str>> {
     let named = app.revision(manifest.revision.as_ref()?)?;
     (named.template != manifest.template).then(|| named.name.clone())
 }
 
-/// Puts a manifest in force: what changes has a new generation. Returns whether anything changed.
+/// Applies a manifest to an app; each changed object gets a new generation. Returns true if anything changed.
 fn amend(app: &mut App, manifest: Manifest, name: &Name) -> bool {
     let (Some(service), Some(configuration), Some(route)) =
         (&mut app.service, &mut app.configuration, &mut app.route)
@@ -97,6 +99,7 @@ fn amend(app: &mut App, manifest: Manifest, name: &Name) -> bool {
     };
     let template = service.manifest.template != manifest.template;
     let traffic = service.manifest.traffic != manifest.traffic;
+    // An unchanged manifest still counts if a refused one came in between: it ends the refusal.
     if service.manifest == manifest && service.refused.is_none() {
         return false;
     }

@@ -1,4 +1,4 @@
-//! Pure: what routes and mappings ask for, and what follows when a name gets another owner.
+//! Pure: claims of Routes and DomainMappings to names, and the effects when a name gets another owner.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// Notes which names an app's route asks for. `app` counts, not what the world has of it.
+/// Records the names that an app's Route claims. The Route is read from `app`, not from the world.
 pub(super) fn ask(app: &App, name: &Name, world: &mut World) {
     let wish = wish(app, name, world);
     world.names.ask(&Claimant::Route(name.clone()), wish);
@@ -22,7 +22,7 @@ pub(super) fn ask(app: &App, name: &Name, world: &mut World) {
 
 fn wish(app: &App, name: &Name, world: &World) -> Wish {
     let mut wish = Wish::default();
-    // On Kubernetes a name's Service stands until it is gone, and no other app can have it before.
+    // On Kubernetes the name's Service exists until it is deleted, and no other app can have the name before.
     let has_left = app.ends(world.settings.platform);
     let Some(route) = app.route.as_ref().filter(|_| !has_left) else { return wish };
     let mut tags: Vec<Option<&str>> = vec![None];
@@ -39,6 +39,7 @@ fn wish(app: &App, name: &Name, world: &World) -> Wish {
             created: route.meta.created,
             uid: route.meta.uid,
             is_tag: tag.is_some(),
+            // On the local platform the allocation decides; on Kubernetes the placeholder Service does.
             held: world.settings.platform == Platform::Local && has_numbers(),
         };
         let target = plan::target_of(app, name, tag, world).filter(|it| !it.is_local);
@@ -49,7 +50,7 @@ fn wish(app: &App, name: &Name, world: &World) -> Wish {
 }
 
 impl Machine {
-    /// Notes that a mapping asks for its domain, where that is its namespace's to use.
+    /// Records a mapping's claim to its domain, if its namespace may use the domain.
     pub(super) fn ask_mapping(&mut self, name: &Name) {
         let mut wish = Wish::default();
         let claimed = self.world.claims.get(name.name.as_str());
@@ -70,8 +71,9 @@ impl Machine {
         self.world.names.ask(&Claimant::Mapping(name.clone()), wish);
     }
 
-    /// Plans those again whose names may have another owner now.
+    /// Plans the apps and mappings whose names may have another owner now.
     pub(super) fn settle_rivals(&mut self, now: Stamp) {
+        // A plan may move further names, whose claimants are planned in the next round.
         while !self.loading {
             let touched = self.world.names.take_touched();
             if touched.is_empty() {
@@ -87,7 +89,7 @@ impl Machine {
             Claimant::Mapping(_) => None,
         });
         let routes: Vec<(Name, App)> = routes.collect();
-        // Twice: what one gives up in the first round another gets in the second.
+        // Twice: an allocation that one app releases in the first round, another may get in the second.
         for (name, _) in routes.iter().chain(&routes) {
             let Some(mut app) = self.world.apps.remove(name) else { continue };
             allot::allot(&mut app, name, &mut self.world);

@@ -1,4 +1,4 @@
-//! Pure: what the API server holds → the world. Observations come in any order and more than once.
+//! Pure: objects of the API server → the world. Observations come in any order and more than once.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl Machine {
-    /// An object as it is now; `None`: it is gone.
+    /// Handles an object; `None`: it was deleted.
     pub(super) fn observe(
         &mut self,
         resource: Resource,
@@ -53,7 +53,7 @@ impl Machine {
                 let touched = self.world.network_policies.namespace(&name.name, object);
                 self.settle_all_of(&touched, now);
             }
-            // Followed elsewhere, or only written.
+            // Kinds that have a file of their own, or are only written.
             Resource::EndpointSlice => self.observe_slice(&name, object),
             Resource::DomainMapping => self.observe_mapping(&name, object, now),
             Resource::ClusterDomainClaim => self.observe_claim(&name, object, now),
@@ -65,7 +65,7 @@ impl Machine {
         }
     }
 
-    /// Changes one app and plans it. One of which nothing is left is forgotten. Returns whether it was planned.
+    /// Changes one app and plans it; an app without any object left is forgotten. Returns true if the app was planned.
     pub(super) fn change(
         &mut self,
         name: Name,
@@ -73,7 +73,7 @@ impl Machine {
         change: impl FnOnce(&mut App, &mut World),
     ) -> bool {
         if self.loading {
-            // Nothing is planned yet, so nothing has to be compared: a service may have thousands of pods.
+            // Nothing is planned yet, so no copy is needed to compare: a service may have thousands of pods.
             let mut app = self.world.apps.remove(&name).unwrap_or_default();
             let shape = |app: &App| {
                 let tags = app.route.as_ref().map_or(0, |it| it.tags().count());
@@ -104,6 +104,7 @@ impl Machine {
         self.change(name, now, |app, world| {
             let config = &world.settings.autoscaler;
             let seen = object.map(|it| observe::service(it, config, app.service.as_ref()));
+            // After a restart, the conditions that an earlier leader wrote are the starting point.
             if let (None, Some(object)) = (&app.service, object) {
                 restore::conditions(&mut app.conditions, object, &render::SERVICE);
             }
@@ -119,7 +120,7 @@ impl Machine {
             let before = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
             app.configuration = object.map(observe::configuration).map(|it| Configuration {
                 template: world.templates.share(&it.template),
-                // What we know is newer than what we wrote.
+                // The world's value is newer than the written one.
                 latest_ready: before.and_then(|it| it.latest_ready).or(it.latest_ready),
                 ..it
             });
@@ -139,11 +140,12 @@ impl Machine {
             }
             match (object.map(observe::route), before) {
                 (Some(seen), before) => {
+                    // After a restart, the shares that an earlier leader wrote are the starting point.
                     let before = before.unwrap_or_else(|| seen.clone());
-                    // What could not be written the writer says, and only once.
+                    // The writer reports a write error only once, so the present one is kept.
                     let Route { allotted, blocked, .. } = before.clone();
                     let route = Route { allotted, blocked, ..seen };
-                    // Who leads knows better than what it wrote; who does not follows that.
+                    // The leader's values are newer than what it wrote; other replicas follow the object.
                     app.route = Some(match world.leads {
                         true => Route { traffic: before.traffic, rollout: before.rollout, ..route },
                         false => route,
@@ -159,7 +161,7 @@ impl Machine {
         }
     }
 
-    /// Other apps whose Revisions a route names.
+    /// Records the other apps whose Revisions a Route names, and returns them.
     fn note_references(&mut self, name: &Name, route: &Route) -> BTreeSet<Name> {
         let mut named = BTreeSet::new();
         for target in route.wanted.iter() {
@@ -176,7 +178,7 @@ impl Machine {
         named
     }
 
-    /// The apps that it named.
+    /// Forgets the references of a Route, and returns the apps that it named.
     fn forget_references(&mut self, name: &Name) -> BTreeSet<Name> {
         let mut named = BTreeSet::new();
         self.world.referrers.retain(|other, from| {
@@ -207,7 +209,7 @@ impl Machine {
                 world.decisions.entry(name.clone()).or_insert(line);
             }
             match app.revisions.iter_mut().find(|it| it.name == seen.name) {
-                // All else is what we say of it, and newer.
+                // All other fields are the controller's own, and newer in the world.
                 Some(known) if [Uid(0), seen.meta.uid].contains(&known.meta.uid) => {
                     if !world.leads {
                         follow(known, &seen);
@@ -216,8 +218,7 @@ impl Machine {
                     known.creator = seen.creator;
                     (known.leaving, known.is_orphan) = (seen.leaving, seen.is_orphan);
                 }
-                // Another one of that name; what is decided goes by the name, and pods of the first answer their
-                // last requests.
+                // A new Revision of the name. Decisions go by the name, and pods of the old one finish their requests.
                 Some(known) => {
                     known.pods.iter_mut().for_each(|pod| drain(pod, now));
                     let (decided, pods) = (known.decided, std::mem::take(&mut known.pods));
@@ -230,6 +231,7 @@ impl Machine {
             for pod in early.into_values() {
                 put_pod(app, &name.name, pod, world.leads, now);
             }
+            // A new leader must not scale down what runs before the autoscaler decides.
             let mut all = app.revisions.iter_mut();
             all.find(|it| is_new && *it.name == *name.name).into_iter().for_each(keep_what_runs);
         });
@@ -242,6 +244,7 @@ impl Machine {
         let key = Key::new(Resource::Deployment, Piece::Object, name.clone());
         let Some((owner, made_for)) = want::maker_of(&self.world, &key) else { return };
         let blocked = object.and_then(observe::deployment);
+        // If Kubernetes scales the Revision, the Deployment's replicas are the desired number of pods.
         let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
         let of = (owner.clone(), Some(made_for.clone()));
         let blocked = self.note_hindrance(&of, Hindrance::Deployment, blocked);
@@ -259,7 +262,7 @@ impl Machine {
         });
     }
 
-    /// A PodAutoscaler owns the HorizontalPodAutoscaler that is made for it.
+    /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.
     fn observe_autoscaler(&mut self, name: Name, object: Option<&Value>) {
         let uid = object.filter(|it| observe::is_horizontal(it));
         let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
@@ -277,6 +280,7 @@ impl Machine {
         if self.observe_own(name, object, now) {
             return;
         }
+        // A kubelet that refused the pod would refuse the next one too, so the node is avoided for a while.
         let refuser = object.and_then(bind::refuser);
         if let Some(node) = refuser.and_then(|it| self.world.nodes.get_mut(it)) {
             node.shun(now);
@@ -292,7 +296,7 @@ impl Machine {
                 self.world.statuses.insert(pod.uid.to_string(), status);
                 let known = self.world.apps.get(&owner).and_then(|app| app.revision(&revision));
                 if known.is_none() {
-                    // Each kind is watched by itself: the Revision is on its way.
+                    // Each kind has a watch of its own: the Revision will be observed soon.
                     let made_for = Name::new(name.namespace.clone(), revision);
                     self.early.entry(made_for).or_default().insert(name.clone(), pod);
                     return;
@@ -317,6 +321,7 @@ impl Machine {
             !pods.is_empty()
         });
         let Some(owner) = self.owners.get(&*uid).cloned() else { return };
+        // The plan must see the pod as ended before its status is dropped.
         if let Some(status) = self.world.statuses.get_mut(&*uid) {
             status.phase = PodPhase::Gone;
         }
@@ -330,7 +335,7 @@ impl Machine {
         self.owners.remove(&*uid);
     }
 
-    /// A node that goes takes its pods with it before anybody says so of each, and gives them back when it comes back.
+    /// Handles a node. A lost node takes its pods away before each is reported, and gives them back when it returns.
     fn observe_node(&mut self, name: &str, object: Option<&Value>, now: Stamp) {
         match object.and_then(observe::zone) {
             Some(zone) => drop(self.world.zones.insert(name.to_owned(), zone)),
@@ -340,7 +345,7 @@ impl Machine {
         let before = self.world.nodes.remove(name);
         let node = match object {
             Some(object) => Some(bind::Node::of(object, before.as_ref())),
-            // Whoever removes a node that is lost brings none of its pods back.
+            // Deleting a lost node does not bring back its pods, so it stays known as lost.
             None if was_away && !self.apps_on(name).is_empty() => Some(bind::Node::default()),
             None => None,
         };
@@ -348,7 +353,7 @@ impl Machine {
         self.node_changed(name, was_away, now);
     }
 
-    /// What is known of a node has changed; `was_away` says whether it was [away](World::is_away) before.
+    /// Plans the apps on a node if it became or is no longer [away](World::is_away); `was_away` is the former state.
     pub(super) fn node_changed(&mut self, name: &str, was_away: bool, now: Stamp) {
         if self.world.is_away(name) == was_away {
             return;
@@ -359,7 +364,7 @@ impl Machine {
         self.settle_activators(name);
     }
 
-    /// Apps with pods on a node.
+    /// Returns the apps that have pods on a node.
     fn apps_on(&self, node: &str) -> Vec<Name> {
         let is_on = |pod: &Pod| pod.placed.as_ref().is_some_and(|it| *it.node == *node);
         let apps = self.world.apps.iter();
@@ -383,7 +388,7 @@ impl Machine {
         let own = owner.clone();
         let planned = self.change(owner, now, |app, world| allot::allot(app, &own, world));
         if was_hidden != hidden(&self.world) {
-            // No fact of the app says so, but its routes and URLs do.
+            // The app has no field for it, but its routes and URLs depend on it.
             self.effects.keys.extend(want::statuses(&own));
             if !planned {
                 self.settle(&own, None, false, now);
@@ -391,8 +396,10 @@ impl Machine {
         }
     }
 
-    /// What was planned last may never have been written, and who leads now may plan something else: pods drain that
-    /// are noted as draining, as for everybody who does not lead.
+    /// Lets all pods follow their annotations, after this replica lost the leadership.
+    ///
+    /// The last plan may never have been written, and the new leader may plan otherwise. So exactly the pods that are
+    /// annotated as draining drain, as on every other replica.
     fn follow_notes(&mut self, now: Stamp) {
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.change(name, now, |app, _| {
@@ -403,7 +410,7 @@ impl Machine {
         }
     }
 
-    /// We lead now, or do not any more.
+    /// Handles the gain or loss of the leadership.
     pub(super) fn lead(&mut self, leads: bool, now: Stamp) {
         self.world.leads = leads;
         let own = self.world.settings.pod.clone();
@@ -423,6 +430,7 @@ impl Machine {
             if !planned {
                 self.settle(&name, None, false, now);
             }
+            // Another leader may have left anything unwritten, so every object is checked.
             if let Some(app) = self.world.apps.get(&name) {
                 let keys = want::keys(&name, app, &self.world);
                 self.effects.keys.extend(keys);
@@ -438,12 +446,12 @@ fn shared(mut manifest: crate::world::Manifest, world: &World) -> crate::world::
     manifest
 }
 
-/// Whoever has not planned it yet keeps what runs, unless somebody decides.
+/// Keeps the running pods as the desired ones until the autoscaler decides.
 fn keep_what_runs(revision: &mut Revision) {
     revision.desired = revision.serving();
 }
 
-/// A Revision is gone. Where it has pods it stays until those have ended: they answer their last requests.
+/// Marks a Revision as deleted. It stays until its pods have ended, since they finish their requests.
 fn lose_revision(app: &mut App, name: &str, now: Stamp) {
     for revision in app.revisions.iter_mut().filter(|it| *it.name == *name) {
         revision.gone = true;
@@ -452,7 +460,7 @@ fn lose_revision(app: &mut App, name: &str, now: Stamp) {
     app.revisions.retain(|it| !it.gone || !it.pods.is_empty());
 }
 
-/// Lets a pod answer its last requests. Kubernetes ends it, now or in a moment: it never serves again.
+/// Lets a pod finish its requests. Kubernetes ends it now or soon, so it never serves again.
 fn drain(pod: &mut Pod, now: Stamp) {
     if let Some(placed) = &mut pod.placed {
         placed.deleted = true;
@@ -462,7 +470,7 @@ fn drain(pod: &mut Pod, now: Stamp) {
     }
 }
 
-/// What only who leads finds out of a Revision, or may have seen in time: the others read it there.
+/// Copies the facts of a Revision that only a leader finds out, or that it may have observed earlier.
 fn follow(known: &mut Revision, seen: &Revision) {
     known.reached |= seen.reached;
     if known.digests.is_empty() {
@@ -470,9 +478,9 @@ fn follow(known: &mut Revision, seen: &Revision) {
     }
 }
 
-/// Puts a pod where it belongs. What was decided of one that is known stays, but for what only Kubernetes knows.
+/// Stores a pod in its Revision. For a known pod, only the fields that Kubernetes sets are replaced.
 ///
-/// Who leads decides which pods drain and notes it on them; the others read it there.
+/// The leader decides which pods drain and annotates them; other replicas follow the annotation.
 fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
     let gone = revision.gone;
@@ -480,6 +488,7 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known) => {
             let was = known.placed.as_ref().map(|it| it.kubelet);
+            // A readiness that was once reported and is gone is a lost one, not a first one that is awaited.
             if let (Some(placed), Some(Kubelet::Ready | Kubelet::Lost)) = (&mut pod.placed, was)
                 && placed.kubelet == Kubelet::Waits
             {
@@ -502,10 +511,10 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
     }
 }
 
-/// Lets a pod drain that is noted as draining, and no other one.
+/// Lets a pod drain if it is annotated as draining, and serve otherwise.
 ///
-/// From now on: the clock that it was noted by may be ahead, and it would drain for so much longer, or behind, and its
-/// last requests would get no time at all.
+/// Draining begins now, not at the annotated time. The annotating clock may be ahead, which would prolong the draining,
+/// or behind, which would leave no time for the last requests.
 fn follow_note(pod: &mut Pod, now: Stamp) {
     let Some(placed) = &pod.placed else { return };
     match (pod.stage, placed.draining) {

@@ -1,4 +1,4 @@
-//! Pure: pods of our own parts: who carries requests, who is waited for, where streams are taken.
+//! Pure: pods of Rouse's own components: activators to route to, agents to wait for, addresses of replicas.
 
 use common::wire::{Activator, Name, Part, Replicas, Role, RouteChange, RouteKey};
 use serde_json::Value;
@@ -12,10 +12,10 @@ use crate::{
 };
 
 impl Machine {
-    /// A pod of the system namespace that is one of ours, or was. Returns whether it is: others are Revisions'.
+    /// Handles a pod of the system namespace. Returns false if it is no pod of a component, and was none before.
     pub(super) fn observe_own(&mut self, name: &Name, object: Option<&Value>, now: Stamp) -> bool {
         if name.namespace != self.world.settings.namespace {
-            // Whoever may label a pod elsewhere must not become a part.
+            // A user who may label pods in another namespace must not be able to pose as a component.
             return false;
         }
         match object.and_then(observe::own) {
@@ -42,6 +42,7 @@ impl Machine {
 
     fn lose_own(&mut self, name: &str, now: Stamp) -> bool {
         let mut was = false;
+        // The pod may have been any component, and its deletion does not state which.
         for who in self.world.followers.lose(name) {
             was = true;
             self.report_lost(&who, now);
@@ -61,16 +62,18 @@ impl Machine {
         was
     }
 
-    /// Another replica of a part counts now.
+    /// Sets the chosen replica of a component.
     pub(super) fn choose(&mut self, part: Part, chosen: Option<String>) {
         self.change_replicas(part, |it| it.chosen = chosen);
     }
 
-    /// Tells all links where the replicas of a part are. One that has none is found as the link was set up.
+    /// Changes the replicas of a component in the RouteTable. Without any, clients use the address that they are
+    /// configured with.
     fn change_replicas(&mut self, part: Part, change: impl FnOnce(&mut Replicas)) {
         let none = || Replicas { part, members: Vec::new(), chosen: None };
         let replicas = self.world.replicas.entry(part).or_insert_with(none);
         change(replicas);
+        // The order of observation must not show in the table, or replicas would send different tables.
         replicas.members.sort_by(|a, b| a.name.cmp(&b.name));
         let key = RouteKey::Replicas(part);
         if replicas.members.is_empty() {
@@ -92,7 +95,8 @@ impl Machine {
         self.activators_changed();
     }
 
-    /// One that leaves is named until the last slice that leads to it is rewritten: it serves for as long as it is named.
+    /// Updates an activator in the RouteTable. A leaving one stays until the last slice with it is rewritten: it serves
+    /// for as long as the table names it.
     fn say_activator(&self, name: &str) {
         let key = RouteKey::Activator(name.to_owned());
         match self.world.standing(name) {
@@ -106,7 +110,7 @@ impl Machine {
         }
     }
 
-    /// Whether a node is away counts for its activators too.
+    /// Updates the activators of a node that became, or is no longer, away.
     pub(super) fn settle_activators(&mut self, node: &str) {
         let all = self.world.activators.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
@@ -116,7 +120,7 @@ impl Machine {
         }
     }
 
-    /// A slice as it is now.
+    /// Handles an EndpointSlice; `None`: it was deleted.
     pub(super) fn observe_slice(&mut self, name: &Name, object: Option<&Value>) {
         let targets = object.map(observe::targets).unwrap_or_default();
         for left in self.world.slices.put(name, &targets) {
@@ -131,7 +135,7 @@ impl Machine {
         self.activators_changed();
     }
 
-    /// Every name's slices are looked at again; only those whose choice changed are written, at a set rate.
+    /// Has the slices of every name checked. The writer writes only those whose choice changed, at a limited rate.
     fn activators_changed(&mut self) {
         let apps = || self.world.apps.iter();
         let names = apps().filter(|(_, app)| app.route.is_some());

@@ -1,4 +1,4 @@
-//! Pure: what agents and activators report: which pods listen, and which draining ones nobody sends to any more.
+//! Pure: reports of agents and activators: states of pods, and drain acknowledgements.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,27 +11,27 @@ use crate::{
     world::{App, Kind, Platform, Stamp, World},
 };
 
-/// So many pods of one reporter may wait to be known here; a node has a few hundred.
+/// Maximum number of unknown pods that are kept per reporter; a node has a few hundred pods.
 const EARLY: usize = 1000;
 
-/// What one reporter has named.
+/// Pods that one reporter has named.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Where it runs.
+    /// Name of the node on which the reporter runs.
     node: String,
     pods: BTreeSet<String>,
     unnamed: Option<BTreeSet<String>>,
-    /// Seen before the API server's word of where they are.
+    /// Reports of pods whose node the API server has not stated yet.
     early: BTreeMap<String, PodSeen>,
 }
 
-/// Whose word counts for a pod.
+/// Node of a pod, as seen from a reporter.
 enum Place {
-    /// That of the reporter: the pod is on its node.
+    /// The pod is on the reporter's node, so the reporter's state of it is used.
     Here,
-    /// That of the agent of another node.
+    /// The pod is on this other node, whose agent alone may report it.
     There(String),
-    /// Not known yet.
+    /// The pod's node is not known yet.
     Unknown,
 }
 
@@ -42,7 +42,7 @@ impl Machine {
         self.node_changed(&who.node, was_away, now);
         let report = self.reports.entry(reporter(who)).or_default();
         report.node.clone_from(&who.node);
-        // What an earlier stream did not come to name is still to be named.
+        // Pods that the last stream did not name again before it ended are still to be named.
         let named = std::mem::take(&mut report.pods);
         report.unnamed.get_or_insert_default().extend(named);
     }
@@ -52,7 +52,7 @@ impl Machine {
         let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
         let Some(mut gone) = report.unnamed.take() else { return };
         gone.iter().for_each(|uid| drop(report.early.remove(uid)));
-        // Only the local node's pods are remembered; on Kubernetes a hundred agents would look at all there are.
+        // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
         if who.role == Role::Agent && self.world.settings.platform == Platform::Local {
             let remembered = self.world.apps.values().flat_map(|app| app.pods());
             let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
@@ -71,8 +71,8 @@ impl Machine {
         self.settle_draining(now);
     }
 
-    /// The pod of a reporter is gone. What it called not ready may have become so, which others say then; of what it
-    /// called ready the kubelet tells when that ends.
+    /// Handles the end of a reporter's pod. A pod that it reported as not ready may have become ready, which others
+    /// report then. For a pod that it reported as ready, the kubelet reports the end of readiness.
     pub(super) fn report_lost(&mut self, who: &str, now: Stamp) {
         let Some(report) = self.reports.get(who) else { return };
         let waits = |uid: &&String| self.world.seen.get(*uid).is_some_and(|it| !it.ready);
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// The follower opens no connection to the pod, or may do so again.
+    /// Handles a drain acknowledgement, or its withdrawal.
     pub(super) fn avoid(
         &mut self,
         who: &Subscriber,
@@ -102,12 +102,12 @@ impl Machine {
         }
     }
 
-    /// The activator names each service that it leads to some revision.
+    /// Records that the activator names each service that it routes to some Revision.
     pub(super) fn names_routed(&mut self, who: &Subscriber, stream: u64) {
         self.world.followers.names_routed(&reporter(who), stream);
     }
 
-    /// The activator leads the service to some revision, or does no more.
+    /// Records that the activator routes the service to some Revision, or no longer does.
     pub(super) fn routed(
         &mut self,
         who: &Subscriber,
@@ -118,6 +118,7 @@ impl Machine {
     ) {
         self.world.followers.routed(&reporter(who), stream, name, leads);
         let Some(app) = self.world.app_named(name) else { return };
+        // A Route becomes ready only once every activator routes its names.
         let waits = |app: &App| !app.conditions.is_true(Kind::RouteIngress);
         if leads && self.world.apps.get(&app).is_some_and(|it| waits(it)) {
             self.settle(&app, None, false, now);
@@ -126,6 +127,7 @@ impl Machine {
 
     pub(super) fn see(&mut self, who: &Subscriber, seen: PodSeen, now: Stamp) {
         let place = self.place(&who.node, &seen.uid);
+        // Checked first: a compromised agent must not be able to speak for the pods of other nodes.
         if let Place::There(node) = place {
             return self.refuse_report(&who.node, &seen.uid, &node);
         }
@@ -139,12 +141,13 @@ impl Machine {
             Place::Unknown if report.early.len() < EARLY => {
                 report.early.insert(seen.uid.clone(), seen);
             }
+            // Beyond the bound, the report is dropped; the agent's next stream repeats it.
             Place::Unknown | Place::There(_) => {}
             Place::Here => self.put_seen(seen, now),
         }
     }
 
-    /// The API server has said where a pod is: what was seen of it before counts, or is refused, now.
+    /// Handles the first statement of a pod's node: earlier reports of the pod are applied or refused now.
     pub(super) fn take_early(&mut self, uid: &str, now: Stamp) {
         let holds = |report: &&Report| report.early.contains_key(uid);
         let nodes: Vec<String> =
@@ -169,7 +172,7 @@ impl Machine {
         }
     }
 
-    /// A pod is gone for good: nothing that was reported of it matters any more.
+    /// Forgets all reports of a pod that has ended.
     pub(super) fn forget_reports(&mut self, uid: &str) {
         self.world.seen.remove(uid);
         self.world.followers.forget(uid);
@@ -185,10 +188,10 @@ impl Machine {
         let known = self.world.seen.get(&uid);
         let same =
             known.is_some_and(|it| *it == PodSeen { in_flight: it.in_flight, ..seen.clone() });
-        // Only counts change most of the time, and nothing more is asked then.
+        // Most reports change only counts, which need no plan.
         let told = if same { None } else { plan::serves(&self.world, &app, &uid) };
         self.world.seen.insert(uid.clone(), seen);
-        // After a restart agents say of every pod what the kubelet has said already.
+        // After a restart, agents report every pod in a state that the kubelet has already reported.
         let same = same || told.is_some() && told == plan::serves(&self.world, &app, &uid);
         if !same || (idle && self.draining.contains(&app)) {
             self.settle(&app, None, false, now);
@@ -206,7 +209,7 @@ impl Machine {
         self.forget_seen(uid, now);
     }
 
-    /// What its agent does not see is not there, whatever was remembered of it.
+    /// Handles a pod that its agent does not see: it does not serve, even if it was restored as serving.
     fn forget_seen(&mut self, uid: &str, now: Stamp) {
         let seen = self.world.seen.remove(uid).is_some();
         let Some(name) = self.owners.get(uid).cloned() else { return };
@@ -218,13 +221,13 @@ impl Machine {
         }
     }
 
-    /// Where the API server has put a pod, as an agent on `node` sees it.
+    /// Returns the place of a pod, according to the API server, relative to an agent on `node`.
     fn place(&self, node: &str, uid: &str) -> Place {
         let app = self.owners.get(uid).and_then(|app| self.world.apps.get(app));
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
         match pod.map(|(_, pod)| pod.placed.as_deref()) {
             None => Place::Unknown,
-            // The local node has no other.
+            // Pods without a placement are the local node's.
             Some(None) => Place::Here,
             Some(Some(placed)) if placed.node.is_empty() => Place::Unknown,
             Some(Some(placed)) if *placed.node == *node => Place::Here,
@@ -232,7 +235,7 @@ impl Machine {
         }
     }
 
-    /// An agent speaks of a pod of another node: it could take its requests, or keep it from having any.
+    /// Refuses a report of a pod on another node: the reporter could attract the pod's requests, or keep them from it.
     fn refuse_report(&mut self, from: &str, pod: &str, node: &str) {
         warn!(from, pod, node, "report refused: the pod runs on another node");
         self.effects.refused += 1;
@@ -245,12 +248,12 @@ impl Machine {
     }
 }
 
-/// Names a reporter: one part may be agent and another activator under the same name.
+/// Returns the key of a reporter: an agent and an activator may have the same name.
 pub(super) fn reporter(who: &Subscriber) -> String {
     followers::named(who.role, &who.name)
 }
 
-/// Pods that serve again, or are gone: whatever was said of their draining speaks of the past.
+/// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived(
     world: &mut World,
     before: &crate::world::App,

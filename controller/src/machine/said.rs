@@ -1,6 +1,6 @@
-//! Pure: the RouteTable's box keeps which states were said; the states themselves are planned again when a stream asks.
+//! Pure: fingerprints of sent subjects; the messages themselves are planned again when a stream asks for them.
 //!
-//! A message of each subject would be the third copy of what the world knows, and the largest.
+//! A stored message of each subject would be the third and largest copy of what the world holds.
 
 use std::{
     collections::HashMap,
@@ -16,12 +16,12 @@ use prost::Message as _;
 use super::Machine;
 use crate::plan;
 
-/// What was said of a subject, by its hash: one mistake in 2^64 changes.
+/// Fingerprint of the last message sent of a subject. A changed message has an equal one with probability 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said(u64);
 
 impl Said {
-    /// The hash of the message as it travels.
+    /// Returns the fingerprint of the encoded message.
     pub fn of(change: &RouteChange) -> Self {
         let item = raw::RouteItem::from(RouteItem { version: 0, change: change.clone() });
         let mut hash = DefaultHasher::new();
@@ -30,12 +30,14 @@ impl Said {
     }
 }
 
-/// One stream's next batch of the RouteTable.
+/// Next batch of the RouteTable for one stream.
 pub type Routes = Batch<RouteKey, RouteChange>;
 
 impl Machine {
-    /// The states that `batch` speaks of, with all that `cursor` has beyond it: they are as they are now, so nothing
-    /// that came with them may be left for the next batch.
+    /// Returns the messages for the subjects of `batch`, and of all that `cursor` has beyond it.
+    ///
+    /// The messages show the present state. So a change that came together with them must not be left for the next
+    /// batch.
     pub fn states(
         &self,
         batch: Batch<RouteKey, Said>,
@@ -57,12 +59,13 @@ impl Machine {
         Batch { version, steps: out }
     }
 
-    /// One subject as it is now.
+    /// Returns the message of one subject as it is now.
     pub fn route(&self, key: &RouteKey) -> Option<RouteChange> {
         self.state(key, &mut None)
     }
 
-    /// `last` holds the subjects of the app that was asked for last: those of one app follow each other.
+    /// Returns the message of one subject. `last` caches the subjects of the app of the last call, since the subjects
+    /// of one app follow each other.
     fn state(
         &self,
         key: &RouteKey,

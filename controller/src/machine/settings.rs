@@ -1,4 +1,4 @@
-//! Pure: ConfigMaps → the settings in force, and everything that follows from them.
+//! Pure: ConfigMaps → present settings, with all changes that follow from them.
 
 use std::sync::Arc;
 
@@ -16,26 +16,26 @@ use crate::{
     world::{Platform, Settings, Stamp},
 };
 
-/// What people should read on a ConfigMap.
+/// Event to record on a ConfigMap, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigNews {
-    /// The ConfigMap.
+    /// Namespace and name of the ConfigMap.
     pub name: Name,
-    /// Its UID; empty once it is gone.
+    /// UID of the ConfigMap; empty once it is deleted.
     pub uid: String,
-    /// What.
+    /// Type, reason and message of the Event.
     pub event: config_maps::Event,
 }
 
-/// Apps whose objects are looked at together after a change of settings: 100 a second.
+/// Number of apps whose objects are checked together after a change of settings: 100 per second in all.
 const AT_ONCE: usize = 10;
-/// Until the next ones.
+/// Milliseconds until the next apps are checked.
 const PAUSE_MS: u64 = 100;
-/// The timer of that; no app is called so.
+/// Name of the timer for the next apps, which no app can have.
 pub(super) const REWRITE: Name = Name::EMPTY;
 
 impl Machine {
-    /// A ConfigMap as it is now. Only those of our own namespace set anything.
+    /// Handles a ConfigMap. Only those of the system namespace have an effect.
     pub(super) fn observe_config(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
         if name.namespace != self.world.settings.namespace {
             return;
@@ -57,7 +57,7 @@ impl Machine {
         if self.world.leads {
             self.effects.news.extend(fresh);
         } else {
-            // Whoever leads tells; what this replica knows counts once it does.
+            // The leader records Events; this replica records its warnings if it becomes the leader.
             fresh.retain(|it| it.event.is_warning);
             self.untold.insert(name.clone(), fresh);
         }
@@ -65,14 +65,15 @@ impl Machine {
         self.world.settings = Arc::new(settings);
         if update.is_changed {
             self.say_settings();
-            // What templates say was read with the settings before.
+            // Templates were parsed with the old settings.
             self.world.templates = Templates::default();
             let all: Vec<Name> = self.world.apps.keys().cloned().collect();
             for app in &all {
                 self.settle(app, None, false, now);
             }
             self.settle_mappings(now);
-            // Objects say what the settings were when they were made. Who does not lead names all once it does.
+            // Objects reflect the settings at the time of their creation. A replica that becomes the leader names all
+            // of them.
             if self.world.leads && self.world.settings.platform == Platform::Kubernetes {
                 self.stale = all.into();
                 self.rewrite(now);
@@ -80,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Tells other parts what holds for all services, where that is not as usual.
+    /// Updates the settings for all services in the RouteTable, or removes them if all are defaults.
     fn say_settings(&self) {
         match self.world.settings.said() {
             Some(it) => {
@@ -90,7 +91,7 @@ impl Machine {
         }
     }
 
-    /// Looks at the objects of some more apps, and at the rest a little later: a setting concerns every service there is.
+    /// Names the objects of some more apps, and sets a timer for the rest: a setting concerns every service.
     pub(super) fn rewrite(&mut self, now: Stamp) {
         for _ in 0..AT_ONCE {
             let Some(name) = self.stale.pop_front() else { return };
@@ -103,14 +104,14 @@ impl Machine {
 }
 
 impl Settings {
-    /// What the RouteTable says of them.
+    /// Returns the settings as the RouteTable contains them; `None`: all are defaults.
     pub(super) fn said(&self) -> Option<wire::Settings> {
         let request_log = self.configs.observability.request_log.clone();
         let edge = self.configs.network.edge.clone();
         wire::Settings { request_log, levels: self.configs.logging.levels(), edge }.said()
     }
 
-    /// Takes over what the ConfigMaps say for scaling and for Deployments.
+    /// Derives the settings of scaling and of Deployments from the ConfigMaps.
     fn adopt(&mut self) {
         let configs = &self.configs;
         let (deployment, defaults) = (&configs.deployment, &configs.defaults);

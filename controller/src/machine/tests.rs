@@ -81,7 +81,7 @@ impl Sim {
         &self.machine.world.apps[&hello()]
     }
 
-    /// Generations of Service, Configuration and Route.
+    /// Returns the generations of Service, Configuration and Route.
     pub(super) fn generations(&self) -> [Option<u32>; 3] {
         let app = self.app();
         [
@@ -248,13 +248,13 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
     ];
     assert_eq!(env, want);
     assert_eq!(sim.phases(), [PodPhase::Starting]);
-    // The node has not said a word yet.
+    // The node has not reported any status yet.
     sim.see(&uid, |_| ());
     assert_eq!(sim.phases(), [PodPhase::Ready]);
     assert_eq!(sim.table().services[&hello()].path, Path::Direct);
 }
 
-/// As in Knative, which admits it: the initial scale is reached once, and then the maximum holds.
+/// Knative admits such a template too: the initial scale is reached once, and then the maximum holds.
 #[test]
 fn an_initial_scale_above_the_maximum_becomes_ready() {
     let mut sim = Sim::new();
@@ -268,7 +268,7 @@ fn an_initial_scale_above_the_maximum_becomes_ready() {
     assert_eq!(serving, 1, "the maximum holds from then on");
 }
 
-/// A ready pod, and an agent on stream 1 and an activator on stream 2 that may send to it.
+/// Returns a ready pod, and an agent on stream 1 and an activator on stream 2 that may connect to it.
 fn one_pod_with_two_followers() -> (Sim, String) {
     let mut sim = Sim::new();
     sim.apply(HELLO);
@@ -621,7 +621,7 @@ fn tags_get_names_of_their_own_that_last() {
     assert_eq!(sim.names.len(), 1);
 }
 
-/// Also where the one that had the name drains for a while after its end.
+/// The former owner drains for a while after its deletion, and the other one gets the name all the same.
 #[test]
 fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
     let mut sim = Sim::new();

@@ -35,7 +35,7 @@ fn all() -> NetworkPolicies {
     it
 }
 
-/// Last bytes of the pods' addresses that may ask a service of `shop` at port 8080; none: everybody.
+/// Last bytes of the addresses of pods that may connect to a service of `shop` at port 8080; `None`: all may.
 fn asks(it: &NetworkPolicies) -> Option<Vec<u8>> {
     let labels = || [("app".to_owned(), "hello".to_owned())].into();
     let sources = it.sources(&SHOP.into(), labels, 8080)?;
@@ -157,7 +157,7 @@ fn a_change_names_the_namespaces_it_may_touch() {
     assert_eq!(it.namespace("jobs", Some(&labels("bank"))), none);
     assert_eq!(it.namespace("jobs", Some(&labels("shop"))), shop);
     assert_eq!(asks(&it), Some(vec![3]));
-    // Namespaces and pods come from two watches: a pod may be known first.
+    // Namespaces and pods come from two watches: a pod may be known before its namespace.
     it.client(name("late", "web"), client(json!({}), "10.0.0.8"));
     assert_eq!(it.namespace("late", Some(&labels("bank"))), shop);
     assert_eq!(asks(&it), Some(vec![3, 8]));

@@ -1,4 +1,4 @@
-//! Pure: what an API server's admission asks about an object: fill it in, and may it be so?
+//! Pure: admission of objects for an API server: defaults (mutation) and validation.
 //!
 //! knative/serving `pkg/apis/serving/{v1,v1beta1}`, `pkg/apis/autoscaling/v1alpha1` and knative/networking
 //! `pkg/apis/networking/v1alpha1`; knative.md §1.12, §1.13.
@@ -23,31 +23,31 @@ use crate::{
 
 mod internal;
 
-/// The kinds that admission knows.
+/// Kinds of objects that admission handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `serving.knative.dev/v1` Service.
+    /// Kind Service of API version `serving.knative.dev/v1`.
     Service,
-    /// `serving.knative.dev/v1` Configuration.
+    /// Kind Configuration of API version `serving.knative.dev/v1`.
     Configuration,
-    /// `serving.knative.dev/v1` Revision.
+    /// Kind Revision of API version `serving.knative.dev/v1`.
     Revision,
-    /// `serving.knative.dev/v1` Route.
+    /// Kind Route of API version `serving.knative.dev/v1`.
     Route,
-    /// `serving.knative.dev/v1beta1` DomainMapping.
+    /// Kind DomainMapping of API version `serving.knative.dev/v1beta1`.
     DomainMapping,
-    /// `autoscaling.internal.knative.dev/v1alpha1` PodAutoscaler.
+    /// Kind PodAutoscaler of API version `autoscaling.internal.knative.dev/v1alpha1`.
     PodAutoscaler,
-    /// `autoscaling.internal.knative.dev/v1alpha1` Metric.
+    /// Kind Metric of API version `autoscaling.internal.knative.dev/v1alpha1`.
     Metric,
-    /// `networking.internal.knative.dev/v1alpha1` ServerlessService.
+    /// Kind ServerlessService of API version `networking.internal.knative.dev/v1alpha1`.
     ServerlessService,
-    /// `networking.internal.knative.dev/v1alpha1` ClusterDomainClaim.
+    /// Kind ClusterDomainClaim of API version `networking.internal.knative.dev/v1alpha1`.
     ClusterDomainClaim,
 }
 
 impl Kind {
-    /// The kind of that group and name.
+    /// Returns the kind of an API group and a kind's name.
     pub fn of(group: &str, kind: &str) -> Option<Self> {
         const AUTOSCALING: &str = "autoscaling.internal.knative.dev";
         const NETWORKING: &str = "networking.internal.knative.dev";
@@ -65,7 +65,7 @@ impl Kind {
         })
     }
 
-    /// Where the PodSpec of such an object stands.
+    /// Returns the place of the PodSpec in an object of this kind: as JSON pointer and as field path.
     fn pod(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Service | Self::Configuration => {
@@ -77,25 +77,24 @@ impl Kind {
     }
 }
 
-/// What is asked.
+/// Question of the API server: one object, and all that the answer depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// What it is about.
+    /// Kind of the object in question.
     pub kind: Kind,
-    /// The object as it shall be.
+    /// Object as it is to be stored.
     pub object: &'a Value,
-    /// The object as it is; none where it is being made.
+    /// Object as it is stored; `None` if it is being created.
     pub old: Option<&'a Value>,
-    /// Who asks the API server; none where the controller asks itself.
+    /// User of the request; `None` if the controller itself asks.
     pub user: Option<&'a str>,
-    /// What the rules depend on.
+    /// Settings that the rules depend on.
     pub rules: Rules<'a>,
 }
 
-/// The object with everything that it leaves to defaults.
+/// Returns the object with all defaults filled in, and the paths of unknown fields.
 ///
-/// The paths are those of fields that no pod has: they are taken out, as the API server does with what a schema does
-/// not name.
+/// Unknown fields are fields that no pod has. They are removed, as the API server does with fields outside a schema.
 pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
     let mut object = it.object.clone();
     let unknown = match it.kind.pod() {
@@ -115,6 +114,7 @@ pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
             }
         }
         Kind::Route => traffic_of(&mut object, false),
+        // Revisions are immutable: defaults that appeared later must not reach an existing one.
         Kind::Revision if created => {
             if let Some(spec) = object.get_mut("spec") {
                 defaults::revision_spec(spec, &meta, created, &it.rules);
@@ -128,7 +128,7 @@ pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
     (object, unknown)
 }
 
-/// Whether everything about it is as it must be, and what should be known besides.
+/// Checks an object against all rules, and collects warnings.
 pub fn validate(it: &Question<'_>) -> Verdict {
     let mut verdict = Verdict::default();
     let problems = &mut verdict.problems;
@@ -146,17 +146,18 @@ pub fn validate(it: &Question<'_>) -> Verdict {
     verdict
 }
 
-/// What the rules say of an object.
+/// Result of validation: broken rules, and warnings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// Broken rules; none: it may be so.
+    /// Broken rules; an empty list admits the object.
     pub problems: Vec<Problem>,
-    /// What should be known although it may be so.
+    /// Warnings, which the user gets although the object is admitted.
     pub warnings: Vec<Problem>,
 }
 
 fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
     let Some(Value::Object(spec)) = object.pointer_mut(pointer) else { return Vec::new() };
+    // The fields that Knative adds to a PodSpec are unknown to that type: they are set aside while it is pruned.
     let own: Vec<_> = template::LIMITS.iter().filter_map(|name| spec.remove_entry(*name)).collect();
     let mut pod = Value::Object(std::mem::take(spec));
     let unknown = prune::<PodSpec>(&mut pod, path);
@@ -167,8 +168,8 @@ fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
     unknown
 }
 
-/// A template that brings its name describes one Revision for ever: a new default of the installation must not force
-/// its user to choose another name.
+/// Returns true if the new template has the old one's explicit name. Such a template describes one Revision forever:
+/// changed defaults of the installation must not force the user to choose another name.
 fn keeps_its_revision(it: &Question<'_>) -> bool {
     let name = |object: &Value| {
         let name = object.pointer("/spec/template/metadata/name").and_then(Value::as_str);
@@ -184,9 +185,9 @@ fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &R
     }
 }
 
-/// What a named template leaves to the defaults is filled in where they say what they said when it was made. Knative leaves
-/// it unset, and so refuses a manifest that is applied twice: `kubectl apply` replaces the list of containers by the one of
-/// the manifest. Anything else that is missing now is a change, and is refused as one.
+/// Fills in absent fields of a named template whose defaults are the same as when it was created. Knative leaves them
+/// unset, and so refuses a manifest that is applied twice: `kubectl apply` replaces the list of containers by that of
+/// the manifest. Any other absent field is a change, and is refused as one.
 fn keep_template(object: &mut Value, old: &Value, meta: &ObjectMeta, rules: &Rules<'_>) {
     const AT: &str = "/spec/template";
     let mut filled = object.clone();
@@ -198,7 +199,7 @@ fn keep_template(object: &mut Value, old: &Value, meta: &ObjectMeta, rules: &Rul
     }
 }
 
-/// Gives `new` the values of `old` where it has none and `filled` has the same one.
+/// Copies values of `old` to `new` where `new` has none and `filled` has the same value.
 fn keep(new: &mut Value, filled: &Value, old: &Value) {
     match (new, filled, old) {
         (Value::Object(new), Value::Object(filled), Value::Object(old)) => {
@@ -226,7 +227,7 @@ fn traffic_of(object: &mut Value, is_service: bool) {
     }
 }
 
-/// Notes who made it and who changed its spec. Children are their parent's: nobody is noted there.
+/// Records creator and last modifier in annotations. Child objects get none: their parent records both.
 fn user(object: &mut Value, meta: &ObjectMeta, it: &Question<'_>) {
     let Some(user) = it.user else { return };
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
@@ -236,6 +237,7 @@ fn user(object: &mut Value, meta: &ObjectMeta, it: &Question<'_>) {
         _ => false,
     };
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+    // Only the spec counts: labels and annotations change without making anyone a modifier (Knative's `SetUserInfo`).
     let changed = it.old.is_none_or(|old| !diff::same(&spec(old), &spec(object)));
     if !noted || !changed {
         return;
@@ -252,7 +254,7 @@ fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     defaults::object(metadata, "annotations")
 }
 
-/// Service, Configuration and Route.
+/// Checks a Service, Configuration or Route.
 fn serving(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let annotations = meta.annotations.clone().unwrap_or_default();
     metadata::name(meta, problems);
@@ -274,11 +276,13 @@ fn serving(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     if it.kind != Kind::Configuration {
         let before = problems.len();
         let targets: Vec<TrafficTarget> = typed(spec.get("traffic"), "spec.traffic", problems);
+        // An unreadable list is reported once, without the errors of an empty one.
         if problems.len() == before {
             traffic::check(&targets, it.kind == Kind::Service, problems);
         }
     }
     let Some(old) = it.old else { return };
+    // These annotations of child objects are not recorded here (see `user`), so there is nothing to protect.
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
     if it.kind == Kind::Service || !owned {
         same_creator(old, it.object, &annotations, problems);
@@ -308,7 +312,7 @@ fn revision_template(
     template::annotations(&annotations, &spec, &format!("{at}.annotations"), rules, problems);
 }
 
-/// A template that keeps its name may not change otherwise: the Revision of that name is there.
+/// Refuses any change of a template that keeps its name, since the Revision of that name exists already.
 fn name_change(old: &Value, new: &Value, problems: &mut Vec<Problem>) {
     let template = |object: &Value| object.pointer("/spec/template").cloned().unwrap_or_default();
     let (old, new) = (template(old), template(new));
@@ -339,6 +343,7 @@ fn same_creator(
 fn revision(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     metadata::name(meta, problems);
     metadata::revision_owner(meta, problems);
+    // A spec was judged when it was created. Judged again by stricter settings it could not even get a label.
     if let Some(old) = it.old {
         let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
         if let Some(diff) = diff::diff(&spec(old), &spec(it.object)) {
@@ -349,7 +354,7 @@ fn revision(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     }
     let spec = template::spec(it.object.get("spec"), "spec", &it.rules, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
-    // What a Revision's annotations may be was judged in its template, but the autoscaler's are also read from here.
+    // Annotations were judged in the template, but the autoscaler reads the Revision's own, too.
     if let Err(more) =
         it.rules.autoscaler.policy(&annotations, limit(&spec), "metadata.annotations")
     {
@@ -387,7 +392,7 @@ fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     };
     match it.rules.platform {
         Platform::Local => local::warn(meta, &pod, warnings),
-        // What a cluster's policies may come to ask for is no matter of one machine's.
+        // Policies that a cluster may enforce later do not concern a single machine.
         Platform::Kubernetes => security::warn(&pod, "spec.template.spec", warnings),
     }
     let serving = defaults::serving_index(&pod.containers);
@@ -396,7 +401,7 @@ fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     }
 }
 
-/// The metric of a class that names none.
+/// Returns the metric of a class whose annotations name none.
 pub(super) fn default_metric(class: &str) -> Value {
     if class == policy::KPA { json!("concurrency") } else { json!("cpu") }
 }

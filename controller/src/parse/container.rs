@@ -11,11 +11,11 @@ use super::{
 };
 
 const RESERVED_ENV: [&str; 4] = ["PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION"];
-/// Ports of Knative's sidecar and profiler. Nothing listens on most of them here, but a manifest that is accepted here
-/// is to work there too, and 8022 is where an agent answers a pod's preStop.
+/// Ports of Knative's sidecar and profiler. Rouse uses none of them in pods but 8022, where the agent's pod server
+/// answers the preStop hook. They are refused so that an accepted manifest also works with Knative.
 const RESERVED_PORTS: [i32; 6] = [8008, 8012, 8013, 8022, 9090, 9091];
 
-/// Checks one container; `port` is the one that gets the pod's requests.
+/// Checks one container; `port` is the port that gets the pod's requests.
 pub(super) fn check(
     container: &Container,
     role: Role,
@@ -46,7 +46,7 @@ fn name(container: &Container, at: &str, problems: &mut Vec<Problem>) {
         let message = format!("{name:?} is a reserved container name");
         problems.push(Problem::new(format!("{at}.name"), message));
     } else if !name.is_empty() && !dns::dns1123(name).is_empty() {
-        // Knative leaves this to the Deployment, which then never comes to be.
+        // Knative leaves this to the Deployment, whose pods are then never created.
         problems.push(Problem::invalid(format!("{at}.name"), name));
     }
 }
@@ -65,7 +65,7 @@ fn image(container: &Container, at: &str, platform: Platform, problems: &mut Vec
 }
 
 fn env(container: &Container, role: Role, at: &str, problems: &mut Vec<Problem>) {
-    // Only the serving container gets PORT from the platform.
+    // The platform sets PORT in the serving container only.
     let reserved =
         |name: &str| RESERVED_ENV.contains(&name) && (role == Role::Serving || name != "PORT");
     for (index, EnvVar { name, .. }) in container.env.iter().flatten().enumerate() {
@@ -91,7 +91,7 @@ fn env_from(all: &[EnvFromSource], at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Says at once that the local node has nothing to read variables from: no container that asks for it could start.
+/// Refuses variables from ConfigMaps and Secrets on the local node, which has neither: the container could not start.
 fn no_maps(container: &Container, at: &str, problems: &mut Vec<Problem>) {
     let from = container.env.iter().flatten().enumerate();
     let from = from.filter(|(_, it)| {
@@ -138,12 +138,12 @@ fn port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Whether `image` is a reference: `[host[:port]/]path[:tag][@digest]`, or `oci:PATH` for a layout on the local disk.
+/// Checks that `image` is a reference: `[host[:port]/]path[:tag][@digest]`, or `oci:PATH` for a layout on local disk.
 fn image_reference(image: &str, platform: Platform) -> Result<(), String> {
     if let (Some(path), Platform::Local) = (image.strip_prefix("oci:"), platform) {
         return if path.is_empty() { Err("oci: needs a path".into()) } else { Ok(()) };
     }
-    // go-containerregistry's way of saying it, and then which part is at fault.
+    // Begins as go-containerregistry's message does, then names the faulty part.
     let wrong = |why: &str| Err(format!("could not parse reference: {image}: {why}"));
     let (rest, digest) = image.split_once('@').map_or((image, None), |(rest, it)| (rest, Some(it)));
     if let Some(digest) = digest {
@@ -152,6 +152,7 @@ fn image_reference(image: &str, platform: Platform) -> Result<(), String> {
             return wrong("the digest must be sha256: and 64 hexadecimal digits");
         }
     }
+    // A colon before the last slash separates a registry's port, not a tag.
     let (path, tag) = match rest.rsplit_once(':') {
         Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
         _ => (rest, None),
@@ -160,6 +161,7 @@ fn image_reference(image: &str, platform: Platform) -> Result<(), String> {
     if tag.is_some_and(|tag| tag.is_empty() || tag.len() > 128 || !tag.bytes().all(word)) {
         return wrong("the tag must be 1 to 128 of letters, digits, '.', '_' and '-'");
     }
+    // Without a dot or port the first segment is part of the path on Docker Hub (distribution's reference grammar).
     let (host, path) = match path.split_once('/') {
         Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => (host, path),
         _ => ("", path),

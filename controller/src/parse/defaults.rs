@@ -1,8 +1,8 @@
-//! Pure: what an object gets where it says nothing (knative/serving `pkg/apis/serving/v1/*_defaults.go`,
+//! Pure: defaults for fields that an object leaves out (knative/serving `pkg/apis/serving/v1/*_defaults.go`,
 //! knative.md §1.12).
 //!
-//! Works on documents, not on types: what it does not know it leaves as it stands, and what it does not set is not in
-//! the patch. A field of a wrong type is left for the checks to refuse.
+//! Works on documents, not on types: unknown fields stay as they are, and fields that are not set do not appear in the
+//! patch. A field of a wrong type is left for validation to refuse.
 
 use std::collections::BTreeSet;
 
@@ -15,17 +15,17 @@ use serde_json::{Map, Value, json};
 use super::rules::Rules;
 use crate::{children::child_name, config_maps::SecureDefaults};
 
-/// `revision-response-start-timeout-seconds` as shipped.
+/// Shipped value of `revision-response-start-timeout-seconds`, in seconds.
 pub(crate) const RESPONSE_START: i64 = 300;
 
-/// The port of containers that name none (knative/serving `pkg/networking/constants.go`).
+/// Port of containers that declare none (knative/serving `pkg/networking/constants.go`).
 const PORT: i64 = 8080;
 
 type Object = Map<String, Value>;
 
-/// Fills in a template: `parent` is the object around it.
+/// Fills in a template; `parent` is the object around it.
 ///
-/// `created` says that the object is new: what it runs already does not change because a default appeared.
+/// `created` is true for a new object: defaults that appeared later do not change a workload that runs already.
 pub(super) fn template(
     template: &mut Value,
     parent: &ObjectMeta,
@@ -37,7 +37,7 @@ pub(super) fn template(
     }
 }
 
-/// Fills in what a Revision runs.
+/// Fills in the spec of a Revision.
 pub(super) fn revision_spec(
     spec: &mut Value,
     parent: &ObjectMeta,
@@ -49,6 +49,7 @@ pub(super) fn revision_spec(
     if created {
         service_account(spec, rules);
     }
+    // Both are read before any default is set: a default name must avoid every name that the user chose.
     let (writable, taken) = (writable_volumes(spec), names(spec));
     for (list, init) in [("initContainers", true), ("containers", false)] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
@@ -70,9 +71,9 @@ pub(super) fn revision_spec(
     security(spec, rules);
 }
 
-/// What a pod knows of others, and whether it may talk to the API server.
+/// Fills in the pod's access to others: service links, and the token for the API server.
 fn service_account(spec: &mut Object, rules: &Rules<'_>) {
-    // Kubernetes' own default (true) would hand every service the addresses of all others.
+    // Kubernetes' own default (true) would give every service the addresses of all others.
     if let Some(links) = rules.defaults.enable_service_links {
         unset(spec, "enableServiceLinks", links);
     }
@@ -85,6 +86,7 @@ fn service_account(spec: &mut Object, rules: &Rules<'_>) {
 
 fn limits(spec: &mut Object, rules: &Rules<'_>) {
     let defaults = rules.defaults;
+    // A value of a wrong type must stay as it is, for validation to report: -1 blocks all defaults below.
     let timeout = match spec.get("timeoutSeconds") {
         None | Some(Value::Null) => 0,
         Some(value) => value.as_i64().unwrap_or(-1),
@@ -94,7 +96,7 @@ fn limits(spec: &mut Object, rules: &Rules<'_>) {
         set(spec, "timeoutSeconds", timeout);
     }
     unset(spec, "containerConcurrency", defaults.container_concurrency);
-    // Only where it is strictly less, so that a timeout of 300 s or below stands alone.
+    // Only if strictly less: a timeout of 300 s or below is in force alone.
     let start = defaults.response_start_timeout_seconds;
     if start > 0 && start < timeout {
         unset(spec, "responseStartTimeoutSeconds", start);
@@ -105,7 +107,7 @@ fn limits(spec: &mut Object, rules: &Rules<'_>) {
     }
 }
 
-/// Names of volumes that pods may write to.
+/// Returns the names of volumes that pods may write to.
 fn writable_volumes(spec: &Object) -> Vec<String> {
     let volumes = spec.get("volumes").and_then(Value::as_array);
     let writable = |volume: &&Value| {
@@ -116,14 +118,14 @@ fn writable_volumes(spec: &Object) -> Vec<String> {
     all.filter_map(|it| it.get("name")?.as_str().map(str::to_owned)).collect()
 }
 
-/// Names that users gave to containers.
+/// Returns the names that users gave to containers.
 fn names(spec: &Object) -> BTreeSet<String> {
     let lists = ["containers", "initContainers"].map(|list| spec.get(list));
     let all = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
     all.filter_map(Value::as_object).map(|it| text(it, "name")).collect()
 }
 
-/// Names those that have none after `default`, with a number where that is not enough to tell them apart.
+/// Names containers without a name after `default`, with a number where that alone would not be unique.
 fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
     let numbered = all.len() > 1 || taken.contains(default);
     let mut fresh = (0..).map(|number: usize| child_name(default, &format!("-{number}")));
@@ -142,12 +144,12 @@ fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
 fn ports(container: &mut Object) {
     let ports = container.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
-        // Who only says what the port speaks means the one that `PORT` names.
+        // A port without number that only names a protocol is the port in `PORT`.
         zero(port, "containerPort", PORT);
     }
 }
 
-/// What pods cannot write to is mounted so.
+/// Marks mounts of volumes that pods cannot write to as read-only.
 fn mounts(container: &mut Object, writable: &[String]) {
     let mounts = container.get_mut("volumeMounts").and_then(Value::as_array_mut);
     for mount in mounts.into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -161,6 +163,7 @@ fn mounts(container: &mut Object, writable: &[String]) {
 fn resources(container: &mut Object, rules: &Rules<'_>) {
     let have = container.get("resources").filter(|it| !it.is_null());
     let read = have.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
+    // Values of a wrong type are left for validation; only added keys are written, so the user's notation stays.
     let Ok(before) = read.unwrap_or_else(|| Ok(ResourceRequirements::default())) else { return };
     let mut after = before.clone();
     rules.defaults.fill(&mut after);
@@ -179,7 +182,7 @@ fn resources(container: &mut Object, rules: &Rules<'_>) {
     }
 }
 
-/// The serving container always has a readiness probe: one that asks nothing is a TCP probe.
+/// Fills in readiness probes. The serving container always has one: without a handler it is a TCP probe.
 fn probes(container: &mut Object, several: bool) {
     let ports = container.get("ports").and_then(Value::as_array);
     let serves = !several || ports.is_some_and(|ports| !ports.is_empty());
@@ -190,7 +193,7 @@ fn probes(container: &mut Object, several: bool) {
         }
         unset(probe, "periodSeconds", 0);
     }
-    // Another container need not have one; what it has gets the same numbers.
+    // Other containers need no readiness probe; an existing one gets the same thresholds.
     if let Some(Value::Object(probe)) = container.get_mut("readinessProbe") {
         numbers(probe);
     }
@@ -203,7 +206,7 @@ fn probes(container: &mut Object, several: bool) {
 
 fn numbers(probe: &mut Object) {
     zero(probe, "successThreshold", 1);
-    // Period 0 asks as fast as is sensible, and then nothing else may be said.
+    // `periodSeconds: 0` stands for probing as fast as is sensible, and excludes thresholds and timeouts of its own.
     let period = probe.get("periodSeconds").filter(|it| !it.is_null());
     if period.is_some_and(|it| it.as_i64() != Some(0)) {
         zero(probe, "failureThreshold", 3);
@@ -217,7 +220,7 @@ fn grpc_service(probe: &mut Object) {
     }
 }
 
-/// `secure-pod-defaults`: a security context for those who wrote none.
+/// Fills in security contexts by the setting `secure-pod-defaults`.
 fn security(spec: &mut Object, rules: &Rules<'_>) {
     let level = rules.features.secure_pod_defaults;
     if level == SecureDefaults::Disabled {
@@ -228,6 +231,7 @@ fn security(spec: &mut Object, rules: &Rules<'_>) {
     let (seccomp, nonroot) = (has_seccomp(pod.as_object()), said("runAsNonRoot"));
     for list in ["initContainers", "containers"] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
+        // Binding a port below 1024 needs a capability once the container no longer runs as root.
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
             let low = has_low_port(container);
             let Some(own) = object(container, "securityContext") else { continue };
@@ -250,20 +254,20 @@ fn security(spec: &mut Object, rules: &Rules<'_>) {
     }
 }
 
-/// Whether a security context says which system calls are allowed.
+/// Returns true if a security context sets the allowed system calls.
 fn has_seccomp(context: Option<&Object>) -> bool {
     let profile = context.and_then(|it| it.get("seccompProfile")).and_then(Value::as_object);
     profile.is_some_and(|it| !text(it, "type").is_empty())
 }
 
-/// Whether it asks for a port that only root, or who may bind such ports, can listen on.
+/// Returns true if the container declares a port below 1024, for which it needs `NET_BIND_SERVICE` or root.
 fn has_low_port(container: &Object) -> bool {
     let ports = container.get("ports").and_then(Value::as_array);
     let numbers = ports.into_iter().flatten().filter_map(|it| it.get("containerPort")?.as_i64());
     numbers.into_iter().any(|number| (1..1024).contains(&number))
 }
 
-/// Fills in who gets the requests. Only a Service knows a default for nobody.
+/// Fills in traffic targets. Only a Service has a default for an empty list.
 pub(super) fn traffic(spec: &mut Object, is_service: bool) {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let none = spec.get("traffic").is_none_or(|it| it.is_null() || empty(it));
@@ -279,17 +283,17 @@ pub(super) fn traffic(spec: &mut Object, is_service: bool) {
     }
 }
 
-/// Which container serves: the one with ports, or the only one.
+/// Returns the index of the serving container: the one with ports, or the only one.
 pub(crate) fn serving_index(containers: &[Container]) -> usize {
     containers.iter().position(|it| it.ports.as_ref().is_some_and(|p| !p.is_empty())).unwrap_or(0)
 }
 
-/// The text of a field; empty where there is none.
+/// Returns the text of a field; empty where there is none.
 pub(super) fn text(object: &Object, name: &str) -> String {
     object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// The object in a field, made where nothing stands; none where something else does.
+/// Returns the object in a field, creating it if absent; `None` if the field has another type.
 pub(super) fn object<'a>(parent: &'a mut Object, name: &str) -> Option<&'a mut Object> {
     let value = parent.entry(name).or_insert(Value::Null);
     if value.is_null() {
@@ -302,14 +306,14 @@ fn set(object: &mut Object, name: &str, value: impl Into<Value>) {
     object.insert(name.into(), value.into());
 }
 
-/// Sets what is not there.
+/// Sets a field that is absent or `null`.
 fn unset(object: &mut Object, name: &str, value: impl Into<Value>) {
     if object.get(name).is_none_or(Value::is_null) {
         set(object, name, value);
     }
 }
 
-/// Sets what is not there or 0, which to Knative is the same.
+/// Sets a field that is absent, `null` or 0, which are the same to Knative.
 fn zero(object: &mut Object, name: &str, value: i64) {
     if object.get(name).is_none_or(|it| it.is_null() || it.as_i64() == Some(0)) {
         set(object, name, value);

@@ -1,17 +1,17 @@
-//! Pure: how two documents differ, for people.
+//! Pure: differences of two documents, as text for users.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// Differences shown; a reader of more looks at the documents.
+/// Number of differences shown; users find further ones in the documents.
 const SHOWN: usize = 16;
-/// Objects whose presence says something although they are empty.
+/// Fields whose presence has a meaning even if their object is empty.
 const MEANINGFUL: [&str; 4] = ["emptyDir", "ephemeral", "tcpSocket", "exec"];
 
-/// Says what changed between `old` and `new`; nothing where they mean the same.
+/// Describes the changes between `old` and `new`; `None` if both mean the same.
 ///
-/// `null`, an empty list and an empty object mean what a missing field means, as in Go's types.
+/// `null`, an empty list and an empty object have the meaning of an absent field, as in Go's types.
 pub(super) fn diff(old: &Value, new: &Value) -> Option<String> {
     let (old, new) = (plain(old), plain(new));
     let mut lines = Vec::new();
@@ -24,7 +24,7 @@ pub(super) fn diff(old: &Value, new: &Value) -> Option<String> {
     (!lines.is_empty()).then(|| lines.concat())
 }
 
-/// Whether both mean the same.
+/// Returns true if both documents mean the same.
 pub(super) fn same(old: &Value, new: &Value) -> bool {
     plain(old) == plain(new)
 }

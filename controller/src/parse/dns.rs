@@ -1,11 +1,11 @@
-//! Pure: what Kubernetes takes for a name, in the words of its own checks (apimachinery `util/validation`).
+//! Pure: names that Kubernetes accepts, and the texts of its own checks (apimachinery `util/validation`).
 
-/// Longest label.
+/// Length limit of a DNS label.
 const LABEL: usize = 63;
-/// Longest name made of labels.
+/// Length limit of a name made of labels.
 const SUBDOMAIN: usize = 253;
 
-/// Why `text` is no DNS-1035 label; nothing if it is one.
+/// Returns the rules of a DNS-1035 label that `text` breaks.
 pub(crate) fn dns1035(text: &str) -> Vec<String> {
     let fits = is_label(text) && text.starts_with(|it: char| it.is_ascii_lowercase());
     let rule = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic \
@@ -14,7 +14,7 @@ pub(crate) fn dns1035(text: &str) -> Vec<String> {
     why(text, LABEL, fits, rule)
 }
 
-/// The same of a prefix to which a random suffix will be appended: it may end in a dash.
+/// Returns the rules that a prefix of a DNS-1035 label breaks. A random suffix follows, so it may end in a dash.
 pub(crate) fn dns1035_prefix(text: &str) -> Vec<String> {
     match text.strip_suffix('-') {
         Some(head) if !head.is_empty() => dns1035(&format!("{head}a")),
@@ -22,7 +22,7 @@ pub(crate) fn dns1035_prefix(text: &str) -> Vec<String> {
     }
 }
 
-/// Why `text` is no DNS-1123 label.
+/// Returns the rules of a DNS-1123 label that `text` breaks.
 pub(crate) fn dns1123(text: &str) -> Vec<String> {
     let rule = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
         and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
@@ -30,7 +30,7 @@ pub(crate) fn dns1123(text: &str) -> Vec<String> {
     why(text, LABEL, is_label(text), rule)
 }
 
-/// Why `text` is no name made of DNS-1123 labels.
+/// Returns the rules of a DNS-1123 subdomain that `text` breaks: labels joined by dots.
 pub(crate) fn subdomain(text: &str) -> Vec<String> {
     let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and \
         must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
@@ -38,7 +38,7 @@ pub(crate) fn subdomain(text: &str) -> Vec<String> {
     why(text, SUBDOMAIN, text.split('.').all(is_label), rule)
 }
 
-/// Why `text` is no qualified name: letters, digits, `-`, `_`, `.`, and maybe a domain before a slash.
+/// Returns the rules that a qualified name breaks: letters, digits, `-`, `_`, `.`, and a domain before a slash, if any.
 pub(crate) fn qualified(text: &str) -> Vec<String> {
     let (prefix, name) = match text.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -58,14 +58,14 @@ pub(crate) fn qualified(text: &str) -> Vec<String> {
     out
 }
 
-/// A list as Go prints one.
+/// Formats a list as Go prints one.
 pub(crate) fn list(all: &[String]) -> String {
     format!("[{}]", all.join(" "))
 }
 
 fn why(text: &str, longest: usize, fits: bool, rule: &str) -> Vec<String> {
     let long = (text.len() > longest).then(|| format!("must be no more than {longest} characters"));
-    // Too long is one broken rule, of the wrong letters another.
+    // Excess length breaks one rule, wrong letters another: a name that is only too long is not reported twice.
     let shaped = fits || (text.len() > longest && is_shaped(text));
     long.into_iter().chain((!shaped).then(|| rule.to_owned())).collect()
 }

@@ -1,4 +1,5 @@
-//! Pure: labels and annotations of Knative's groups and of ours: where each has an effect, and what is told elsewhere.
+//! Pure: labels and annotations of Knative's groups and of Rouse's: places where each has an effect, and warnings for
+//! all other places.
 //!
 //! knative/serving `pkg/apis/serving/register.go`, `pkg/apis/autoscaling/register.go`, knative/networking
 //! `pkg/apis/networking/register.go`; knative.md §1.1. Keys of other groups are their users' own.
@@ -15,33 +16,33 @@ use crate::{
     policy::{self, Class},
 };
 
-/// What bears a label or an annotation.
+/// Object, or part of one, that has labels and annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A Knative Service.
+    /// Metadata of a Knative Service.
     Service,
-    /// A Configuration.
+    /// Metadata of a Configuration.
     Configuration,
-    /// A Route.
+    /// Metadata of a Route.
     Route,
-    /// A DomainMapping.
+    /// Metadata of a DomainMapping.
     DomainMapping,
-    /// A Revision.
+    /// Metadata of a Revision.
     Revision,
-    /// The template of a Revision.
+    /// Metadata in a Revision's template.
     Template,
 }
 
 use Place::{Configuration, DomainMapping, Revision, Route, Service, Template};
 
-/// One label or annotation.
+/// One known label or annotation, and the places where it has an effect.
 #[derive(Debug)]
 pub(crate) struct Known {
-    /// What it is called, and then what it was once called, which is still read.
+    /// Spellings of the key: the present one first, then retired ones that are still read.
     pub names: &'static [&'static str],
-    /// Where it has an effect.
+    /// Places where the key has an effect.
     pub at: &'static [Place],
-    /// What is told where it has none.
+    /// Explanation in the warning for all other places.
     pub why: &'static str,
 }
 
@@ -49,7 +50,7 @@ const fn known(names: &'static [&'static str], at: &'static [Place], why: &'stat
     Known { names, at, why }
 }
 
-/// Groups whose keys mean what is listed here, and nothing else.
+/// Groups in which only the keys listed here have a meaning.
 const GROUPS: [&str; 8] = [
     "serving.knative.dev",
     policy::GROUP,
@@ -64,7 +65,7 @@ const GROUPS: [&str; 8] = [
 const NETWORKING: &str = "networking.knative.dev/";
 const ROUTED: &[Place] = &[Service, Route];
 const RUN: &[Place] = &[Template, Revision];
-/// Where the platform writes it itself.
+/// Places of keys that the platform itself writes.
 const WRITTEN: &[Place] = &[Configuration, Route, Revision];
 const SIGNED: &[Place] = &[Service, Configuration, Route, DomainMapping, Revision];
 const NOWHERE: &[Place] = &[];
@@ -192,11 +193,11 @@ const fn scales(names: &'static [&'static str]) -> Known {
     known(names, RUN, ON_TEMPLATE)
 }
 
-/// What a HorizontalPodAutoscaler is made from; the rest speaks to our autoscaler alone.
+/// Keys that a HorizontalPodAutoscaler is made from; the others concern Knative's autoscaler class only.
 const OF_HPA: [&str; 7] =
     ["class", "metric", "target", "window", "min-scale", "max-scale", "initial-scale"];
 
-/// Says which labels and annotations have no effect at a place, and which have newer names.
+/// Warns of labels and annotations without effect at a place, and of retired spellings.
 pub(super) fn warn(meta: &ObjectMeta, place: Place, at: &str, warnings: &mut Vec<Problem>) {
     let none = BTreeMap::new();
     let annotations = meta.annotations.as_ref().unwrap_or(&none);
@@ -205,7 +206,7 @@ pub(super) fn warn(meta: &ObjectMeta, place: Place, at: &str, warnings: &mut Vec
     for (kind, all, table) in
         [("annotations", annotations, &ANNOTATIONS[..]), ("labels", labels, &LABELS)]
     {
-        // They are refused there.
+        // Validation refuses these on a template, so a warning besides would be noise.
         let refused =
             |name: &str| place == Template && kind == "annotations" && name.starts_with(NETWORKING);
         for (name, value) in all.iter().filter(|(name, _)| !refused(name)) {
@@ -220,11 +221,11 @@ fn said(name: &str, value: &str, place: Place, class: Class, table: &[Known]) ->
     let group = name.split_once('/').map(|(group, _)| group).filter(|it| GROUPS.contains(it))?;
     let has_none = |why: &str| Some(format!("{name} has no effect: {why}"));
     let scales = group == policy::GROUP;
-    // They are refused there.
+    // Validation refuses these at such places, so a warning besides would be noise.
     if scales && (ROUTED.contains(&place) || place == Configuration) {
         return None;
     }
-    // Other autoscalers read what they like.
+    // Foreign autoscalers may read keys that are unknown here.
     if scales && RUN.contains(&place) && class == Class::Foreign {
         return None;
     }
@@ -245,7 +246,7 @@ fn said(name: &str, value: &str, place: Place, class: Class, table: &[Known]) ->
     (name != *newest).then(|| format!("{name} is an older spelling, use {newest}"))
 }
 
-/// Says what of a template's metadata its Revision does not get.
+/// Warns of metadata fields of a template that its Revision does not get.
 pub(super) fn warn_template(metadata: Option<&Value>, at: &str, warnings: &mut Vec<Problem>) {
     for (field, value) in metadata.and_then(Value::as_object).into_iter().flatten() {
         let read = ["name", "labels", "annotations"].contains(&field.as_str());

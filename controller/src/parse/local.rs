@@ -1,4 +1,4 @@
-//! Pure: what a Service may say and the local node has no use for: it is one machine, and there is no API server.
+//! Pure: warnings about settings of a Service that the local node ignores: it is one machine without an API server.
 
 use k8s_openapi::{
     api::core::v1::{Container, PodSpec, Volume},
@@ -11,7 +11,7 @@ use crate::knative::key;
 const AT: &str = "spec.template.spec";
 const NO_ACCOUNTS: &str = "no pod is given a token of an API server";
 
-/// Says what has no effect on the local node although it has one on Kubernetes.
+/// Warns of settings that have no effect on the local node although they have one on Kubernetes.
 pub(super) fn warn(meta: &ObjectMeta, pod: &PodSpec, warnings: &mut Vec<Problem>) {
     let mut none = |at: &str, field: &str, why: &str| {
         warnings.push(Problem::new(at, format!("{field} has no effect: {why}")));

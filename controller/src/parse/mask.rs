@@ -1,30 +1,30 @@
-//! Pure: which fields of a pod users may write (knative/serving `pkg/apis/serving/fieldmask.go`, knative.md §1.13).
+//! Pure: fields of a pod that users may write (knative/serving `pkg/apis/serving/fieldmask.go`, knative.md §1.13).
 //!
-//! One table for both uses: webhooks refuse what stands outside it, and the schemas of the CRDs are cut to it.
+//! One table for both uses: webhooks refuse fields outside it, and the schemas of the CRDs are cut to it.
 
 use serde_json::Value;
 
 use super::Problem;
 use crate::config_maps::{Features, Flag, SecureDefaults};
 
-/// The fields of one object that users may write.
+/// Fields of one object that users may write.
 #[derive(Debug)]
 pub(crate) struct Mask(pub &'static [(&'static str, Field)]);
 
-/// One field.
+/// Rule for one field that a mask lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Field {
-    /// Whatever Kubernetes allows there.
+    /// Allowed with any value that Kubernetes allows there.
     Any,
-    /// An object, or a list of them, with a mask of its own.
+    /// An object, or a list of objects, with a mask of its own.
     In(&'static Mask),
-    /// Only with a feature; then whatever Kubernetes allows there.
+    /// Allowed only with a feature; then with any value that Kubernetes allows there.
     If(Feature),
-    /// The same with a mask of its own.
+    /// Allowed only with a feature; then an object with a mask of its own.
     IfIn(Feature, &'static Mask),
 }
 
-/// A key of `config-features`, with how to look it up.
+/// A feature: its key of `config-features`, and its lookup in the settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feature {
     pub key: &'static str,
@@ -39,7 +39,7 @@ macro_rules! feature {
 
 use Field::{Any, If, IfIn, In};
 
-/// A PodSpec. What no table names, such as `nodeName` and `restartPolicy`, is the platform's own.
+/// Mask of a PodSpec. Fields in no table, such as `nodeName` and `restartPolicy`, belong to the platform.
 pub(crate) static POD: Mask = Mask(&[
     ("affinity", If(feature!("kubernetes.podspec-affinity", podspec_affinity))),
     ("automountServiceAccountToken", Any),
@@ -52,7 +52,7 @@ pub(crate) static POD: Mask = Mask(&[
     ("hostNetwork", If(feature!("kubernetes.podspec-hostnetwork", podspec_hostnetwork))),
     ("hostPID", If(feature!("kubernetes.podspec-hostpid", podspec_hostpid))),
     ("imagePullSecrets", Any),
-    // Its own message says more than "must not set".
+    // Refused elsewhere, with a more helpful message than "must not set".
     ("initContainers", In(&CONTAINER)),
     ("nodeSelector", If(feature!("kubernetes.podspec-nodeselector", podspec_nodeselector))),
     (
@@ -152,9 +152,9 @@ static PROBE: Mask = Mask(&[
 
 static SECURITY: Mask = Mask(&[
     ("allowPrivilegeEscalation", Any),
-    // `add` has a rule of its own, in `security.rs`.
+    // Restricted further by `security.rs`.
     ("capabilities", In(&Mask(&[("add", Any), ("drop", Any)]))),
-    // Only as false: a rule of its own too.
+    // Restricted further by `security.rs`: only `false` is allowed.
     ("privileged", Any),
     ("readOnlyRootFilesystem", Any),
     ("runAsGroup", Any),
@@ -205,7 +205,7 @@ impl Mask {
         self.0.iter().find(|(have, _)| *have == name).map(|(_, field)| *field)
     }
 
-    /// Says which fields of `value` users may not write.
+    /// Reports the fields of `value` that users may not write.
     pub(super) fn check(
         &self,
         value: &Value,
@@ -214,7 +214,7 @@ impl Mask {
         problems: &mut Vec<Problem>,
     ) {
         for (name, inner) in value.as_object().into_iter().flatten() {
-            // `null` says nothing, and is how Go's types write what they leave out.
+            // `null` equals an absent field, and Go's types write absent fields so.
             if inner.is_null() {
                 continue;
             }
@@ -230,8 +230,10 @@ impl Mask {
 impl Field {
     fn check(self, value: &Value, features: &Features, path: &str, problems: &mut Vec<Problem>) {
         let mask = match self {
+            // The value has rules of its own elsewhere, or none.
             Any => return,
             In(mask) => mask,
+            // Knative's message does not name the feature: it is the same as for a field in no table.
             If(feature) | IfIn(feature, _) if !(feature.on)(features) => {
                 problems.push(Problem::disallowed(path));
                 return;
@@ -241,6 +243,7 @@ impl Field {
         };
         match value.as_array() {
             None => mask.check(value, features, path, problems),
+            // A list of objects has one mask for every element.
             Some(all) => {
                 for (index, one) in all.iter().enumerate() {
                     mask.check(one, features, &format!("{path}[{index}]"), problems);

@@ -16,9 +16,9 @@ use crate::{
 
 type Annotations = BTreeMap<String, String>;
 
-/// Template annotations that Knative's sidecar reads. There is none here: they are checked and have no effect.
+/// Prefix of template annotations for Knative's sidecar. Rouse has no sidecar: they are checked and have no effect.
 const SIDECAR: &str = "queue.sidecar.serving.knative.dev/";
-/// Its quantities, in both spellings.
+/// Sidecar annotations that hold quantities, in both spellings.
 const SIDECAR_RESOURCES: [[&str; 2]; 6] = [
     ["cpu-resource-request", "cpuResourceRequest"],
     ["cpu-resource-limit", "cpuResourceLimit"],
@@ -28,7 +28,7 @@ const SIDECAR_RESOURCES: [[&str; 2]; 6] = [
     ["ephemeral-storage-resource-limit", "ephemeralStorageResourceLimit"],
 ];
 
-/// Checks the name of an object that is named by a DNS-1035 label.
+/// Checks the name of an object whose names are DNS-1035 labels.
 pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let parent = Parent::of(meta);
     let prefix = dns::dns1035_prefix(parent.generate_name);
@@ -46,7 +46,7 @@ pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Checks the name that a template brings for its Revision.
+/// Checks the name that a template sets for its Revision.
 pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mut Vec<Problem>) {
     let (name, generate) = (Parent::of(meta).name, Parent::of(meta).generate_name);
     const AT: &str = "spec.template.metadata";
@@ -56,6 +56,7 @@ pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mu
         problems.push(Problem::invalid(format!("{AT}.generateName"), value));
         return;
     }
+    // Without a name the controller generates one from the parent's.
     if name.is_empty() {
         return;
     }
@@ -65,6 +66,7 @@ pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mu
         let value = format!("not a DNS 1035 label: {}", dns::list(&why));
         problems.push(Problem::invalid(at, value));
     } else if parent.name.is_empty() && !parent.generate_name.is_empty() {
+        // The prefix must be the parent's name, which does not exist yet.
         problems.push(Problem::disallowed(at));
     } else if !name.starts_with(&format!("{}-", parent.name)) {
         let value = format!("{name:?} must have prefix \"{}-\"", parent.name);
@@ -72,7 +74,7 @@ pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mu
     }
 }
 
-/// Refuses annotations on Service, Configuration and Route that only a template may bear.
+/// Refuses annotations on Service, Configuration and Route that are allowed only on a template.
 pub(super) fn no_autoscaling(annotations: &Annotations, problems: &mut Vec<Problem>) {
     for name in annotations.keys().filter(|name| name.starts_with(policy::GROUP)) {
         let rule = "autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work";
@@ -90,7 +92,7 @@ pub(super) fn route_annotations(annotations: &Annotations, problems: &mut Vec<Pr
     http_protocol(annotations, problems);
 }
 
-/// Checks the annotations of a template, but those of the autoscaler.
+/// Checks the annotations of a template, except the autoscaler's.
 pub(super) fn template_annotations(
     annotations: &Annotations,
     at: &str,
@@ -115,9 +117,10 @@ pub(super) fn template_annotations(
     }
 }
 
-/// A duration annotation in whole seconds.
+/// Checks a duration annotation, which must be in whole seconds.
 fn seconds(what: &str, name: &str, text: &str, zero: bool, at: &str, problems: &mut Vec<Problem>) {
     let path = format!("{at}.{name}");
+    // `parse_duration` knows no sign, but Knative's message shows it.
     let (text, negative) = match text.strip_prefix('-') {
         Some(rest) => (rest, true),
         None => (text, false),
@@ -135,7 +138,7 @@ fn seconds(what: &str, name: &str, text: &str, zero: bool, at: &str, problems: &
     });
 }
 
-/// Our own annotation.
+/// Checks Rouse's own annotation that fixes the path of connections.
 fn path(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
     if let Some(value) =
         all.get(key::PATH).filter(|it| !matches!(it.as_str(), "direct" | "activator"))
@@ -174,7 +177,7 @@ fn sidecar(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Whether `text` is a quantity as Kubernetes writes them: a number and a unit.
+/// Returns true if `text` is a quantity as Kubernetes writes them: a number and a unit.
 pub(super) fn is_quantity(text: &str) -> bool {
     let text = text.strip_prefix(['+', '-']).unwrap_or(text);
     let digits = text.find(|it: char| !it.is_ascii_digit() && it != '.').unwrap_or(text.len());
@@ -189,13 +192,13 @@ pub(super) fn is_quantity(text: &str) -> bool {
         && serde_json::from_value::<ResourceRequirements>(json!({"limits": {"cpu": text}})).is_ok()
 }
 
-/// Checks that an object labelled as a Service's is owned by it.
+/// Checks that an object with a Service's label is owned by that Service.
 pub(super) fn owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let Some(service) = meta.labels.as_ref().and_then(|all| all.get(key::SERVICE)) else { return };
     owned_by(meta, "Service", service, key::SERVICE, problems);
 }
 
-/// Checks that a Revision labelled as a Configuration's is owned by it.
+/// Checks that a Revision with a Configuration's label is owned by that Configuration.
 pub(super) fn revision_owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let labels = meta.labels.as_ref();
     let Some(name) = labels.and_then(|all| all.get(key::CONFIGURATION)) else { return };
@@ -209,7 +212,7 @@ fn owned_by(meta: &ObjectMeta, kind: &str, name: &str, label: &str, problems: &m
     }
 }
 
-/// Checks that nobody rewrote who made an object and who changed it last.
+/// Checks that creator and last modifier were not changed by hand.
 pub(super) fn creator(
     old: &Annotations,
     new: &Annotations,
@@ -220,6 +223,7 @@ pub(super) fn creator(
     if old.get(key::CREATOR) != new.get(key::CREATOR) {
         problems.push(Problem::new(at(key::CREATOR), "annotation value is immutable"));
     }
+    // A changed spec comes with a new modifier, which the defaulting webhook has just written.
     if same_spec && old.get(key::LAST_MODIFIER) != new.get(key::LAST_MODIFIER) {
         let value = new.get(key::LAST_MODIFIER).map(String::as_str).unwrap_or_default();
         problems.push(Problem::invalid(at(key::LAST_MODIFIER), value));
@@ -227,5 +231,6 @@ pub(super) fn creator(
 }
 
 fn first<'a>(all: &'a Annotations, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
+    // The present spelling comes first in `names`: it counts where several are set.
     names.iter().find_map(|name| all.get(*name).map(|text| (*name, text.as_str())))
 }

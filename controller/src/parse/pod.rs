@@ -12,18 +12,18 @@ use super::{
 };
 use crate::config_maps::Flag;
 
-/// What a container is in its pod.
+/// Role of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Gets the requests.
+    /// Container that gets the requests.
     Serving,
-    /// Runs beside it.
+    /// Container that runs beside the serving one.
     Sidecar,
-    /// Runs before it.
+    /// Container that runs before all others.
     Init,
 }
 
-/// Checks a pod: `raw` as it was written, `pod` as it was read, `at` where it stands.
+/// Checks a pod: `raw` as it was written, `pod` as it was parsed, `at` is its path in the object.
 pub(super) fn check(
     raw: &Value,
     pod: &PodSpec,
@@ -45,6 +45,7 @@ pub(super) fn check(
         let count = pod.containers.len();
         let message = format!("multi-container is off, but found {count} containers");
         problems.push(Problem::new(format!("{at}.containers"), message));
+        // As in Knative, the containers of such a pod are not checked any further.
         return;
     }
     names(&pod.containers, at, problems);
@@ -63,7 +64,7 @@ pub(super) fn check(
     }
 }
 
-/// The port that gets the requests, and what it is called where a probe may name it.
+/// The serving port: its number, and the name by which probes may refer to it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Port {
     pub number: i32,
@@ -80,6 +81,7 @@ fn ports(containers: &[Container], at: &str, problems: &mut Vec<Problem>) -> Por
         let problem = Problem::new(at, "more than one container port is set");
         problems.push(problem.details("Only a single port is allowed across all containers"));
     }
+    // Knative calls an unnamed port by its default protocol.
     let named = |name: Option<&str>| match name {
         None | Some("") => "http".to_owned(),
         Some(name) => name.to_owned(),
@@ -104,6 +106,7 @@ fn init_containers(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Ve
         return;
     }
     let mut taken: BTreeSet<&str> = pod.containers.iter().map(|it| it.name.as_str()).collect();
+    // Init containers serve nothing, so no port matches.
     let nowhere = Port { number: 0, name: String::new() };
     for (index, one) in init.iter().enumerate() {
         let path = format!("{at}.initContainers[{index}]");

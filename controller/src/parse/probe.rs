@@ -49,8 +49,9 @@ pub(super) fn all(
     }
 }
 
-/// Says that no pod is spared its first questions: the kernel tells when it listens, and then it is asked.
+/// Warns that an initial delay has no effect: the agent probes a pod as soon as the kernel reports its listener.
 pub(super) fn warn(container: &Container, at: &str, warnings: &mut Vec<Problem>) {
+    // The kubelet runs `exec` probes, and honours the delay.
     let asked = container.readiness_probe.as_ref().filter(|it| it.exec.is_none());
     if asked.and_then(|it| it.initial_delay_seconds).is_some_and(|it| it > 0) {
         let field = "readinessProbe.initialDelaySeconds";
@@ -72,6 +73,7 @@ fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
         paths.sort();
         paths
     };
+    // Knative sorts paths, and so must an equal message.
     match paths(true).len() {
         0 => problems.push(Problem::neither(paths(false).join(", "))),
         1 => {}
@@ -79,12 +81,12 @@ fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Which ports a probe may ask.
+/// Ports that a probe may use.
 #[derive(Clone, Copy)]
 enum Asked<'a> {
-    /// The one that serves, by number, by name or by silence.
+    /// Only the serving port, by number, by name or left out.
     Only(&'a Port),
-    /// Any, but it must be named.
+    /// Any port, which must be set.
     Named,
 }
 
@@ -122,7 +124,8 @@ fn ports(probe: &Probe, asked: Asked<'_>, path: &str, problems: &mut Vec<Problem
     }
 }
 
-/// Only the readiness probe is Knative's; Kubernetes judges the numbers of the others.
+/// Checks the numbers of a readiness probe, the only probe that Knative's data plane runs; Kubernetes checks the
+/// others.
 fn thresholds(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     let at = |name: &str| format!("{path}.{name}");
     let mut least = |name: &str, value: Option<i32>, least: i32| {

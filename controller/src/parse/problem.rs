@@ -1,57 +1,57 @@
-//! Pure: what is wrong with an object, in Knative's words: `<message>: <path>`, then details.
+//! Pure: broken rules of an object, in Knative's form: `<message>: <path>`, then details.
 
 use std::{collections::BTreeMap, fmt};
 
-/// One broken rule.
+/// One broken rule, with the field that breaks it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Field at fault, such as `spec.template.spec.containers[0].image`; several are parted by `, `.
+    /// Path of the field, such as `spec.template.spec.containers[0].image`; several are separated by `, `.
     pub path: String,
-    /// What is wrong, in Knative's words where Knative has any.
+    /// Message, in Knative's words where Knative has the rule.
     pub message: String,
-    /// What Knative says beneath it, on a line of its own.
+    /// Details, which Knative shows below the message, on a line of their own.
     pub details: Option<String>,
-    /// What to do, where the message does not say it. Knative has no such thing: only our own pages show it.
+    /// Advice for the user, where the message gives none. Knative has no advice: only Rouse's own pages show it.
     pub advice: Option<String>,
 }
 
 impl Problem {
-    /// A broken rule that no constructor below names.
+    /// Makes a problem that no other constructor covers.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { path: path.into(), message: message.into(), details: None, advice: None }
     }
 
-    /// Something needed is not there.
+    /// Reports that a required field is missing.
     pub fn missing(path: impl Into<String>) -> Self {
         Self::new(path, "missing field(s)")
     }
 
-    /// The field may not be set.
+    /// Reports a field that may not be set.
     pub fn disallowed(path: impl Into<String>) -> Self {
         Self::new(path, "must not set the field(s)")
     }
 
-    /// The value makes no sense.
+    /// Reports a value that the field does not allow.
     pub fn invalid(path: impl Into<String>, value: impl fmt::Display) -> Self {
         Self::new(path, format!("invalid value: {value}"))
     }
 
-    /// A key that may not stand there.
+    /// Reports a key that is not allowed at `path`.
     pub fn key(path: impl Into<String>, key: &str) -> Self {
         Self::new(path, format!("invalid key name {key:?}"))
     }
 
-    /// None of the fields that exclude each other is set.
+    /// Reports that none of several exclusive fields is set.
     pub fn neither(paths: impl Into<String>) -> Self {
         Self::new(paths, "expected exactly one, got neither")
     }
 
-    /// More than one of the fields that exclude each other is set.
+    /// Reports that more than one of several exclusive fields is set.
     pub fn both(paths: impl Into<String>) -> Self {
         Self::new(paths, "expected exactly one, got both")
     }
 
-    /// The value is out of bounds.
+    /// Reports a value out of bounds.
     pub fn bounds(
         path: impl Into<String>,
         low: impl fmt::Display,
@@ -61,12 +61,12 @@ impl Problem {
         Self::new(path, format!("expected {low} <= {value} <= {high}"))
     }
 
-    /// The same with what Knative says beneath it.
+    /// Adds details, which Knative shows below the message.
     pub fn details(self, details: impl Into<String>) -> Self {
         Self { details: Some(details.into()), ..self }
     }
 
-    /// The same with what to do.
+    /// Adds advice, which only Rouse's own pages show.
     pub fn advise(self, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..self }
     }
@@ -78,12 +78,13 @@ impl fmt::Display for Problem {
             "" => write!(out, "{}", self.message)?,
             path => write!(out, "{}: {path}", self.message)?,
         }
+        // One line holds one of them: details are Knative's own text, so they come first.
         let more = self.details.as_deref().or(self.advice.as_deref());
         more.map_or(Ok(()), |more| write!(out, " ({})", more.trim_end().replace('\n', "; ")))
     }
 }
 
-/// All of them on one line, in a fixed order.
+/// Formats all problems on one line, in a fixed order.
 pub fn line(problems: &[Problem]) -> String {
     let mut lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     lines.sort();
@@ -91,7 +92,7 @@ pub fn line(problems: &[Problem]) -> String {
     lines.join("; ")
 }
 
-/// All of them as Knative's webhook writes them: equal messages share a line, details stand beneath.
+/// Formats all problems as Knative's webhook does: equal messages share a line, details follow below.
 ///
 /// knative/pkg `apis/field_error.go`: merged by message and details, sorted by both, paths sorted.
 pub fn knative(problems: &[Problem]) -> String {

@@ -1,4 +1,4 @@
-//! Pure: what the rules depend on: the platform, the installation's settings, and who asks.
+//! Pure: inputs of the rules beside the object: the platform, and the installation's settings.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -7,37 +7,37 @@ use crate::{
     policy::AutoscalerConfig,
 };
 
-/// Where the pods will run.
+/// Platform on which the pods will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Platform {
-    /// The local node: volumes are `emptyDir`, images may be folders, a name leaves room for its revisions'.
+    /// The local node: volumes are `emptyDir`, images may be folders, and names leave room for a Revision's suffix.
     Local,
-    /// Kubernetes: Knative's rules and nothing else.
+    /// Kubernetes: Knative's rules, without the restrictions of the local node.
     #[default]
     Kubernetes,
 }
 
-/// Everything a rule may depend on.
+/// Platform and settings that a rule may depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// Where the pods will run.
+    /// Platform on which the pods will run.
     pub platform: Platform,
-    /// `config-defaults`.
+    /// Checked settings of `config-defaults`.
     pub defaults: &'a Defaults,
-    /// `config-features`.
+    /// Checked settings of `config-features`.
     pub features: &'a Features,
-    /// `config-autoscaler`.
+    /// Checked settings of `config-autoscaler`.
     pub autoscaler: &'a AutoscalerConfig,
-    /// Domain of names inside the cluster, such as `cluster.local`.
+    /// Domain of cluster-local names, such as `cluster.local`.
     pub cluster_domain: &'a str,
 }
 
-/// The object around a template, whose name the template's own must begin with.
+/// Object around a template, whose name the Revision's own name must begin with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Parent<'a> {
-    /// `metadata.name`; empty before a generated name is known.
+    /// Value of `metadata.name`; empty before a generated name is known.
     pub name: &'a str,
-    /// `metadata.generateName`.
+    /// Value of `metadata.generateName`, or empty text.
     pub generate_name: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! Pure: rules of security contexts, and warnings about defaults that are not safe (knative/serving
+//! Pure: rules of security contexts, and warnings about insecure defaults (knative/serving
 //! `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
 
 use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, SecurityContext};
@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, Securit
 use super::{Problem, rules::Rules};
 use crate::config_maps::{Flag, SecureDefaults};
 
-/// Highest user and group.
+/// Highest ID of users and groups.
 const MAX_ID: i64 = i32::MAX as i64;
 
-/// Checks the pod's own context.
+/// Checks the security context of a pod.
 pub(super) fn pod(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
     let Some(context) = &pod.security_context else { return };
     let at = format!("{at}.securityContext");
@@ -24,7 +24,7 @@ pub(super) fn pod(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec
     }
 }
 
-/// Without the feature, `secure-pod-defaults` lets users take back what it sets, and no more.
+/// Restricts the context without the feature: users may only opt out of the values that `secure-pod-defaults` sets.
 fn bounded(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) {
     let seccomp = context.seccomp_profile.as_ref().map(|it| it.type_.as_str());
     let fields = [
@@ -43,7 +43,7 @@ fn bounded(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) 
     }
 }
 
-/// Checks a container's context.
+/// Checks the security context of a container.
 pub(super) fn container(
     container: &Container,
     at: &str,
@@ -58,6 +58,7 @@ pub(super) fn container(
     let add = context.capabilities.as_ref().and_then(|it| it.add.as_ref());
     if let Some(add) = add {
         let secure = rules.features.secure_pod_defaults != SecureDefaults::Disabled;
+        // `secure-pod-defaults` itself adds this capability for low ports, so it must pass.
         let bind = secure && add.as_slice() == ["NET_BIND_SERVICE"];
         if rules.features.containerspec_addcapabilities == Flag::Disabled && !bind {
             problems.push(Problem::disallowed(format!("{at}.capabilities.add")));
@@ -73,7 +74,7 @@ fn id(name: &str, value: Option<i64>, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Warns of what is left to Kubernetes' own defaults although those are not safe.
+/// Warns of settings that are left to Kubernetes' own insecure defaults.
 pub(super) fn warn(pod: &PodSpec, at: &str, warnings: &mut Vec<Problem>) {
     let lists = [
         ("containers", pod.containers.as_slice()),

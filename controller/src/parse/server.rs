@@ -1,8 +1,8 @@
-//! Pure: what the API server refuses in a pod, beyond Knative's own rules.
+//! Pure: rules of the API server for pods, beyond Knative's own.
 //!
-//! Where only the Deployment were refused, a service would be admitted and never get a pod. One table of fields; each
-//! row is a value's path and what it must be (Kubernetes' `pkg/apis/core/validation/validation.go`). An empty value is
-//! as none wherever Kubernetes has a default.
+//! If only the Deployment were refused, a service would be admitted and never get a pod. One table of fields has a row
+//! for each value: its path and its rule (Kubernetes' `pkg/apis/core/validation/validation.go`). An empty value equals
+//! an absent one wherever Kubernetes has a default.
 
 use std::net::IpAddr;
 
@@ -10,30 +10,30 @@ use serde_json::Value;
 
 use super::{Problem, dns, metadata};
 
-/// What a value must be.
+/// Rule for the value of one field.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Must {
-    /// One of these words, or nothing.
+    /// One of these words, or empty.
     Word(&'static [&'static str]),
-    /// One of these words: an empty one is refused where the field is there.
+    /// One of these words; an empty value is refused where the field is present.
     Choice(&'static [&'static str]),
-    /// The same in letters of any size: we write it as Kubernetes does.
+    /// One of these words in any case of letters, or empty; the controller writes it in Kubernetes' spelling.
     AnyCase(&'static [&'static str]),
-    /// A number from here to there.
+    /// A number within these bounds, both included.
     Within(i64, i64),
-    /// A list with something in it.
+    /// A list with at least one element.
     Some,
-    /// Text that this accepts, or nothing.
+    /// Text that the function accepts, or empty.
     Fit(fn(&str) -> bool),
-    /// The same, and it has to be there.
+    /// Text that the function accepts; empty text is refused.
     Given(fn(&str) -> bool),
     /// Number or name of a port.
     Port,
-    /// Amounts, by what they are of.
+    /// Quantities by name of the resource.
     Amounts,
-    /// Labels.
+    /// Labels: keys are qualified names, values are label values.
     Labels,
-    /// An object whose fields have rules.
+    /// An object whose fields have rules of their own.
     Inside(&'static [(&'static str, Must)]),
 }
 
@@ -53,7 +53,7 @@ const WEIGHT: Must = Within(1, 100);
 const ACCESS: Must =
     Choice(&["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]);
 
-/// Lists of a pod's terms of affinity to other pods.
+/// Paths of the lists with a pod's terms of affinity to other pods.
 const TERMS: [&str; 4] = [
     "affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm",
     "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[]",
@@ -61,7 +61,7 @@ const TERMS: [&str; 4] = [
     "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[]",
 ];
 
-/// Fields of each of these.
+/// Rules for the fields of each such term.
 const TERM: &[(&str, Must)] = &[
     ("labelSelector", SELECTOR),
     ("matchLabelKeys[]", Given(is_qualified)),
@@ -71,7 +71,7 @@ const TERM: &[(&str, Must)] = &[
     ("topologyKey", Given(is_qualified)),
 ];
 
-/// An object with a table of its own.
+/// Rules for the fields of a label selector.
 const SELECTOR: Must = Inside(&[
     ("matchExpressions[].key", Given(is_qualified)),
     ("matchExpressions[].operator", OPERATORS),
@@ -87,7 +87,7 @@ const FIELD_REF: Must =
 const RESOURCE_REF: Must =
     Inside(&[("divisor", Given(is_divisor)), ("resource", Given(is_resource_of_container))]);
 
-/// Fields of a pod.
+/// Rules for the fields of a pod.
 pub(crate) const POD: &[(&str, Must)] = &[
     (
         "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference",
@@ -182,7 +182,7 @@ pub(crate) const POD: &[(&str, Must)] = &[
 
 const PULL: Must = Word(&["Always", "IfNotPresent", "Never"]);
 
-/// Fields of each container of a pod.
+/// Rules for the fields of each container of a pod.
 pub(crate) const CONTAINER: &[(&str, Must)] = &[
     ("env[].name", Fit(is_variable)),
     ("env[].valueFrom.configMapKeyRef.key", Given(is_key)),
@@ -210,7 +210,7 @@ pub(crate) const CONTAINER: &[(&str, Must)] = &[
     ("readinessProbe.grpc.port", Port),
     ("readinessProbe.httpGet.httpHeaders[].name", Given(is_header)),
     ("readinessProbe.httpGet.port", Port),
-    // Knative's sidecar asks, whatever the size of the letters.
+    // Knative's sidecar runs this probe and accepts any case of letters.
     ("readinessProbe.httpGet.scheme", AnyCase(SCHEMES)),
     ("readinessProbe.tcpSocket.port", Port),
     ("resources.limits", Amounts),
@@ -232,12 +232,13 @@ pub(crate) const CONTAINER: &[(&str, Must)] = &[
     ("volumeMounts[].subPath", Fit(is_inner_path)),
 ];
 
-/// Lists of a pod's containers.
+/// Paths of a pod's lists of containers.
 const LISTS: [&str; 2] = ["containers[]", "initContainers[]"];
 
-/// Checks a pod, as it was written, that stands at `at`.
+/// Checks a pod, as it was written, with `at` as its path in the object.
 pub(super) fn check(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     fields(pod, at, problems);
+    // The table judges each field alone; these rules compare fields with each other.
     each(pod, "tolerations[]", at, &mut |value, at| toleration(value, at, problems));
     for list in LISTS {
         each(pod, &format!("{list}.resources"), at, &mut |value, at| {
@@ -246,7 +247,7 @@ pub(super) fn check(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Checks each field by itself.
+/// Checks each field on its own.
 fn fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     let mut judge_each = |path: &str, must: Must| {
         each(pod, path, at, &mut |value, at| judge(must, value, at, problems));
@@ -259,14 +260,15 @@ fn fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Calls `see` with every value at a path, and where it stands.
+/// Calls `see` with every value at a path, and with the full path of that value.
 fn each(value: &Value, path: &str, at: &str, see: &mut dyn FnMut(&Value, &str)) {
     let (step, rest) = path.split_once('.').map_or((path, None), |(step, rest)| (step, Some(rest)));
     let (name, is_list) = step.strip_suffix("[]").map_or((step, false), |name| (name, true));
+    // An absent field breaks no rule of its own: only a present one can be empty or wrong.
     let Some(inner) = value.get(name).filter(|it| !it.is_null()) else { return };
     let at = format!("{at}.{name}");
     let mut go = |value: &Value, at: &str| match rest {
-        // In a list it has a wrong type, and the types refuse it.
+        // A `null` in a list has a wrong type, which typed parsing reports.
         None if value.is_null() => {}
         Some(rest) => each(value, rest, at, see),
         None => see(value, at),
@@ -275,6 +277,7 @@ fn each(value: &Value, path: &str, at: &str, see: &mut dyn FnMut(&Value, &str)) 
         Some(all) => {
             all.iter().enumerate().for_each(|(at_index, it)| go(it, &format!("{at}[{at_index}]")));
         }
+        // Not a list although it should be: typed parsing reports it.
         None if is_list => {}
         None => go(inner, &at),
     }
@@ -283,6 +286,7 @@ fn each(value: &Value, path: &str, at: &str, see: &mut dyn FnMut(&Value, &str)) 
 fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = value.as_str().unwrap_or_default();
     let fits = match must {
+        // A value of another type has no text, and passes as empty: typed parsing reports it.
         Word(words) => text.is_empty() || words.contains(&text),
         AnyCase(words) => text.is_empty() || words.iter().any(|it| it.eq_ignore_ascii_case(text)),
         Within(low, high) => {
@@ -300,7 +304,7 @@ fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
         Choice(words) => words.contains(&text),
         Given(fits) => fits(text),
         Port => match value.as_i64() {
-            // None means the one that serves.
+            // Port 0 stands for the serving port.
             Some(number) => (0..=65535).contains(&number),
             None => text.is_empty() || is_port_name(text),
         },
@@ -314,6 +318,7 @@ fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
         }
     };
     if !fits {
+        // Without the quotes that JSON would add.
         let shown = if value.is_string() { text.to_owned() } else { value.to_string() };
         problems.push(Problem::invalid(at, shown));
     }
@@ -321,7 +326,9 @@ fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
 
 fn amounts(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     for (name, amount) in value.as_object().into_iter().flatten() {
+        // Extended resources have a domain in their name, such as `nvidia.com/gpu`.
         let known = is_standard_resource(name) || (name.contains('/') && is_qualified(name));
+        // Quantities may be written as numbers, too: `cpu: 1`.
         let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
         if !known {
             problems.push(Problem::key(format!("{at}.{name}"), name));
@@ -342,7 +349,7 @@ fn labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// A toleration's fields among each other.
+/// Checks the fields of a toleration against each other.
 fn toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = |name: &str| value[name].as_str().unwrap_or_default();
     let (exists, is_timed) = (text("operator") == "Exists", !value["tolerationSeconds"].is_null());
@@ -370,10 +377,11 @@ fn toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// No more is asked for than is allowed.
+/// Checks that no request exceeds the limit of the same resource.
 fn requests(resources: &Value, at: &str, problems: &mut Vec<Problem>) {
     let limits = &resources["limits"];
     for (name, request) in resources["requests"].as_object().into_iter().flatten() {
+        // An unreadable quantity is reported on its own, and compares with nothing.
         let [least, most] = [Some(request), limits.get(name)].map(|it| it.and_then(amount));
         if let (Some(least), Some(most)) = (least, most)
             && least > most
@@ -388,9 +396,10 @@ fn requests(resources: &Value, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// A quantity as a number, exact enough to compare with another one.
+/// Parses a quantity into a number, exact enough for comparisons.
 fn amount(value: &Value) -> Option<f64> {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    // The sign belongs to the number here; negative quantities are refused elsewhere.
     let end = text.find(|it: char| !it.is_ascii_digit() && !"+-.".contains(it));
     let (number, unit) = text.split_at(end.unwrap_or(text.len()));
     let scale = match unit {
@@ -410,7 +419,7 @@ fn amount(value: &Value) -> Option<f64> {
         "Ti" => 1_099_511_627_776.0,
         "Pi" => 1_125_899_906_842_624.0,
         "Ei" => 1_152_921_504_606_846_976.0,
-        // An exponent.
+        // Not a unit but an exponent, as in `1e3`.
         _ => return text.parse().ok(),
     };
     number.parse::<f64>().ok().map(|it| it * scale)
@@ -428,12 +437,12 @@ fn is_qualified(text: &str) -> bool {
     dns::qualified(text).is_empty()
 }
 
-/// Text of which nothing is asked but that it is there.
+/// Accepts any text that is present.
 fn is_any(_text: &str) -> bool {
     true
 }
 
-/// A name without dots.
+/// Accepts a DNS-1123 label: a name without dots.
 fn is_label(text: &str) -> bool {
     dns::dns1123(text).is_empty()
 }
@@ -442,15 +451,17 @@ fn is_label_value(text: &str) -> bool {
     !text.contains('/') && is_qualified(text)
 }
 
-/// A domain in which names are looked up: the root, or one that may have underscores and the root's dot.
+/// Accepts a search domain: the root, or one that may have underscores and a final dot.
 fn is_search(text: &str) -> bool {
+    // Resolvers accept underscores, which labels of host names may not contain.
     let text = text.replace('_', "a");
     text == "." || is_subdomain(text.strip_suffix('.').unwrap_or(&text))
 }
 
-/// A field of a pod that its containers and files may see.
+/// Accepts a field of a pod that variables and files of its containers may refer to.
 fn is_field_of_pod(text: &str) -> bool {
     let of = ["metadata.labels", "metadata.annotations"];
+    // One label or annotation, as in `metadata.labels['app']`.
     let key = |of: &str| text.strip_prefix(of)?.strip_prefix("['")?.strip_suffix("']");
     const FIELDS: [&str; 9] = [
         "metadata.name",
@@ -465,21 +476,22 @@ fn is_field_of_pod(text: &str) -> bool {
     ];
     FIELDS.contains(&text)
         || of.contains(&text)
+        // The domain of an annotation's key may have capitals (Kubernetes' `ValidateAnnotations`).
         || of.into_iter().filter_map(key).any(|it| is_qualified(&it.to_ascii_lowercase()))
 }
 
-/// An amount of a container that its variables may say.
+/// Accepts a container's limit or request that variables may refer to.
 fn is_resource_of_container(text: &str) -> bool {
     let named = text.strip_prefix("limits.").or_else(|| text.strip_prefix("requests."));
     named.is_some_and(is_standard_resource)
 }
 
-/// What every container may have amounts of.
+/// Accepts a resource that every container may request.
 fn is_standard_resource(text: &str) -> bool {
     ["cpu", "memory", "ephemeral-storage"].contains(&text) || text.starts_with("hugepages-")
 }
 
-/// One of a unit.
+/// Accepts a divisor of quantities: one of a unit, or 0.
 fn is_divisor(text: &str) -> bool {
     let unit = text.strip_prefix('1').unwrap_or("-");
     let units = ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
@@ -490,18 +502,18 @@ fn is_some_amount(text: &str) -> bool {
     metadata::is_quantity(text) && amount(&text.into()).is_some_and(|it| it > 0.0)
 }
 
-/// A path without a step to the folder above.
+/// Accepts a path without a step to the parent folder.
 fn has_no_step_up(text: &str) -> bool {
     text.split('/').all(|it| it != "..")
 }
 
-/// A key of a ConfigMap or Secret.
+/// Accepts a key of a ConfigMap or Secret.
 fn is_key(text: &str) -> bool {
     let fits = |it: u8| it.is_ascii_alphanumeric() || matches!(it, b'-' | b'_' | b'.');
     text.len() <= 253 && text.bytes().all(fits) && text != "." && !text.starts_with("..")
 }
 
-/// A variable: anything that prints, but for what ends its name.
+/// Accepts the name of a variable: printable ASCII except `=`, which ends a name.
 fn is_variable(text: &str) -> bool {
     text.bytes().all(|it| (b' '..=b'~').contains(&it) && it != b'=')
 }
@@ -510,12 +522,12 @@ fn is_header(text: &str) -> bool {
     text.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-')
 }
 
-/// A path that stays below where it begins.
+/// Accepts a relative path that stays below its start.
 fn is_inner_path(text: &str) -> bool {
     !text.starts_with('/') && has_no_step_up(text)
 }
 
-/// A name of a service (RFC 6335).
+/// Accepts the name of a port, by the rules for service names (RFC 6335).
 fn is_port_name(text: &str) -> bool {
     let fits = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
     let edge = |it: Option<char>| it.is_some_and(|it| it != '-');
@@ -534,7 +546,7 @@ mod tests {
     use super::*;
     use crate::parse::mask::{self, Field, Mask};
 
-    /// A document with `value` at a path.
+    /// Makes a document with `value` at a path.
     fn put(path: &str, value: &Value) -> Value {
         let (step, rest) = path.split_once('.').map_or((path, None), |(a, b)| (a, Some(b)));
         let inner = rest.map_or_else(|| value.clone(), |rest| put(rest, value));
@@ -544,7 +556,7 @@ mod tests {
         }
     }
 
-    /// Values that a rule takes, and values that it refuses.
+    /// Returns values that a rule accepts, and values that it refuses.
     fn samples(must: Must) -> (Vec<Value>, Vec<Value>) {
         match must {
             Word(words) => {
@@ -558,7 +570,7 @@ mod tests {
                 let good = words.iter().map(|it| json!(it)).collect();
                 (good, small.chain([json!("x"), json!("")]).collect())
             }
-            // Its own rows are tried by themselves.
+            // The rows of the inner table are tested on their own.
             Inside(_) => (vec![json!({})], vec![]),
             AnyCase(words) => {
                 let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
@@ -597,10 +609,10 @@ mod tests {
         }
     }
 
-    /// A rule, what it takes, what it refuses.
+    /// A rule of text, with samples that it accepts and samples that it refuses.
     type Texts = (fn(&str) -> bool, &'static [&'static str], &'static [&'static str]);
 
-    /// Text for the rules that are functions: what each takes and refuses.
+    /// Samples for the rules that are functions: accepted and refused texts.
     const TEXTS: &[Texts] = &[
         (is_address, &["10.0.0.1", "::1"], &["10.0.0", "host"]),
         (is_subdomain, &["a", "a.b-c"], &["A", "a_b", "-a", "a..b"]),
@@ -677,7 +689,7 @@ mod tests {
                 let is_there = problems.len() == 1 && problems[0].path.starts_with(&at);
                 assert!(is_there, "{path}: {value}: {problems:?}");
             }
-            // A wrong type is for the types to refuse, and nothing is as good as no field.
+            // Typed parsing refuses wrong types, and `null` equals an absent field.
             assert_eq!(said(&put(&path, &Value::Null)), [], "{path}");
         }
     }
@@ -712,8 +724,8 @@ mod tests {
         }
     }
 
-    /// Fields of which any value will do, by their last names: text that no part reads before the container runs, what
-    /// has a rule of its own elsewhere, and yes or no.
+    /// Fields that accept any value, by their last names: text that is read only in the container, values with a rule
+    /// elsewhere, and booleans.
     const FREE: &[&str] = &[
         "allowPrivilegeEscalation",
         "args",
@@ -771,10 +783,10 @@ mod tests {
         let ruled: Vec<String> = all().iter().map(|(path, _)| path.replace("[]", "")).collect();
         for field in fields {
             let last = field.rsplit('.').next().unwrap_or_default();
-            // A field may be an object of Kubernetes', with rules for what is inside.
+            // A field may be an object of Kubernetes with rules for its own fields.
             let has_rule =
                 ruled.iter().any(|it| *it == field || it.starts_with(&format!("{field}.")));
-            // Numbers of a readiness probe are Knative's to judge.
+            // Knative's rules cover the numbers of a readiness probe.
             let is_knatives =
                 field.contains("readinessProbe") || field.starts_with("initContainers.");
             assert!(has_rule || FREE.contains(&last) || is_knatives, "{field}");

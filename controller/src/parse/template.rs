@@ -1,5 +1,5 @@
-//! Pure: rules of what a Revision runs (knative/serving `pkg/apis/serving/v1/revision_validation.go`,
-//! knative.md §1.13).
+//! Pure: rules of a Revision's spec and annotations (knative/serving
+//! `pkg/apis/serving/v1/revision_validation.go`, knative.md §1.13).
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::knative::RevisionSpec;
 
-/// Fields of a Revision's spec that are Knative's own.
+/// Fields of a Revision's spec that Knative adds to a PodSpec.
 pub(super) const LIMITS: [&str; 4] =
     ["containerConcurrency", "timeoutSeconds", "responseStartTimeoutSeconds", "idleTimeoutSeconds"];
 
-/// Reads a Revision's spec and checks all of it. What is wrong goes to `problems`.
+/// Parses a Revision's spec and checks all of it. Broken rules go to `problems`.
 pub(super) fn spec(
     value: Option<&Value>,
     at: &str,
@@ -31,15 +31,15 @@ pub(super) fn spec(
     let (mut own, mut pod) = (object.clone(), object.clone());
     own.retain(|key, _| LIMITS.contains(&key.as_str()));
     pod.retain(|key, _| !LIMITS.contains(&key.as_str()));
-    // Knative's one way to say it, instead of a missing field of a type.
+    // Knative reports an empty list, not the missing field that typed parsing would report.
     pod.entry("containers").or_insert_with(|| Value::Array(Vec::new()));
     let mut spec: RevisionSpec = typed(Some(&Value::Object(own)), at, problems);
     let before = problems.len();
     let mut pod = Value::Object(pod);
     spec.pod = typed(Some(&pod), at, problems);
-    // That a field is unknown was said; that it may not be set says nothing more.
+    // Unknown fields were reported above; the mask would report them again as not allowed.
     prune::<PodSpec>(&mut pod, at);
-    // What could not be read at all is no pod without containers.
+    // An unreadable spec was reported as such; without this check it would also count as one without containers.
     if problems.len() == before || spec.pod != PodSpec::default() {
         pod::check(&pod, &spec.pod, at, rules, problems);
     }
@@ -58,13 +58,13 @@ fn limits(spec: &RevisionSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<P
     let most = it.container_concurrency_max_limit;
     within("containerConcurrency", spec.container_concurrency, least, most);
     within("timeoutSeconds", spec.timeout_seconds, 0, it.max_timeout_seconds);
-    // Knative does not look at these two; a negative one would be no bound at all.
+    // Knative does not check these two, but a negative timeout would mean no bound at all.
     let start = spec.response_start_timeout_seconds;
     within("responseStartTimeoutSeconds", start, 0, i64::from(u32::MAX));
     within("idleTimeoutSeconds", spec.idle_timeout_seconds, 0, i64::from(u32::MAX));
 }
 
-/// Checks the annotations of a Revision, which a template bears for it.
+/// Checks the annotations of a Revision, which come from its template.
 pub(super) fn annotations(
     annotations: &BTreeMap<String, String>,
     spec: &RevisionSpec,

@@ -13,17 +13,17 @@ fn read(text: &str) -> Document {
     all.remove(0)
 }
 
-/// What is said of a Service whose only container is `container`.
+/// Returns the problems of a Service whose only container is `container`.
 fn container(container: &str) -> String {
     refusal(&HELLO.replace("{image: dev.local/hello:v1}", container))
 }
 
-/// What is said of a Service whose Revision spec is `spec`.
+/// Returns the problems of a Service whose Revision spec is `spec`.
 fn spec(spec: &str) -> String {
     refusal(&HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec))
 }
 
-/// What is said of a Service with this traffic.
+/// Returns the problems of a Service with these traffic targets.
 fn targets(traffic: &str) -> String {
     let spec = format!("spec: {{traffic: {traffic}, template");
     refusal(&HELLO.replace("spec: {template", &spec))
@@ -47,7 +47,7 @@ fn a_small_service_gets_knatives_defaults() {
     let Document::Service(name, manifest) = read(HELLO) else { panic!("refused") };
     assert_eq!(name, Name::new("default", "hello"));
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
-    // knative.md §1.12
+    // Values of knative.md §1.12.
     let want = serde_json::json!({
         "metadata": {},
         "spec": {
@@ -69,7 +69,7 @@ fn a_small_service_gets_knatives_defaults() {
     assert_eq!(*manifest.traffic, [Traffic { percent: 100, ..Traffic::default() }]);
 }
 
-/// knative.md §1.12.
+/// Rules of knative.md §1.12 for dependent defaults.
 #[test]
 fn defaults_depend_on_each_other_as_in_knative() {
     let fill = |spec: &str| {
@@ -123,7 +123,7 @@ fn what_cannot_be_read_is_refused_with_its_path() {
     assert!(broken.starts_with("not readable as YAML: "), "{broken}");
 }
 
-/// knative.md §1.13, names.
+/// Cases of knative.md §1.13: names.
 #[test]
 fn names_follow_knatives_rules() {
     let named = |name: &str| {
@@ -144,7 +144,7 @@ fn names_follow_knatives_rules() {
     ]);
 }
 
-/// knative.md §1.13, containers.
+/// Cases of knative.md §1.13: containers.
 #[test]
 fn containers_follow_knatives_rules() {
     check(&[
@@ -168,7 +168,7 @@ fn containers_follow_knatives_rules() {
             container("{image: a, ports: [{containerPort: 8012}]}"),
             "invalid value: 8012 is a reserved port: spec.template.spec.containers[0].ports[0].containerPort (8012 is a reserved port, please use a different value)",
         ),
-        // Zero is as none: 8080.
+        // Zero equals an absent port: 8080.
         (container("{image: a, ports: [{containerPort: 0}]}"), "fine"),
         (
             container("{image: a, ports: [{containerPort: 65536}]}"),
@@ -203,7 +203,7 @@ fn containers_follow_knatives_rules() {
     ]);
 }
 
-/// knative.md §1.13, field mask.
+/// Cases of knative.md §1.13: field mask.
 #[test]
 fn fields_outside_the_mask_must_not_be_set() {
     check(&[
@@ -230,7 +230,7 @@ fn fields_outside_the_mask_must_not_be_set() {
     ]);
 }
 
-/// knative.md §1.13, probes.
+/// Cases of knative.md §1.13: probes.
 #[test]
 fn probes_follow_knatives_rules() {
     const AT: &str = "spec.template.spec.containers[0].readinessProbe";
@@ -263,7 +263,7 @@ fn probes_follow_knatives_rules() {
     ]);
 }
 
-/// knative.md §1.13, bounds and annotations.
+/// Cases of knative.md §1.13: bounds and annotations.
 #[test]
 fn limits_and_annotations_are_bounded() {
     let annotated = |pair: &str| {
@@ -297,7 +297,7 @@ fn limits_and_annotations_are_bounded() {
     ]);
 }
 
-/// knative.md §1.13, traffic.
+/// Cases of knative.md §1.13: traffic.
 #[test]
 fn without_kubernetes_only_our_class_scales() {
     let class = |class: &str| {
@@ -402,7 +402,7 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
     assert_eq!(names, [("hello".into(), true), ("b".into(), false), ("third".into(), true)]);
 }
 
-/// What the installation forbids today was allowed when it was made, and runs on.
+/// Settings that became stricter do not affect Services that were admitted before: they stay in force.
 #[test]
 fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
     let (defaults, features) = (Defaults::default(), Features::default());

@@ -1,4 +1,4 @@
-//! Pure: rules of who gets the requests (knative/serving `pkg/apis/serving/v1/route_validation.go`, knative.md §1.13).
+//! Pure: rules of traffic targets (knative/serving `pkg/apis/serving/v1/route_validation.go`, knative.md §1.13).
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::knative::TrafficTarget;
 
 const AT: &str = "spec.traffic";
 
-/// Checks all targets. A Service's never name a Configuration: it has one of its own.
+/// Checks all targets. Targets of a Service never name a Configuration, since it has one of its own.
 pub(super) fn check(targets: &[TrafficTarget], is_service: bool, problems: &mut Vec<Problem>) {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, target) in targets.iter().enumerate() {
@@ -24,6 +24,7 @@ pub(super) fn check(targets: &[TrafficTarget], is_service: bool, problems: &mut 
         }
     }
     let percents = targets.iter().filter_map(|target| target.percent);
+    // Percents are not bounded yet here, so their sum must not overflow.
     let sum = percents.fold(0_i64, i64::saturating_add);
     if sum != 100 {
         problems.push(Problem::new(AT, format!("Traffic targets sum to {sum}, want 100")));
@@ -41,7 +42,7 @@ fn target(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec
     }
 }
 
-/// A target either follows the latest Revision or names one.
+/// Checks that a target either follows the latest Revision or names one.
 fn latest(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
     let revision = target.revision_name.as_deref().unwrap_or_default();
     if let Some(latest) = target.latest_revision
@@ -73,6 +74,7 @@ fn names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<
         }
         (false, true) => qualified("revisionName", &revision),
         (true, false) => qualified("configurationName", &configuration),
+        // Without a name a Service's target follows its own Configuration.
         (true, true) if is_service => {}
         (true, true) => {
             problems.push(Problem::neither(format!("{at}.configurationName, {at}.revisionName")));

@@ -1,11 +1,11 @@
-//! Pure: from untyped YAML to Kubernetes' types, with the path of every wrong type and unknown field.
+//! Pure: conversion of untyped YAML to Kubernetes' types, with the path of every wrong type and unknown field.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Problem;
 
-/// Reads `value` as a `T`. What is wrong goes to `problems`, and then the result is only a stand-in.
+/// Parses `value` as a `T`. Errors go to `problems`; the result is then only a default.
 pub(super) fn typed<T: DeserializeOwned + Default>(
     value: Option<&Value>,
     path: &str,
@@ -27,7 +27,7 @@ pub(super) fn typed<T: DeserializeOwned + Default>(
     })
 }
 
-/// Takes out of `value` what a `T` does not have; returns the path of each.
+/// Removes fields from `value` that a `T` does not have, and returns their paths.
 pub(super) fn prune<T: DeserializeOwned>(value: &mut Value, path: &str) -> Vec<String> {
     let (_, unknown) = read::<T>(value, &mut serde_path_to_error::Track::new());
     unknown
@@ -48,7 +48,7 @@ fn read<T: DeserializeOwned>(
     (read, unknown)
 }
 
-/// Where a field stands in a document.
+/// Path of a field in a document.
 struct Field(Vec<Step>);
 
 enum Step {
@@ -63,6 +63,7 @@ impl Field {
             Path::Root => return Self(Vec::new()),
             Path::Seq { parent, index } => (parent, Some(Step::Index(*index))),
             Path::Map { parent, key } => (parent, Some(Step::Key(key.clone()))),
+            // These wrap a value and add no step to its path.
             Path::Some { parent }
             | Path::NewtypeStruct { parent }
             | Path::NewtypeVariant { parent } => (parent, None),
@@ -72,7 +73,7 @@ impl Field {
         Self(steps)
     }
 
-    /// Whether there was such a field.
+    /// Removes the field. Returns false if there was none.
     fn remove_from(&self, value: &mut Value) -> bool {
         let Some((Step::Key(last), steps)) = self.0.split_last() else { return false };
         let found = steps.iter().try_fold(value, |value, step| match step {
@@ -84,7 +85,7 @@ impl Field {
 }
 
 impl std::fmt::Display for Field {
-    /// As people write it: `containers[0].imagge`.
+    /// Formats the path as users write it: `containers[0].imagge`.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, step) in self.0.iter().enumerate() {
             match step {
@@ -97,7 +98,7 @@ impl std::fmt::Display for Field {
     }
 }
 
-/// Says which keys of `object` are not in `allowed`.
+/// Reports keys of `object` that are not in `allowed`.
 pub(super) fn keys(
     object: &Map<String, Value>,
     path: &str,

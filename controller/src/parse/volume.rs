@@ -1,5 +1,4 @@
-//! Pure: rules of volumes and where they are mounted (knative/serving `pkg/apis/serving/k8s_validation.go`,
-//! knative.md §1.13).
+//! Pure: rules of volumes and of their mounts (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
 
 use std::collections::BTreeSet;
 
@@ -14,13 +13,14 @@ use super::{
 use crate::config_maps::{Features, Flag};
 
 const RESERVED_PATHS: [&str; 3] = ["/", "/dev", "/dev/log"];
-/// What the local node mounts itself.
+/// Mount paths that the local node uses itself.
 const LOCAL_PATHS: [&str; 3] = ["/tmp", "/var", "/var/log"];
 
 /// Checks the volumes of a pod.
 pub(super) fn check(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
     let containers = pod.containers.iter().chain(pod.init_containers.iter().flatten());
     let mounts = containers.flat_map(|it| it.volume_mounts.iter().flatten());
+    // A volume without a mount is refused: Knative takes it for a mistake of the user.
     let mounted: BTreeSet<&str> = mounts.map(|mount| mount.name.as_str()).collect();
     let mut names = BTreeSet::new();
     for (index, volume) in pod.volumes.iter().flatten().enumerate() {
@@ -39,6 +39,7 @@ pub(super) fn check(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut V
         } else if !dns::dns1123(name).is_empty() {
             problems.push(Problem::invalid(path, name));
         }
+        // Knative's kinds do not matter on the local node: it can only make empty folders.
         if rules.platform == Platform::Local && volume.empty_dir.is_none() {
             let message = "volume support is disabled, but found another than emptyDir";
             let problem = Problem::new(&at, message);
@@ -50,11 +51,12 @@ pub(super) fn check(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut V
     }
 }
 
-/// Exactly one kind, and one that the installation allows.
+/// Checks that a volume has exactly one kind, and one that the installation allows.
 fn kind(volume: &Volume, at: &str, features: &Features, problems: &mut Vec<Problem>) {
     let name = &volume.name;
     let claim = volume.persistent_volume_claim.as_ref();
     if let Some(claim) = claim {
+        // Claims have two features of their own, one for their use and one for writing.
         claims(&claim.claim_name, claim.read_only == Some(true), at, features, problems);
     }
     let guarded = [
@@ -80,6 +82,7 @@ fn kind(volume: &Volume, at: &str, features: &Features, problems: &mut Vec<Probl
     let kinds = always.map(|(name, set)| (name, set, Flag::Enabled)).into_iter();
     let kinds = kinds.chain(guarded.map(|(name, _, set, flag)| (name, set, flag)));
     let kinds = kinds.chain([("persistentVolumeClaim", claim.is_some(), claims)]);
+    // Kinds that are switched off are not suggested, unless one is set: then its own error says that it is off.
     let (mut set, mut allowed) = (Vec::new(), Vec::new());
     for (name, is_set, flag) in kinds {
         let path = format!("{at}.{name}");
@@ -120,6 +123,7 @@ fn contents(volume: &Volume, at: &str, problems: &mut Vec<Problem>) {
     for (index, source) in sources.unwrap_or_default().iter().enumerate() {
         projection(source, &format!("{at}.projected.sources[{index}]"), problems);
     }
+    // The other kinds have no content rules of Knative's; `server.rs` has the API server's.
     let Some(dir) = &volume.empty_dir else { return };
     if let Some(medium) = dir.medium.as_deref().filter(|it| !matches!(*it, "" | "Memory")) {
         problems.push(Problem::invalid(format!("{at}.emptyDir.medium"), medium));
@@ -142,6 +146,7 @@ fn items(items: &[KeyToPath], at: &str, problems: &mut Vec<Problem>) {
 }
 
 fn projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) {
+    // Each source has exactly one kind; the paths of those that are set tell if that holds.
     let mut set = Vec::new();
     if let Some(secret) = &source.secret {
         set.push(format!("{at}.secret"));
@@ -194,7 +199,7 @@ fn named(name: &str, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Checks where one container mounts them.
+/// Checks the mounts of one container.
 pub(super) fn mounts(
     pod: &PodSpec,
     container: &Container,
@@ -238,8 +243,10 @@ fn mount_path(
 }
 
 fn read_only(mount: &VolumeMount, volume: Option<&Volume>, at: &str, problems: &mut Vec<Problem>) {
+    // Only pods' own storage and claims can be written; all other kinds must be mounted read-only.
     let written = mount.read_only != Some(true);
     let claim = volume.and_then(|it| it.persistent_volume_claim.as_ref());
+    // A claim may be mounted for writing; a rule of its own says when.
     let writable = volume.is_some_and(|it| it.empty_dir.is_some() || it.ephemeral.is_some());
     let path = format!("{at}.readOnly");
     if written && !writable && claim.is_none() {
@@ -250,7 +257,7 @@ fn read_only(mount: &VolumeMount, volume: Option<&Volume>, at: &str, problems: &
     }
 }
 
-/// A path without what changes nothing: Go's `path.Clean`.
+/// Simplifies a path as Go's `path.Clean` does.
 fn clean(path: &str) -> String {
     let absolute = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();

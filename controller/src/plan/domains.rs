@@ -1,4 +1,4 @@
-//! Pure: DomainMappings: further names of services, each claimed for one namespace (knative/serving
+//! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping`; `knative.md` §1.7).
 
 use common::wire::{Domain, Name};
@@ -9,7 +9,7 @@ use crate::world::{
     names::{Bid, Claimant},
 };
 
-/// Whether the domain is its namespace's to use.
+/// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain.
 fn claimed(world: &World, name: &Name) -> Truth {
     match world.claims.get(name.name.as_str()) {
         Some(Claim { namespace, .. }) if *namespace == name.namespace => owned(world, name),
@@ -17,7 +17,7 @@ fn claimed(world: &World, name: &Name) -> Truth {
             "DomainAlreadyClaimed",
             "The domain name is already in use by another DomainMapping",
         )),
-        // Ours is on its way.
+        // The controller creates the claim itself, and a watch will report it.
         None if world.settings.configs.network.autocreate_claims => Truth::Unknown(None),
         None => Truth::False(Why::new(
             "DomainClaimFailed",
@@ -26,7 +26,7 @@ fn claimed(world: &World, name: &Name) -> Truth {
     }
 }
 
-/// Whether the host is the mapping's: not where a route had it first, unless it is that one the mapping leads to.
+/// Returns a false status if a Route had the host first, unless the mapping refers to that very Route.
 fn owned(world: &World, name: &Name) -> Truth {
     let own = world.mappings.get(name).map(|it| &it.target);
     match host_owner(world, name) {
@@ -42,7 +42,7 @@ fn host_owner<'a>(world: &'a World, name: &Name) -> Option<&'a Bid> {
     world.names.host_owner(&name.name.to_ascii_lowercase(), &world.placeholders)
 }
 
-/// The app that carries what the mapping refers to, or why none does.
+/// Returns the app that the mapping refers to, or the reason why there is none.
 fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a App, Why> {
     let refused = |message: String| Err(Why::new("ResolveFailed", message));
     let Mapping { kind, target, .. } = mapping;
@@ -56,7 +56,7 @@ fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a 
             app.service.is_some() && world.apps.contains_key(target)
         }
         ("routes.serving.knative.dev", Some(_)) => world.apps.contains_key(target),
-        // Kubernetes' own Service that bears a route's name, or that of a tag.
+        // A Kubernetes Service that is the placeholder of a Route or a tag.
         ("services", Some(_)) => true,
         (_, Some(_)) => false,
     };
@@ -76,7 +76,7 @@ fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a 
     }
 }
 
-/// Sets the conditions of a mapping.
+/// Sets all conditions of a mapping.
 pub fn mapping(world: &World, name: &Name, mapping: &mut Mapping, now: Stamp) {
     let found = referred(world, name, mapping);
     let resolved = match &found {
@@ -90,6 +90,7 @@ pub fn mapping(world: &World, name: &Name, mapping: &mut Mapping, now: Stamp) {
     let certificate = match &mapping.secret {
         None => Truth::True(Some(Why::NO_TLS)),
         Some(secret) => {
+            // TLS of users' domains is not served here, and a condition must not claim it.
             let message = format!("The gateway serves no TLS: Secret {secret:?} is not used");
             Truth::False(Why::new("CertificateNotReady", message))
         }
@@ -113,11 +114,11 @@ pub fn mapping(world: &World, name: &Name, mapping: &mut Mapping, now: Stamp) {
     conditions.set(Kind::DomainReady, ready, now);
 }
 
-/// The domains that lead to the service of this name, in order.
+/// Returns the domains mapped to the service of this name, in order.
 pub(super) fn of(world: &World, service: &Name) -> Vec<Domain> {
     let all = world.mapped.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&Name, &Mapping)| {
-        // Where it bears the host of what it leads to, that has it already.
+        // The target's own host may equal the domain: the Route has it already, and needs no second entry.
         host_owner(world, name).is_some_and(|it| it.by == Claimant::Mapping((*name).clone()))
             && matches!(claimed(world, name), Truth::True(_))
             && referred(world, name, mapping).is_ok()

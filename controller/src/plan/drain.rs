@@ -1,18 +1,18 @@
 //! Pure: stopping a pod without losing a request.
 //!
-//! A pod leaves in three steps: it is marked draining in the RouteTable; once every agent and activator has said
-//! that it avoids it nothing new reaches it; once nothing is in flight it is told to stop. A part that does
-//! not answer for 1 s is not waited for, and the revision's grace period bounds everything.
+//! A pod stops in three steps. It is marked draining in the RouteTable. Once every agent and activator has acknowledged
+//! that, nothing new reaches it. Once nothing is in flight, it is ordered to stop. A component that is silent for 1 s
+//! is not waited for, and the Revision's grace period bounds the whole.
 
 use super::{Timer, View};
 use crate::world::{Pod, Revision, Stage};
 
-/// How long a silent agent or activator is waited for.
+/// Time to wait for acknowledgements of silent agents and activators, in milliseconds.
 const SILENT_MS: u64 = 1000;
 
-/// Moves every draining pod as far as it may go.
+/// Stops every draining pod that may stop now.
 pub(super) fn advance(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
-    // A pod that somebody else deleted is drained too, but its end is not ours to order.
+    // A pod deleted by others drains too, but its stop is not the controller's to order.
     for pod in revision.pods.iter_mut().filter(|pod| !pod.is_deleted()) {
         if may_stop(pod, view, timer) {
             pod.stage = Stage::Stopping { since: view.now };
@@ -23,12 +23,13 @@ pub(super) fn advance(revision: &mut Revision, view: &View<'_>, timer: &mut Time
 fn may_stop(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> bool {
     let Stage::Draining { since } = pod.stage else { return false };
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    // The grace period bounds the drain even if agents keep on reporting requests.
     if timer.passed(since.plus_ms(grace), view.now) {
         return true;
     }
     let avoided = view.world.followers.all_avoid(&pod.uid)
         || timer.passed(since.plus_ms(SILENT_MS), view.now);
-    // A pod whose listener closed gets no new request, whoever sends it.
+    // A pod whose listener has closed gets no new request, whatever its clients do.
     let idle =
         |seen: &common::wire::PodSeen| seen.drained || (!seen.listening && seen.in_flight == 0);
     avoided && view.world.seen.get(&*pod.uid).is_some_and(idle)

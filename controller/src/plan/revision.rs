@@ -1,4 +1,4 @@
-//! Pure: template → Revision, and Revision → what its pods are.
+//! Pure: template → Revision, and Revision → the spec of its pods.
 
 use std::{
     cell::RefCell,
@@ -28,30 +28,32 @@ use crate::{
     world::{App, Meta, Platform, Pod, Revision, Routing, Stamp, Uid, World},
 };
 
-/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
+/// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
 const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
-/// Templates in use with what they say: equal ones are kept and read once.
+/// Templates in use, with the facts read from them: equal templates share memory and are read once.
 #[derive(Clone, Debug, Default)]
 pub struct Templates(RefCell<HashMap<Arc<str>, Arc<Facts>>>);
 
 impl Templates {
-    /// So many are remembered at least, at a few KB each; then all are read anew.
+    /// Number of templates kept in any case, at a few KB each; beyond it the store is cleared and filled again.
     const KNOWN: usize = 256;
 
-    /// The same text, in the memory of an equal one where there is one.
+    /// Returns the stored template of equal text, or the given one.
     pub fn share(&self, template: &Arc<str>) -> Arc<str> {
         let known = self.0.borrow();
         Arc::clone(known.get_key_value(template).map_or(template, |(known, _)| known))
     }
 
-    /// What a template says. Where there are more than `pods` of them, not all are remembered: a sleeping service is
-    /// seldom asked for, and those that run must not be read again for each word that is said of a pod.
+    /// Returns the facts of a template. The store is cleared when it holds as many templates as there are
+    /// `pods`, and at least [`KNOWN`](Self::KNOWN). Sleeping services are seldom asked for, but templates of those that
+    /// run must not be parsed again for each report about a pod.
     fn facts(&self, template: &Arc<str>, pods: usize, read: impl FnOnce() -> Facts) -> Arc<Facts> {
         let mut known = self.0.borrow_mut();
         if let Some(facts) = known.get(template) {
             return Arc::clone(facts);
         }
+        // Clearing is rare, and costs less than the bookkeeping of a least-recently-used order.
         if known.len() >= Self::KNOWN.max(pods) {
             known.clear();
         }
@@ -61,31 +63,31 @@ impl Templates {
     }
 }
 
-/// What a template says, ready for use.
+/// Facts of a template, parsed and checked.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The template.
+    /// The template itself, with labels, annotations and spec.
     pub template: RevisionTemplate,
-    /// How it scales.
+    /// Scaling policy from annotations and `config-autoscaler`.
     pub policy: Arc<ScalePolicy>,
-    /// Who scales it.
+    /// Autoscaler class: the autoscaler that scales the Revision.
     pub class: Class,
-    /// What its annotations say and a ConfigMap no longer allows, in one line: it does not hold.
+    /// Annotations that a ConfigMap no longer allows, in one line; they are not in force.
     pub dropped: Option<Box<str>>,
-    /// Requests a pod may have at once; 0: no limit.
+    /// Requests that a pod may have at once (hard limit); 0: no limit.
     pub container_concurrency: u32,
-    /// Bound of a whole request.
+    /// Time limit of a whole request, `timeoutSeconds`.
     pub timeout: Duration,
-    /// Index of the container that serves.
+    /// Index of the serving container in the pod's list.
     pub serving: usize,
-    /// Its port.
+    /// Port of the serving container.
     pub port: NonZeroU16,
-    /// What it speaks.
+    /// Protocol that the serving container speaks.
     pub protocol: Protocol,
 }
 
 impl Facts {
-    /// What a Revision's template says, which was checked when it was applied.
+    /// Returns the facts of a Revision's template, which was checked when it was applied.
     pub fn of(revision: &Revision, world: &World) -> Arc<Self> {
         let pods = world.statuses.len();
         world.templates.facts(&revision.template, pods, || Self::read(revision, world))
@@ -102,6 +104,7 @@ impl Facts {
         let (mut policy, problems) =
             config.policy_of(annotations, container_concurrency, "metadata.annotations");
         let dropped = (!problems.is_empty()).then(|| parse::line(&problems).into());
+        // This annotation belongs to the group `serving.knative.dev`, so `policy_of` has not read it.
         let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
         policy.progress_deadline =
             deadline.and_then(|text| parse_duration(text)).unwrap_or(policy.progress_deadline);
@@ -124,13 +127,13 @@ impl Facts {
         }
     }
 
-    /// An annotation of the template.
+    /// Returns an annotation of the template.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.template.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
 
-    /// Whether only the kubelet can tell that a pod is ready: it runs `exec` and startup probes, and the readiness probes
-    /// of containers beside the serving one, which Knative's sidecar asks as well (`multi-container-probing`).
+    /// Returns true if only the kubelet knows that a pod is ready. It runs `exec` and startup probes, and the readiness
+    /// probes of other containers than the serving one, which Knative's sidecar runs, too (`multi-container-probing`).
     pub fn kubelet_probes(&self) -> bool {
         let pod = &self.template.spec.pod;
         let exec = |it: &UserProbe| it.exec.is_some();
@@ -144,7 +147,7 @@ impl Facts {
             })
     }
 
-    /// How the agent tells that a pod is ready.
+    /// Returns the readiness probe that the agent runs.
     pub fn probe(&self) -> Probe {
         let container = self.template.spec.pod.containers.get(self.serving);
         let probe = container.and_then(|it| it.readiness_probe.as_ref());
@@ -157,7 +160,7 @@ impl Facts {
         seconds.map(Duration::from_secs)
     }
 
-    /// As the RouteTable says it.
+    /// Returns the Revision as a subject of the RouteTable.
     pub fn wire(&self, app: &Name, revision: &Revision) -> wire::Revision {
         let spec = &self.template.spec;
         wire::Revision {
@@ -169,7 +172,7 @@ impl Facts {
             response_start_timeout: Self::seconds(spec.response_start_timeout_seconds),
             idle_timeout: Self::seconds(spec.idle_timeout_seconds),
             protocol: self.protocol,
-            // What our autoscaler knows nothing of, it does not scale.
+            // A Revision of another class has no policy, so Rouse's autoscaler does not scale it.
             policy: (self.class == Class::Kpa).then(|| Arc::clone(&self.policy)),
             reachable: revision.routing.0 != Routing::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.reached,
@@ -177,7 +180,7 @@ impl Facts {
         }
     }
 
-    /// What the node is told of one pod.
+    /// Returns the order for one pod, which the local node carries out.
     pub fn order(&self, app: &Name, revision: &Revision, pod: &Pod) -> PodOrder {
         PodOrder {
             uid: pod.uid.to_string(),
@@ -189,7 +192,7 @@ impl Facts {
         }
     }
 
-    /// Labels of its pods.
+    /// Returns the labels of the Revision's pods.
     pub fn labels(&self, app: &Name, revision: &Revision) -> BTreeMap<String, String> {
         let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
         labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
@@ -205,9 +208,10 @@ impl Facts {
         labels
     }
 
-    /// The pod, with what Knative adds (`pkg/reconciler/revision/resources/deploy.go`).
+    /// Returns the spec of a pod, with Knative's additions (`pkg/reconciler/revision/resources/deploy.go`).
     fn pod_spec(&self, app: &Name, revision: &Revision) -> PodSpec {
         let mut pod = self.template.spec.pod.clone();
+        // A pod's last requests may take as long as any request may.
         pod.termination_grace_period_seconds = i64::try_from(self.timeout.as_secs()).ok();
         let env = |name: &str, value: &str| EnvVar {
             name: name.into(),
@@ -239,16 +243,16 @@ impl Facts {
     }
 }
 
-/// The number of a probe's port, also one that is written as text; none for a name, which is the serving port's.
+/// Returns the number of a probe's port, also if written as text; `None` for a name, which means the serving port.
 fn number_of(port: &IntOrString) -> Option<NonZeroU16> {
     match port {
         IntOrString::Int(port) => u16::try_from(*port).ok().and_then(NonZeroU16::new),
-        // As the kubelet reads it (kubernetes `pkg/kubelet/prober`, `extractPort`).
+        // As the kubelet parses it (kubernetes `pkg/kubelet/prober`, `extractPort`).
         IntOrString::String(text) => text.parse().ok(),
     }
 }
 
-/// The port that a TCP probe names by number.
+/// Returns the port number of a TCP probe, if it has one.
 fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
     probe.tcp_socket.as_ref().and_then(|tcp| number_of(&tcp.port))
 }
@@ -269,11 +273,11 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
         let how = ProbeHow::Grpc { service: grpc.service.clone().unwrap_or_default() };
         (how, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
     } else if let Some(at) = tcp_port(probe).filter(|it| *it != serving) {
-        // A port of another container: the kernel's word is about the serving one.
+        // The kernel's listen events are about the serving port; another container's port needs a real connect.
         (ProbeHow::Tcp, Some(at))
     } else {
-        // A listener is there or not, and the kernel says so at once: a TCP connect could only tell later.
-        // An exec probe is the node's to run; to the agent the listener is what counts.
+        // The kernel reports a listener at once: a TCP connect could only find it later. An exec probe is run by the
+        // node; for the agent the listener counts.
         (ProbeHow::Listen, None)
     };
     Probe {
@@ -286,11 +290,12 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
     }
 }
 
-/// Makes the Revision of the newest template where it is missing.
+/// Creates the Revision of the newest template if it is missing.
 pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
     let going = configuration.leaving || world.going.contains(&name.namespace);
+    // A Configuration that is being deleted gets no Revision, which would only be collected again.
     if app.leaving() || going || generation == 0 || app.latest_created().is_some() {
         return;
     }
@@ -311,19 +316,19 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
         name: revision,
         ..Revision::default()
     };
-    // One of the name may be gone but for pods that answer their last requests.
+    // A deleted Revision of this name may still have pods that answer their last requests: the new one takes them over.
     if let Some(at) = app.revisions.iter().position(|it| it.gone && it.name == fresh.name) {
         let old = app.revisions.remove(at);
         (fresh.pods, fresh.decided) = (old.pods, old.decided);
     }
-    // Most services have one Revision, and there are many services: no room for three more.
+    // Most services have one Revision, and there are many services: `push` alone would reserve room for three more.
     app.revisions.reserve_exact(1);
     app.revisions.push(fresh);
 }
 
-/// Drops old Revisions that no route leads to, as `config-gc` says.
+/// Deletes old Revisions that no Route names, by the rules of `config-gc`.
 pub(super) fn collect(app: &mut App, config: &Gc, now: Stamp, timer: &mut Timer) {
-    // Nearly always: no list is made for nothing.
+    // True for nearly all apps, which then need no list.
     if usize::try_from(config.min).is_ok_and(|min| app.revisions.len() <= min) {
         return;
     }
@@ -343,7 +348,7 @@ fn candidate<'a>(it: &'a Revision, ready: Option<&str>) -> Candidate<'a> {
         created: it.meta.created,
         routing: it.routing.0,
         routing_modified: Some(it.routing.1.max(it.meta.created)),
-        // One that still has pods goes once they have drained.
+        // A Revision with pods is kept until they have drained.
         is_kept: it.gone
             || (it.routing.0 == Routing::Reserve && (!it.pods.is_empty() || protected(it))),
         is_latest_ready: ready == Some(&*it.name),
@@ -374,7 +379,7 @@ mod tests {
         let other = asked(json!(8081));
         assert_eq!((other.how, other.port), (ProbeHow::Tcp, NonZeroU16::new(8081)));
         assert_eq!(asked(json!("8081")).port, NonZeroU16::new(8081));
-        // Of the serving port the kernel speaks at once.
+        // The kernel reports listeners on the serving port at once.
         for serving in [json!(0), json!(8080), json!("8080"), json!("http1")] {
             let asked = asked(serving);
             assert_eq!((asked.how, asked.port), (ProbeHow::Listen, None));

@@ -1,7 +1,7 @@
-//! Pure: targets that follow the latest Revision change over to a new one step by step (`rollout.rs`).
+//! Pure: gradual rollouts of a Route's targets that follow the latest Revision (`rollout.rs`).
 //!
-//! Only a route's own traffic does: a tag leads to the latest Revision as soon as that is ready. What is told counts as
-//! in force after a second, since nobody who is silent for longer is waited for anywhere.
+//! Only a Route's own traffic rolls out gradually: a tag moves to the latest Revision as soon as that is ready. Shares
+//! count as in force one second after they were sent, since no silent component is waited for longer anywhere.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::{
     world::{App, Assigned, Platform, Stamp, Traffic, World},
 };
 
-/// Until the first share of a new Revision is in force everywhere.
+/// Time until the first share of a new Revision is in force everywhere, in milliseconds.
 const IN_FORCE_MS: u64 = 1000;
 
-/// Who gets the requests now, on the way to `assigned`, and where a rollout stands if one lasts.
+/// Returns the traffic targets in force now, on the way to `assigned`, and the state of a rollout that lasts.
 pub(super) fn roll(
     app: &App,
     name: &Name,
@@ -32,7 +32,7 @@ pub(super) fn roll(
         return (assigned, None);
     };
     if !world.leads {
-        // The leader takes the steps, and its status says which.
+        // Only the leader takes steps; its status shows their result.
         let held = if route.traffic.is_empty() { assigned } else { route.traffic.clone() };
         return (held, route.rollout.clone());
     }
@@ -43,6 +43,7 @@ pub(super) fn roll(
     for (target, it) in follows {
         add(&mut wanted, configuration(target, name), &it.revision, it.percent);
     }
+    // A rollout waits for its first 1 % while it has a start but no duration of a step yet.
     let begun = |it: &Rollout| {
         let waiting = it.configurations.iter().map(|it| &it.step_params);
         let waiting = waiting.filter(|it| it.step_duration == 0).map(|it| it.start_time);
@@ -76,11 +77,11 @@ fn nanos(at: Stamp) -> Nanos {
 }
 
 fn stamp(at: Nanos) -> Stamp {
-    // Up, so that a timer never comes before what it is for.
+    // Rounded up, so that a timer never fires before its moment.
     Stamp(u64::try_from(at).unwrap_or_default().div_ceil(1_000_000))
 }
 
-/// What there is to roll from where no rollout was under way.
+/// Returns the state at rest from which a new rollout begins.
 fn at_rest(app: &App, name: &Name, world: &World) -> Rollout {
     let mut state = Rollout::default();
     for it in app.traffic().iter().filter(|it| it.latest && it.percent > 0) {
@@ -94,7 +95,7 @@ fn at_rest(app: &App, name: &Name, world: &World) -> Rollout {
     state
 }
 
-/// Targets of one Configuration roll together.
+/// Adds a target's share to its Configuration's: targets of one Configuration roll out together.
 fn add(rollout: &mut Rollout, configuration: &str, revision: &str, percent: u8) {
     let percent = i32::from(percent);
     let mut all = rollout.configurations.iter_mut();
@@ -107,12 +108,13 @@ fn add(rollout: &mut Rollout, configuration: &str, revision: &str, percent: u8) 
     }
 }
 
-/// The targets with their shares divided as the rollout has them, each from the newest Revision on.
+/// Divides the targets' shares as the rollout has them, each beginning with the newest Revision.
 fn divide<'a>(
     pairs: impl Iterator<Item = (&'a Traffic, &'a Assigned)>,
     name: &Name,
     state: &Rollout,
 ) -> Vec<Assigned> {
+    // Several targets may share one entry: each takes its percents out of what is left.
     let (mut left, mut out) = (state.clone(), Vec::new());
     for (target, it) in pairs {
         let configuration = configuration(target, name);
@@ -128,6 +130,7 @@ fn divide<'a>(
             share.percent -= taken;
             missing -= taken;
             let percent = u8::try_from(taken).unwrap_or_default();
+            // The newest Revision keeps the tag and its place even without a share, so that the target stays visible.
             let newest = place == 0;
             if newest || taken > 0 {
                 out.push(Assigned {

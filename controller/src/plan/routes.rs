@@ -1,4 +1,4 @@
-//! Pure: revisions, pods and shares → subjects of the RouteTable.
+//! Pure: Revisions, pods and shares → subjects of the RouteTable.
 
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
@@ -21,10 +21,10 @@ use crate::{
     },
 };
 
-/// The port every service has (`http`).
+/// Port of every service (`http`).
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 
-/// Everything the data plane is told of one app.
+/// Returns all subjects of one app.
 pub(super) fn subjects(
     app: &App,
     name: &Name,
@@ -34,6 +34,8 @@ pub(super) fn subjects(
     let mut out = Vec::new();
     let ends = app.ends(world.settings.platform);
     let pairs = || app.revisions.iter().zip(facts);
+    // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
+    // proven itself yet is shown, since the autoscaler must start it.
     let shown = |it: &&(&Revision, &Arc<Facts>)| {
         let starts = !it.0.reached && !ends;
         let has_pods = !it.0.pods.is_empty();
@@ -50,6 +52,7 @@ pub(super) fn subjects(
         let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
+    // A service that ends on the local node loses its routes at once, while its pods drain.
     if ends {
         return out;
     }
@@ -65,7 +68,7 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         Stage::Serving if scale::is_ready(pod, view) => PodPhase::Ready,
         Stage::Serving => PodPhase::Starting,
         Stage::Draining { .. } => PodPhase::Draining,
-        // Kubernetes takes its time, and the agent answers the pod's own hook by what the table says.
+        // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
         Stage::Stopping { .. } if pod.placed.is_some() => PodPhase::Draining,
         Stage::Stopping { .. } => return None,
     };
@@ -88,7 +91,7 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
     })
 }
 
-/// Where a pod serves: as it was seen, or as Kubernetes says.
+/// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.
 pub(super) fn addresses(pod: &world::Pod, view: &View<'_>) -> Served {
     let seen = view.world.seen.get(&*pod.uid);
     let ip = view.world.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
@@ -115,6 +118,7 @@ fn service(
             tagged.map(|it| (&*it.revision, 100)).into_iter().collect()
         }
     };
+    // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
     let only = match shares.as_slice() {
         [(revision, _)] => found(revision, app, name, facts, world),
         _ => None,
@@ -138,7 +142,7 @@ fn service(
         targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
         path: only
             .as_ref()
-            // Somebody must read the header.
+            // An activator must read the header.
             .filter(|_| !tagged)
             .map_or(Path::Activator, |(revision, facts)| path(app, revision, &view(facts))),
         hosts: public.map(|it| it.host).into_iter().collect(),
@@ -146,13 +150,13 @@ fn service(
     }
 }
 
-/// Whether the header `Knative-Serving-Tag` chooses among the tags of this app's route.
+/// Returns true if the header `Knative-Serving-Tag` selects among the tags of this app's Route.
 fn tag_headers(app: &App, world: &World) -> bool {
     let on = world.settings.configs.features.tag_header_based_routing == Flag::Enabled;
     on && app.allotted().iter().any(|it| it.tag.is_some())
 }
 
-/// What the gateway does for a name beyond leading its hosts to it.
+/// Returns further duties of activators for a name: redirects, domains, and selection of tags.
 fn ingress(
     allotted: &Allotment,
     app: &App,
@@ -167,7 +171,7 @@ fn ingress(
     };
     let choice = || {
         let mut all: Vec<Tag> = app.allotted().iter().filter_map(tag).collect();
-        // Each replica learns of the names in an order of its own.
+        // Each replica learns of the names in another order, and equal tables must be equal everywhere.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     };
@@ -183,7 +187,7 @@ fn ingress(
     (ingress != Ingress::default()).then(|| Box::new(ingress))
 }
 
-/// Whether plain HTTP from outside is sent to HTTPS: as the object asks, else as `config-network` says
+/// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`
 /// (knative/serving `pkg/networking/ingress.go`, `GetHTTPOption`).
 pub(super) fn redirects(asked: Option<&str>, world: &World) -> bool {
     match asked {
@@ -192,7 +196,7 @@ pub(super) fn redirects(asked: Option<&str>, world: &World) -> bool {
     }
 }
 
-/// A Revision with what its template says; a Route by itself may name other apps'.
+/// Finds a Revision and its facts; a Route without a Service may name Revisions of other apps.
 fn found<'a>(
     revision: &str,
     app: &'a App,
@@ -210,8 +214,8 @@ fn found<'a>(
     }
 }
 
-/// The name of a route, or of one of its tags, by the settings in force; `None`: it can be none, and nobody outside
-/// reaches it.
+/// Returns the host of a Route or of one of its tags, by the settings in force. `None`: no valid name results, and the
+/// Route is not reachable from outside.
 pub(crate) fn target_of(
     app: &App,
     name: &Name,
@@ -236,12 +240,12 @@ pub(crate) fn target_of(
     target.inspect_err(|why| debug!(route = %name, %why, "route has no name outside")).ok()
 }
 
-/// `<route>` or `<tag>-<route>`.
+/// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
 pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
     tagged(allotted.tag.as_deref(), route)
 }
 
-/// Whether no request to a revision has to go by an activator while it has pods.
+/// Returns true if no request to a Revision must pass an activator while it has pods.
 pub(crate) fn goes_direct(app: &App, name: &Name, revision: &Revision, world: &World) -> bool {
     let facts = Facts::of(revision, world);
     let view = View { world, namespace: &name.namespace, facts: &facts, now: Stamp::default() };
@@ -250,10 +254,11 @@ pub(crate) fn goes_direct(app: &App, name: &Name, revision: &Revision, world: &W
     !is_split && !tag_headers(app, world) && path(app, revision, &view) == Path::Direct
 }
 
-/// Whether connections may go straight to the pods of the one revision that has all traffic.
+/// Returns the path of connections to the one Revision that has all traffic.
 ///
-/// Not with a hard limit, which only the activator can queue for; nor with h2c, whose requests it balances one
-/// by one, unless the user asks; nor with bounds only it can keep; nor where burst capacity forbids it.
+/// The activator path is required with a hard limit, for which only activators have queues, and with time limits that
+/// only activators enforce. It is the default with h2c, whose requests activators balance one by one. Burst capacity
+/// decides the rest.
 fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
     let asked = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
     let configs = &view.world.settings.configs;
@@ -264,7 +269,7 @@ fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
         })
     });
     let spec = &view.facts.template.spec;
-    // A default that the user did not write is no wish.
+    // The shipped default is not the user's request for a limit.
     let start = spec.response_start_timeout_seconds.filter(|it| *it != 0 && *it != RESPONSE_START);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
     let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();

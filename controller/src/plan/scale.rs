@@ -1,4 +1,4 @@
-//! Pure: decision, initial scale and bounds → which pods should be.
+//! Pure: scale decision, initial scale and bounds → pods of a Revision.
 
 use common::{
     node::{self, ContainerState},
@@ -11,12 +11,12 @@ use crate::{
     world::{Kubelet, Platform, Pod, Revision, Routing, Stage, Stamp, Uid},
 };
 
-/// How long to wait before another pod when the last one vanished before it ever was ready.
+/// Wait before another pod when the last one vanished before it was ever ready, in milliseconds.
 const RETRY_MS: u64 = 1000;
-/// A pod told to stop is forgotten this long after its grace, should the node never answer.
+/// Time after a stopping pod's grace period until it is forgotten, should the node never answer, in milliseconds.
 const LOST_MS: u64 = 30_000;
 
-/// Forgets pods of which nothing is left.
+/// Forgets pods that no longer exist.
 pub(super) fn forget_gone(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
     let mut early = false;
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
@@ -37,12 +37,12 @@ pub(super) fn forget_gone(revision: &mut Revision, view: &View<'_>, timer: &mut 
     }
 }
 
-/// Pods wanted of a revision.
+/// Returns the number of pods that a Revision should have.
 fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let policy = &view.facts.policy;
     let reserve = revision.routing.0 == Routing::Reserve;
     let least = if reserve { 0 } else { policy.min_scale };
-    // Kubernetes replaces pods by itself, and has more or fewer than it is told while it does.
+    // Kubernetes replaces pods by itself, and has more or fewer than desired meanwhile.
     let kept = match view.world.settings.platform {
         Platform::Local => revision.serving(),
         Platform::Kubernetes => revision.desired,
@@ -51,19 +51,19 @@ fn wanted(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let wanted = match decided {
         _ if leaving => 0,
         Some(wanted) => wanted,
-        // One that no route leads to proves itself once as well: its Configuration is not ready before it.
+        // Also without a Route a Revision starts once: until it was ready its Configuration is not.
         None if !revision.reached => policy.initial_scale.max(least),
         None if reserve => 0,
         None => kept.max(least),
     };
-    // The least wins over the most, as in Knative, and until it is reached so does the initial scale.
+    // As in Knative, the minimum overrides the maximum; until it is reached the initial scale does so as well.
     let first = if revision.reached { 0 } else { policy.initial_scale };
     let most = policy.max_scale.max(least).max(first);
     if policy.max_scale > 0 { wanted.min(most) } else { wanted }
 }
 
-/// Pods that the revision's autoscaler has told its Deployment to have, or that one begins with. At least one: from none
-/// a HorizontalPodAutoscaler never scales.
+/// Returns the replicas that another autoscaler has set in the Revision's Deployment, or the number it begins with.
+/// That is at least one: a HorizontalPodAutoscaler never scales up from zero.
 fn told(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     let policy = &view.facts.policy;
     let first = policy.initial_scale.max(policy.min_scale).max(1);
@@ -71,11 +71,11 @@ fn told(revision: &Revision, leaving: bool, view: &View<'_>) -> u32 {
     if leaving { 0 } else { told.unwrap_or(first) }
 }
 
-/// Brings the number of pods to what is wanted: revives or adds at once, or lets the least busy ones drain.
+/// Scales to the wanted number of pods: revives or adds pods at once, or drains the least busy ones.
 pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, timer: &mut Timer) {
     let wanted = match view.facts.class {
         Class::Kpa => wanted(revision, leaving, view),
-        // Another one sets how many there are, and Kubernetes picks those that go: each waits for its last request.
+        // Another autoscaler sets the number, and Kubernetes picks the pods to stop: each finishes its last request.
         Class::Hpa | Class::Foreign => {
             revision.desired = told(revision, leaving, view);
             return;
@@ -87,6 +87,7 @@ pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, time
     if target > serving {
         let missing = target - serving;
         let revived = revive(revision, missing, view);
+        // On Kubernetes the Deployment's controller adds pods, by the number that `want` sets.
         let ours = view.world.settings.platform == Platform::Local;
         if ours && missing > revived && timer.passed(revision.retry_at, view.now) {
             (revived..missing).for_each(|_| add(revision, view));
@@ -96,8 +97,8 @@ pub(super) fn pods(revision: &mut Revision, leaving: bool, view: &View<'_>, time
     }
 }
 
-/// Pods that drain serve again, busiest first: they are warm. Then those that Kubernetes should have stopped and did not.
-/// One that is not ready comes after all that are: it may never be.
+/// Lets draining pods serve again, busiest first since they are warm; then pods that Kubernetes should have stopped and
+/// did not. Pods that are not ready come after all others: they may never be.
 fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
     let drains = |pod: &Pod| matches!(pod.stage, Stage::Draining { .. }) && !pod.is_deleted();
     let all = revision.pods.iter_mut();
@@ -109,8 +110,8 @@ fn revive(revision: &mut Revision, missing: usize, view: &View<'_>) -> usize {
     revived.count()
 }
 
-/// Whether a pod was told to stop that Kubernetes has not ended. Which pods go is its choice in the end: a Deployment
-/// that replaces its pods keeps the new ones, although they were one too many when they came.
+/// Returns true if a pod was ordered to stop and Kubernetes has not deleted it. Kubernetes makes the final choice: a
+/// Deployment that replaces its pods keeps the new ones, although they were surplus when they came.
 fn is_left(pod: &Pod) -> bool {
     let stopping = matches!(pod.stage, Stage::Stopping { .. });
     stopping && pod.placed.as_ref().is_some_and(|it| !it.deleted)
@@ -133,7 +134,7 @@ fn add(revision: &mut Revision, view: &View<'_>) {
     });
 }
 
-/// Five characters as Kubernetes makes them: no vowels, so no words.
+/// Returns five characters as Kubernetes generates them: without vowels, so that no words result.
 fn suffix(uid: Uid) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let digit = |place: u32| {
@@ -147,7 +148,7 @@ fn load(pod: &Pod, view: &View<'_>) -> u64 {
     view.world.seen.get(&*pod.uid).map_or(0, |seen| seen.in_flight)
 }
 
-/// Lets `count` pods go: those that never became ready first, then the least busy, then the newest.
+/// Drains or stops `count` pods: those that never became ready first, then the least busy, then the newest.
 fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
     let serving = |pod: &&mut Pod| pod.stage == Stage::Serving;
     let mut pods: Vec<&mut Pod> = revision.pods.iter_mut().filter(serving).collect();
@@ -159,23 +160,23 @@ fn release(revision: &mut Revision, count: usize, view: &View<'_>) {
         pod.stage = if pod.was_ready || is_ready(pod, view) {
             Stage::Draining { since: view.now }
         } else {
-            // Nothing was ever routed to it.
+            // No request was ever routed to it, so there is nothing to drain.
             Stage::Stopping { since: view.now }
         };
     }
 }
 
-/// Whether requests may be sent to a pod: it is seen ready, and all of its containers run.
+/// Returns true if requests may be sent to a pod: it is reported ready, and all its containers run.
 ///
-/// That the serving container has begun is known by its listener, before the runtime's word; of others that word is waited
-/// for, since requests may need them. Where only the kubelet can run a probe, its word is waited for as well: a command
-/// that passes tells nothing of the port. Where no agent sees the pod, the kubelet's word alone counts. No pod of a node
-/// that is away is ready: Kubernetes says so only of those that their kubelet had called ready before.
+/// The serving container's listener is known before the runtime reports the container. Of other containers the report
+/// is required, since requests may need them. If only the kubelet can run a probe, its readiness is required, too: a
+/// command that passes proves nothing about the port. Without an agent's report the kubelet's readiness alone counts.
+/// Pods of a node that is gone are not ready: Kubernetes reports only those lost that were ready before.
 pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
     let kubelet = pod.placed.as_ref().map(|it| it.kubelet);
     let is_away = pod.placed.as_ref().is_some_and(|it| view.world.is_away(&it.node));
     let status = view.world.statuses.get(&*pod.uid);
-    // The local node has no kubelet beside its own.
+    // The local node reports readiness in the pod's status.
     let told = match kubelet {
         Some(kubelet) => kubelet == Kubelet::Ready,
         None => status.map_or_else(|| pod.remembered.is_some(), |it| it.ready),
@@ -185,12 +186,12 @@ pub(super) fn is_ready(pod: &Pod, view: &View<'_>) -> bool {
         Some(seen) => seen.ready && (told || !view.facts.kubelet_probes()),
         None => pod.remembered.is_some() || kubelet == Some(Kubelet::Ready),
     };
-    // The kubelet's word is about all containers, and so was ours of a pod that is remembered.
+    // The kubelet's readiness covers all containers; a remembered pod had passed this check before the restart.
     let is_whole = kubelet == Some(Kubelet::Ready) || pod.remembered.is_some();
     ready && !status.is_some_and(has_crashed) && (is_whole || others_run(status, view))
 }
 
-/// Whether every container beside the one that serves runs.
+/// Returns true if every container beside the serving one runs.
 fn others_run(status: Option<&node::PodStatus>, view: &View<'_>) -> bool {
     let containers = view.facts.template.spec.pod.containers.iter().enumerate();
     let mut others = containers.filter(|(index, _)| *index != view.facts.serving);
@@ -201,11 +202,11 @@ fn others_run(status: Option<&node::PodStatus>, view: &View<'_>) -> bool {
     })
 }
 
-/// How long all containers of a pod must run before it proves that the revision works: one that ends soon after each
-/// start would otherwise be good enough, for as long as it lives, to take the traffic from a revision that works.
+/// Time that all containers of a pod must run before the pod proves that its Revision works, in milliseconds. Without
+/// it a container that ends soon after each start would take the traffic from a Revision that works.
 const PROOF_MS: u64 = 5000;
 
-/// Notes since when a pod is ready without a break: one is also where a container was restarted in between.
+/// Updates the start of a pod's uninterrupted readiness; the restart of a container interrupts it.
 pub(super) fn note_steady(pod: &mut Pod, view: &View<'_>) {
     if view.facts.template.spec.pod.containers.len() < 2 {
         return;
@@ -219,7 +220,7 @@ pub(super) fn note_steady(pod: &mut Pod, view: &View<'_>) {
     };
 }
 
-/// How many pods prove that the revision works. Where a pod has one container, every one does that is ready.
+/// Counts the pods that prove that the Revision works. A pod of one container does so as soon as it is ready.
 pub(super) fn proven(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> u32 {
     let is_single = view.facts.template.spec.pod.containers.len() < 2;
     let is_old = |pod: &Pod, timer: &mut Timer| {
@@ -230,7 +231,7 @@ pub(super) fn proven(revision: &Revision, view: &View<'_>, timer: &mut Timer) ->
     u32::try_from(proven).unwrap_or(u32::MAX)
 }
 
-/// Whether one of a pod's containers has ended and does not run again yet.
+/// Returns true if one of a pod's containers has ended and does not run again yet.
 fn has_crashed(status: &node::PodStatus) -> bool {
     let mut states = status.containers.iter().map(|container| &container.state);
     status.phase != node::PodPhase::Terminating
@@ -241,17 +242,17 @@ fn has_crashed(status: &node::PodStatus) -> bool {
         })
 }
 
-/// How many of a revision's pods are ready and serve.
+/// Counts the pods of a Revision that are ready and serve.
 pub(super) fn ready(revision: &Revision, view: &View<'_>) -> u32 {
     let pods = revision.pods.iter();
     let ready = pods.filter(|pod| pod.stage == Stage::Serving && is_ready(pod, view)).count();
     u32::try_from(ready).unwrap_or(u32::MAX)
 }
 
-/// Whether burst capacity allows the direct path.
+/// Returns the direct path if burst capacity allows it, else the activator path.
 pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
     match revision.decided {
-        // As Knative: where another autoscaler scales, requests go straight to pods that are there.
+        // As in Knative: with another autoscaler, requests go directly to the pods that exist.
         _ if view.facts.class != Class::Kpa => Path::Direct,
         Some(decided) => decided.path,
         None if view.facts.policy.target_burst_capacity == 0.0 => Path::Direct,
@@ -259,7 +260,7 @@ pub(super) fn burst_path(revision: &Revision, view: &View<'_>) -> Path {
     }
 }
 
-/// When a pod that does not become ready is worth a word.
+/// Returns the moment from which a pod that is not ready gets a reason in the status.
 pub(super) fn slow_at(pod: &Pod) -> Stamp {
     const SLOW_MS: u64 = 5000;
     pod.met.plus_ms(SLOW_MS)

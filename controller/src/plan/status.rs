@@ -1,7 +1,7 @@
 //! Pure: facts → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
 //!
-//! One thing differs: a container that crashes or whose image is missing is named at once, not only when the
-//! progress deadline has passed, since nobody gains from waiting ten minutes for the reason.
+//! One thing differs: the conditions name a crashing container or a missing image at once. Knative waits for the
+//! progress deadline, ten minutes by default, which helps no user.
 
 use common::{
     node::{ContainerState, PodPhase, PodStatus},
@@ -20,27 +20,27 @@ use crate::{
     },
 };
 
-/// How soon is looked again for activators that were waited for.
+/// Time until activators that are waited for are checked again, in milliseconds.
 const ROUTED_MS: u64 = 500;
 
-/// Restarts after which a crashing container is not waited for any more.
+/// Restarts after which requests no longer wait for a crashing container.
 const HOPELESS_RESTARTS: u32 = 3;
 
-/// Reason of a Revision one of whose images cannot be found.
+/// Reason of a Revision with an image that cannot be found.
 pub(crate) const CONTAINER_MISSING: &str = "ContainerMissing";
 
 /// Reason of a Revision whose first pod takes longer than a start should.
 const NOT_READY: &str = "ContainerNotReady";
 
-/// Reason of a Revision whose initial scale was waited for in vain.
+/// Reason of a Revision that missed its initial scale within the progress deadline.
 const LATE: &str = "ProgressDeadlineExceeded";
 
-/// Whether its images are still to be resolved: until then nothing is started of it.
+/// Returns true while image digests are not resolved yet: until then no pod of the Revision starts.
 fn resolves(revision: &Revision, view: &View<'_>) -> bool {
     view.world.settings.platform == Platform::Kubernetes && revision.digests.is_empty()
 }
 
-/// Learns what a revision's pods tell and sets its conditions.
+/// Updates a Revision by the state of its pods and sets its conditions.
 pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
     for pod in &mut revision.pods {
         if pod.met == Stamp::default() {
@@ -58,9 +58,12 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     let policy = &view.facts.policy;
     let least = if revision.routing.0 == Routing::Reserve { 0 } else { policy.min_scale };
     digests(revision, view);
+    // The kernel reports readiness earlier than the kubelet: the minimum must also hold for readers of Kubernetes'
+    // objects.
     let is_met = proven >= policy.initial_scale.max(least) && confirmed(revision, view) >= least;
     revision.reached |= !resolves(revision, view) && is_met;
     let failure = revision.pods.iter().find_map(|pod| failure(pod, view));
+    // Only a proven pod clears the failure: a container that crashes again and again is ready in between.
     match failure {
         _ if proven > 0 => revision.failure = None,
         Some(why) => revision.failure = Some(Box::new(why)),
@@ -72,19 +75,19 @@ pub(super) fn revision(revision: &mut Revision, view: &View<'_>, timer: &mut Tim
     let conditions = &mut revision.conditions;
     conditions.set(Kind::RevisionResources, resources, view.now);
     conditions.set(Kind::RevisionHealthy, healthy, view.now);
-    // What a container says of itself tells more than that its start took too long.
+    // The container's own failure explains more than the exceeded deadline, so its condition comes first.
     let whole = conditions.ready(&[Kind::RevisionHealthy, Kind::RevisionResources]);
     conditions.set(Kind::RevisionReady, whole, view.now);
     let active = match view.facts.class {
         Class::Kpa => active(revision, ready),
-        // Never at zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
+        // Such Revisions never scale to zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
         Class::Hpa | Class::Foreign => Truth::True(None),
     };
     revision.conditions.set(Kind::RevisionActive, active, view.now);
     annotations(revision, view);
 }
 
-/// Says which annotations do not hold, and, where some did not, that all do now.
+/// Sets the condition about annotations that are not in force. It is absent until some were refused once.
 fn annotations(revision: &mut Revision, view: &View<'_>) {
     let truth = match &view.facts.dropped {
         Some(dropped) => {
@@ -98,8 +101,8 @@ fn annotations(revision: &mut Revision, view: &View<'_>) {
     revision.conditions.set(Kind::RevisionAnnotations, truth, view.now);
 }
 
-/// How many pods those see that read what Kubernetes says of them, the Endpoints of `<revision>-private` among it: the
-/// kernel's word is earlier than the kubelet's.
+/// Counts the pods that are ready for readers of Kubernetes' objects, such as the Endpoints of `<revision>-private`:
+/// the kernel reports readiness earlier than the kubelet.
 fn confirmed(revision: &Revision, view: &View<'_>) -> u32 {
     if view.world.settings.platform == Platform::Local {
         return u32::MAX;
@@ -126,7 +129,7 @@ fn resources(revision: &Revision, slow: Option<&Why>, view: &View<'_>, timer: &m
     }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
     let late = timer.passed(revision.met.plus_ms(deadline), view.now);
-    // A controller that has just started does not begin to wait again.
+    // A restarted controller does not begin the wait again.
     let was_late = said_late(revision).is_some();
     if late || was_late || revision.decided.is_some_and(|it| it.activity == Activity::TimedOut) {
         return Truth::False(given_up(revision, slow));
@@ -134,14 +137,15 @@ fn resources(revision: &Revision, slow: Option<&Why>, view: &View<'_>, timer: &m
     deploying()
 }
 
-/// Why a pod finds no node, where a cluster that grows for it does not make that a matter of time.
+/// Returns the scheduler's reason for a pod without a node. `always_schedulable` promises that the cluster grows for
+/// such pods; then there is no reason to report.
 fn unschedulable(revision: &Revision, view: &View<'_>) -> Option<Why> {
     let waits = view.world.settings.configs.deployment.always_schedulable;
     let placed = revision.pods.iter().filter_map(|pod| pod.placed.as_ref());
     placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
 }
 
-/// What the condition says already of a start that came too late.
+/// Returns the reason of the present condition, if it is an exceeded deadline.
 fn said_late(revision: &Revision) -> Option<Why> {
     match revision.conditions.get(Kind::RevisionResources) {
         Truth::False(why) if why.reason == LATE => Some(why),
@@ -149,12 +153,12 @@ fn said_late(revision: &Revision) -> Option<Why> {
     }
 }
 
-/// Knative's words, and what held the start up: without it the reader learns only that it took long.
+/// Returns the reason for a missed initial scale: Knative's message, and the cause of the delay where it is known.
 fn given_up(revision: &Revision, slow: Option<&Why>) -> Why {
     const NEVER: &str = "Initial scale was never achieved";
     match revision.failure.as_deref().or(slow) {
         Some(why) => Why::new(LATE, format!("{NEVER}: {}", why.message)),
-        // The pods may be gone by now, and the reason with them.
+        // The pods may be gone by now, and with them the cause; the present condition may still hold it.
         None => said_late(revision).unwrap_or_else(|| Why::new(LATE, NEVER)),
     }
 }
@@ -173,20 +177,21 @@ fn healthy(revision: &Revision, slow: Option<Why>, view: &View<'_>) -> Truth {
     }
 }
 
-/// Why none of a revision's pods becomes ready, where the first that takes too long tells.
+/// Returns the reason why none of a Revision's pods is ready, taken from the first pod that takes too long.
 fn slow_start(revision: &Revision, view: &View<'_>, timer: &mut Timer) -> Option<Why> {
     let said = revision.conditions.get(Kind::RevisionHealthy);
-    // A controller that has just started does not take back what the one before it has said.
+    // A restarted controller keeps a reason that its predecessor has reported.
     let is_said = matches!(said, Truth::Unknown(Some(why)) if why.reason == NOT_READY);
     let serving = revision.pods.iter().filter(|pod| pod.stage == Stage::Serving);
     let mut slow = serving.filter(|it| is_said || timer.passed(scale::slow_at(it), view.now));
     slow.find_map(|pod| unready(pod, view))
 }
 
-/// Why a pod is not ready that takes longer than a start should.
+/// Returns the reason why a slow pod is not ready.
 fn unready(pod: &Pod, view: &View<'_>) -> Option<Why> {
     let status = view.world.statuses.get(&*pod.uid);
     let seen = view.world.seen.get(&*pod.uid);
+    // The agent's own reason is the most exact: it runs the probe.
     if let Some(trouble) = seen.map(|seen| &seen.trouble).filter(|trouble| !trouble.is_empty()) {
         return Some(Why::new(NOT_READY, trouble.clone()));
     }
@@ -213,7 +218,7 @@ fn waiting(status: Option<&PodStatus>) -> Option<String> {
     status?.containers.iter().find_map(|container| waits(&container.state))
 }
 
-/// What keeps a container from running, if something does.
+/// Returns the reason that keeps a container of the pod from running, if there is one.
 fn failure(pod: &Pod, view: &View<'_>) -> Option<Why> {
     let status = view.world.statuses.get(&*pod.uid).filter(|_| pod.stage == Stage::Serving)?;
     status.containers.iter().find_map(|container| match &container.state {
@@ -223,6 +228,7 @@ fn failure(pod: &Pod, view: &View<'_>) -> Option<Why> {
             Some(exited(*code, message))
         }
         ContainerState::Waiting { reason, message, last_exit: None } => {
+            // Every container waits with these reasons while it starts.
             let harmless = matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing");
             let say = || match message.as_str() {
                 "" => format!("Container {} waits: {reason}", container.name),
@@ -241,9 +247,9 @@ fn exited(code: i32, message: &str) -> Why {
     Why::new(format!("ExitCode{code}"), message)
 }
 
-/// Whether waiting for a revision's pods is hopeless for now: none is ready, and each either has crashed again
-/// and again or cannot have its image. Requests then get 503 at once instead of 504 at their deadline; when the
-/// pods have been scaled away the next request tries anew.
+/// Returns true if requests should not wait for a Revision at present: no pod is ready, and each has crashed repeatedly
+/// or cannot get its image. Requests then get 503 at once instead of 504 at their deadline. When the pods have been
+/// scaled away, the next request tries again.
 pub(super) fn is_hopeless(revision: &Revision, view: &View<'_>) -> bool {
     let mut serving = revision.pods.iter().filter(|it| it.stage == Stage::Serving).peekable();
     if serving.peek().is_none() || scale::ready(revision, view) > 0 {
@@ -284,6 +290,7 @@ fn digests(revision: &mut Revision, view: &View<'_>) {
         return;
     }
     let statuses = revision.pods.iter().filter_map(|pod| view.world.statuses.get(&*pod.uid));
+    // An image may be resolved for some containers only: digests count when all of a pod's are known.
     let known = |status: &PodStatus| {
         let all = status.containers.iter();
         let digests = all.map(|it| {
@@ -296,7 +303,7 @@ fn digests(revision: &mut Revision, view: &View<'_>) {
     }
 }
 
-/// Configuration: ready as its newest Revision is.
+/// Sets the Configuration's condition: it is ready if its newest Revision is.
 pub(super) fn configuration(app: &mut App, now: Stamp) {
     if app.configuration.is_none() {
         return;
@@ -317,8 +324,8 @@ pub(super) fn configuration(app: &mut App, now: Stamp) {
     app.conditions.set(Kind::ConfigurationReady, truth, now);
 }
 
-/// Route: `AllTrafficAssigned` was set when traffic was assigned. Where it is not this replica that `allots`, a name without
-/// numbers waits for who does.
+/// Sets the Route's conditions, except `AllTrafficAssigned`, which was set with its traffic. Only the leader allocates
+/// numbers: on other replicas a name without them waits for it.
 pub(super) fn route(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
     let not_owned = not_owned(app, name, world);
     let Some(route) = &app.route else { return };
@@ -344,7 +351,7 @@ pub(super) fn route(app: &mut App, name: &Name, world: &World, now: Stamp, timer
             "A gradual rollout of the latest revision(s) is in progress.",
         )))
     } else if !app.conditions.is_true(Kind::RouteIngress) && !is_routed(app, name, world) {
-        // Each is heard of when it does; one that ends meanwhile is waited for no more.
+        // An activator's report triggers the next plan; the timer covers an activator that ends without one.
         let _ = timer.passed(now.plus_ms(ROUTED_MS), now);
         not_configured()
     } else {
@@ -362,14 +369,14 @@ fn not_configured() -> Truth {
     Truth::Unknown(Some(Why::new("IngressNotConfigured", message)))
 }
 
-/// Whether every activator leads requests for each of the route's names to some Revision. Who asks right after the route is
-/// called ready may ask any of them, and they may follow another replica than the one that writes.
+/// Returns true if every activator routes requests for each of the Route's names to some Revision. A client may connect
+/// to any activator as soon as the Route is ready, and activators may follow another replica than the leader.
 fn is_routed(app: &App, name: &Name, world: &World) -> bool {
     let own = |it: &Allotment| Name::new(name.namespace.clone(), host_name(it, &name.name));
     app.allotted().iter().all(|it| world.followers.all_route(&own(it)))
 }
 
-/// Which of a route's names another owner has.
+/// Returns the reason if one of the Route's names belongs to another owner.
 fn not_owned(app: &App, name: &Name, world: &World) -> Option<Why> {
     let route = app.route.as_ref().filter(|_| !app.ends(world.settings.platform))?;
     let tags = route.wanted.iter().filter_map(|it| it.tag.as_deref()).map(Some);
@@ -381,14 +388,14 @@ fn not_owned(app: &App, name: &Name, world: &World) -> Option<Why> {
             return Some(Why::new("NotOwned", format!("{what} that we do not own.")));
         }
         let host = target_of(app, name, tag, world).filter(|it| !it.is_local)?.host;
-        // None has it yet where the Service of a tag is still to be made.
+        // A host has no owner yet while the placeholder of its tag does not exist.
         let owner = world.names.host_owner(&host, &world.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.by);
         (owner.to != own).then(|| Why::new("NotOwned", message()))
     })
 }
 
-/// Service: as its Configuration and its Route.
+/// Sets the Service's conditions from its Configuration and its Route.
 pub(super) fn service(app: &mut App, name: &Name, now: Stamp) {
     let Some(service) = &app.service else { return };
     let foreign = |kind: &str, owner: Option<Owner>| {
@@ -398,6 +405,7 @@ pub(super) fn service(app: &mut App, name: &Name, now: Stamp) {
     };
     let refused = service.refused.as_deref();
     let refused = refused.map(|why| Truth::False(Why::new("InvalidManifest", why.to_owned())));
+    // Child objects may be of an older Service: their conditions must not count as those of the new one.
     let configuration = foreign("Configuration", app.configuration.as_ref().map(|it| it.owner))
         .or(refused)
         .or_else(|| configuration_is_behind(app, service, name).then(|| behind("Configuration")))
@@ -418,22 +426,22 @@ pub(super) fn service(app: &mut App, name: &Name, now: Stamp) {
     app.conditions.set(Kind::ServiceReady, ready, now);
 }
 
-/// What a Service is as long as what was made for it still says how things were before the Service was changed.
+/// Returns the status of a Service while a child object still reflects an older manifest.
 fn behind(kind: &str) -> Truth {
     let why = format!("The {kind} is still working to reflect the latest desired specification.");
     Truth::Unknown(Some(Why::new("OutOfDate", why)))
 }
 
-/// Whether the Configuration that we see was made of an older Service.
+/// Returns true if the observed Configuration was made of an older manifest of the Service.
 ///
-/// What was applied decides: somebody may add to the template on its way, and nothing more is written for that.
+/// The hash of the applied object decides. Another webhook may add to the template, and that causes no write.
 fn configuration_is_behind(app: &App, service: &Service, name: &Name) -> bool {
     let Some(seen) = app.configuration.as_ref() else { return false };
     seen.template != service.manifest.template
         && seen.applied.is_some_and(|it| it != made(ObjectKind::Configuration, service, name))
 }
 
-/// Whether the Route that we see was made of an older Service.
+/// Returns true if the observed Route was made of an older manifest of the Service.
 fn route_is_behind(app: &App, service: &Service, name: &Name) -> bool {
     let Some(seen) = app.route.as_ref() else { return false };
     let own = |it: &Traffic| it.configuration.as_deref().is_none_or(|it| name.name == *it);
@@ -446,12 +454,12 @@ fn route_is_behind(app: &App, service: &Service, name: &Name) -> bool {
     !is_same && seen.applied.is_some_and(|it| it != made(ObjectKind::Route, service, name))
 }
 
-/// The hash of what is applied for a Service.
+/// Returns the hash of the object that is applied for a Service.
 fn made(kind: ObjectKind, service: &Service, name: &Name) -> u64 {
     hash(&render::made_for_service(kind, service, name))
 }
 
-/// Whether all that is to follow the latest ready Revision does.
+/// Returns true if all targets that follow the latest ready Revision have moved to it.
 fn is_migrated(app: &App) -> bool {
     let latest = app.latest_ready();
     app.traffic().iter().filter(|it| it.latest).all(|it| Some(&*it.revision) == latest)

@@ -1,4 +1,4 @@
-//! Any history of events, planned app by app, must lead to what planning everything at once says.
+//! Incremental planning, app by app, must equal planning everything at once after any history of events.
 
 use common::{
     node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
@@ -60,7 +60,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// The last one is called as the tag `x` of the first.
+/// Returns the name of an app; the last one equals the name of the first one's tag `x`.
 fn name(app: u8) -> Name {
     Name::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
 }
@@ -111,7 +111,7 @@ fn decide(app: u8, revision: u8, wanted: u8) -> Event {
     })
 }
 
-/// The event of an act, where there is a pod for it.
+/// Returns the event of an act, if there is a pod for it.
 fn event(act: &Act, machine: &Machine) -> Option<Event> {
     let pods = machine
         .world()
@@ -173,7 +173,7 @@ fn status(uid: String, state: u8) -> PodStatus {
     PodStatus { uid, phase, addresses: vec![], containers: vec![container], ready }
 }
 
-/// What the RouteTable's box says, and what the whole plan says.
+/// Compares the RouteTable's outbox with a plan of everything.
 fn compare(machine: &Machine, now: Stamp) -> Result<(), TestCaseError> {
     let (mut routes, world) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.world());
     for (name, plan) in whole(world, now) {
@@ -221,7 +221,7 @@ proptest! {
             if let Act::Pass { seconds } = act {
                 now = now.plus_ms(u64::from(seconds) * 1000);
             }
-            // Time alone must not pass unnoticed: the timer is what brings it to the plan.
+            // The machine's timer must bring the passing of time to the plan.
             let due = machine.next_timer().is_some_and(|at| at <= now);
             for event in due.then_some(Event::Tick).into_iter().chain(event(&act, &machine)) {
                 let effects = machine.step(now, event);

@@ -1,11 +1,11 @@
-//! Pure: traffic as wanted → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
+//! Pure: wanted traffic → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
 
 use common::wire::Name;
 
 use super::{Timer, roll};
 use crate::world::{App, Assigned, Kind, Revision, Route, Routing, Stamp, Truth, Why, World};
 
-/// Moves `latestReady` to the newest Revision that is ready, never backwards but by name.
+/// Moves `latestReady` to the newest ready Revision. It moves back only to a Revision that the template names.
 pub(super) fn latest_ready(app: &mut App) {
     let is_ready =
         |revision: &&Revision| !revision.gone && revision.conditions.is_true(Kind::RevisionReady);
@@ -15,6 +15,7 @@ pub(super) fn latest_ready(app: &mut App) {
     let least = least.map_or(0, |revision| revision.meta.generation);
     let up_to = configuration.meta.generation;
     let newest = || {
+        // From the present one's generation to the Configuration's, so that it never moves backwards.
         let all = app.revisions.iter().filter(is_ready);
         let between = all.filter(|it| (least..=up_to).contains(&it.meta.generation));
         between.max_by_key(|it| it.meta.generation)
@@ -25,7 +26,7 @@ pub(super) fn latest_ready(app: &mut App) {
     }
 }
 
-/// Assigns traffic. Where a target cannot be resolved the old assignment stays in force.
+/// Assigns traffic. If a target cannot be resolved, the old assignment stays in force.
 pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
     let leaving = app.ends(world.settings.platform);
     let Some(route) = &app.route else { return };
@@ -33,7 +34,7 @@ pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, time
     let rolled = resolved.map(|assigned| roll::roll(app, name, assigned, world, now, timer));
     let truth = match (rolled, &mut app.route) {
         (Ok((mut assigned, rollout)), Some(route)) => {
-            // Most routes have one target, and it stays.
+            // Most Routes have one target, and there are many Routes: spare room would add up.
             assigned.shrink_to_fit();
             route.traffic = assigned;
             route.rollout = rollout;
@@ -79,7 +80,7 @@ fn latest(
         Truth::Unknown(Some(Why::new("RevisionMissing", message)))
     };
     let Some(app) = app.filter(|it| it.configuration.is_some()) else {
-        // The Service makes it: its Route may only have been seen sooner.
+        // The Service will make the Configuration: its Route may have been observed first.
         if own.service.is_some() && configuration == name.name {
             return Err(waiting());
         }
@@ -105,7 +106,7 @@ fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>
     let revision = match (app.revision(wanted).filter(is_there), other) {
         (Some(own), _) => own,
         (None, Some(_)) if app.service.is_some() => {
-            // A route of a Service may name that Service's Revisions only.
+            // A Route of a Service may name Revisions of that Service only.
             let message = format!(
                 "Revision {wanted:?} referenced in traffic does not belong to Service {:?}.",
                 name.name
@@ -117,7 +118,7 @@ fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>
             return Err(missing(format!("Revision {wanted:?} referenced in traffic not found.")));
         }
     };
-    // One that had traffic keeps it: its pods may come back, and nobody else was named.
+    // A Revision that had traffic keeps it: its pods may recover, and no other Revision was named.
     let had = app.traffic().iter().any(|it| *it.revision == *wanted);
     match revision.conditions.get(Kind::RevisionReady) {
         Truth::True(_) => Ok(revision.name.clone()),
@@ -130,7 +131,7 @@ fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>
     }
 }
 
-/// Notes which Revisions a route leads to (knative/serving `pkg/reconciler/labeler`).
+/// Sets the routing state of all Revisions: if a Route names them (knative/serving `pkg/reconciler/labeler`).
 pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
@@ -146,7 +147,7 @@ pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
     for revision in &mut app.revisions {
         let is = match (active.contains(&revision.name), revision.routing.0) {
             (true, _) => Routing::Active,
-            // Never led to, by a Configuration without a Route: it is as good as any.
+            // Without a Route nothing was ever decided about the Revision, and it counts as reachable.
             (false, Routing::Pending) if app.route.is_none() => Routing::Pending,
             (false, _) => Routing::Reserve,
         };
@@ -156,7 +157,7 @@ pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
     }
 }
 
-/// The Revisions of the app `of` to which the route called `own` leads now or is to lead.
+/// Adds the Revisions of the app `of` that the Route `own` names now, or will name.
 fn lead(
     route: &Route,
     own: &Name,
@@ -170,13 +171,14 @@ fn lead(
         let configuration = target.configuration.as_deref().unwrap_or(&own.name);
         match &target.revision {
             Some(name) => active.push(name.clone()),
+            // The newest Revision gets traffic as soon as it is ready, so it must not scale as one in reserve.
             None if configuration == of.name => active.extend(created.map(Into::into)),
             None => {}
         }
     }
 }
 
-/// Shares by Revision; targets without a share are left out. The result adds up to 100 or is empty.
+/// Adds up shares by Revision; targets without a share are left out. The sum is 100, or the result is empty.
 pub(super) fn shares(traffic: &[Assigned]) -> Vec<(&str, u8)> {
     let mut shares: Vec<(&str, u8)> = Vec::with_capacity(traffic.len());
     for target in traffic.iter().filter(|target| target.percent > 0) {

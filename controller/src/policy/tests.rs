@@ -9,7 +9,7 @@ fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
     read.map_err(|problems| crate::parse::line(&problems))
 }
 
-/// knative.md §2.7; alternates in camel case.
+/// Annotations of knative.md §2.7 and their alternates in camel case.
 #[test]
 fn annotations_and_their_alternates_mean_the_same() {
     for (kebab, camel, value) in [
@@ -31,7 +31,7 @@ fn annotations_and_their_alternates_mean_the_same() {
     }
 }
 
-/// knative.md §2.7, bounds and messages.
+/// Bounds and messages of knative.md §2.7.
 #[test]
 fn annotations_out_of_bounds_are_refused_in_knatives_words() {
     let at = |name: &str| format!(": a.{PREFIX}{name}");
@@ -65,7 +65,7 @@ fn annotations_out_of_bounds_are_refused_in_knatives_words() {
     assert!(refused.starts_with("invalid value: median"), "{refused}");
 }
 
-/// knative/serving `pkg/apis/autoscaling/annotation_validation.go`: what is another autoscaler's is left alone.
+/// Rule of knative/serving `pkg/apis/autoscaling/annotation_validation.go`: other autoscalers' values are not checked.
 #[test]
 fn annotations_of_other_classes_are_left_to_them() {
     for pairs in [
@@ -79,7 +79,7 @@ fn annotations_of_other_classes_are_left_to_them() {
     assert!(policy(&nothing, 0).is_err());
 }
 
-/// knative.md §1.13, `max vs min scale`.
+/// Cases of knative.md §1.13, `max vs min scale`.
 #[test]
 fn scales_that_contradict_each_other_are_refused() {
     for (pairs, message) in [
@@ -117,7 +117,7 @@ fn the_most_is_bounded_by_the_installation() {
     assert!(limited.policy(&annotated(&[]), 0, "a").is_ok(), "what is not said is not refused");
 }
 
-/// knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`.
+/// Rule of knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`.
 #[test]
 fn the_installations_least_wins_over_the_services_most() {
     let mut config = AutoscalerConfig::default();
@@ -145,7 +145,7 @@ fn what_a_config_map_forbids_is_dropped_alone() {
     assert_eq!((read.initial_scale, read.min_scale, problems.len()), (1, 2, 1));
 }
 
-/// knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
+/// Rule of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
 fn requests_a_second_have_a_utilisation_of_their_own() {
     let mut config = AutoscalerConfig::default();
@@ -160,7 +160,7 @@ fn requests_a_second_have_a_utilisation_of_their_own() {
     assert_eq!(of(&[("metric", "rps"), share]), (200.0, 0.8));
 }
 
-/// knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
+/// Cases of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
 fn the_total_follows_metric_target_and_limit() {
     let total = |pairs: &[(&str, &str)], limit| policy(pairs, limit).expect("valid").total;

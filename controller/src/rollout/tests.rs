@@ -21,7 +21,7 @@ fn of(state: &Rollout) -> Vec<(&str, i32)> {
     all.map(|it| (it.revision_name.as_str(), it.percent)).collect()
 }
 
-/// Rolls from `a` to `b` over so many seconds, where the first 1 % takes `first` seconds; the share of `b` after each
+/// Rolls from `a` to `b` over `seconds`, where the first 1 % takes `first` seconds. Returns the share of `b` after each
 /// step.
 fn roll(percent: i32, seconds: u64, first: Nanos) -> Vec<i32> {
     let goal = |revision| wanted(&[("", "cfg", revision, percent)]);
@@ -129,7 +129,7 @@ fn a_target_that_grows_gives_to_the_newest_and_one_that_shrinks_takes_from_the_o
     assert_eq!(of(&moved(80, 2 * S)), [("a", 40), ("b", 40)]);
     assert_eq!(of(&moved(30, 2 * S)), [("a", 10), ("b", 20)]);
     assert_eq!(of(&moved(15, 2 * S)), [("b", 15)]);
-    // Of `a` 5 % are left, and a step of 10 % takes all of them.
+    // Revision `a` has 5 % left, and a step of 10 % takes all of them.
     assert_eq!(of(&moved(25, 9 * S)), [("b", 25)]);
 }
 
@@ -184,8 +184,8 @@ fn the_annotation_is_knatives_and_what_does_not_add_up_is_dropped() {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: shares add up to what the target has, nobody has nothing, and the newest
-    /// only gains while it stays the newest of an unchanged target. Left alone, every rollout ends.
+    /// Shares add up to the target's after any order of events, and no Revision keeps a share of zero. The newest only
+    /// gains while it stays the newest of an unchanged target. Without further events every rollout ends.
     #[test]
     fn shares_always_add_up_and_every_rollout_ends(
         events in prop::collection::vec(

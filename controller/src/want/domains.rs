@@ -1,4 +1,4 @@
-//! Pure: what the API server should hold for users' domains.
+//! Pure: desired state of DomainMappings and of the claims to their domains.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ use crate::{
     world::World,
 };
 
-/// A DomainMapping is its user's: only how it fares is ours to say.
+/// Returns the status of a DomainMapping; the object itself belongs to its user.
 pub(super) fn mapping(world: &World, key: &Key) -> Want {
     match (key.part, world.mappings.get(&key.name)) {
         (Part::Status, Some(it)) => {
@@ -20,19 +20,21 @@ pub(super) fn mapping(world: &World, key: &Key) -> Want {
     }
 }
 
-/// The claim of a domain, where we are to make it; one that we made goes with the last mapping of its namespace.
+/// Returns the claim of a domain, if the controller makes claims. It is removed with the last mapping of its namespace.
 pub(super) fn claim(world: &World, domain: &str) -> Want {
     let wanting = world.mappings.iter().filter(|(name, _)| name.name == domain);
     let first =
         || wanting.clone().min_by_key(|(name, it)| (it.meta.created, name.namespace.as_str()));
     let held = world.claims.get(domain).map(|it| it.namespace.as_str());
+    // The namespace that holds the claim keeps it while it has a mapping, however old other mappings are.
     let holder = wanting.clone().find(|(name, _)| Some(name.namespace.as_str()) == held);
     match holder.or_else(first) {
         None => Want::Gone,
         Some((_, it)) if it.leaving || !world.settings.configs.network.autocreate_claims => {
             Want::Any
         }
-        // Somebody else's, or ours of a mapping that is gone: that one is removed first.
+        // A claim of another namespace, or of a deleted mapping, is removed before a new one is made: its namespace is
+        // immutable.
         Some((name, _)) if held.is_some_and(|it| it != name.namespace) => Want::Gone,
         Some((name, _)) => Want::Body(json!({
             "apiVersion": Resource::ClusterDomainClaim.api_version(),

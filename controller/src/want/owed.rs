@@ -1,5 +1,5 @@
-//! Pure: which objects must be there by now. An object that should be and is not would go unnoticed: no write of
-//! it fails, and what waits for it waits for ever.
+//! Pure: objects that must exist by now. A missing one would go unnoticed otherwise: no write of it fails, and all that
+//! depends on it waits forever.
 
 use common::wire::Name;
 
@@ -11,16 +11,16 @@ use crate::{
     world::{App, Revision, Uid, World},
 };
 
-/// Objects that one object needs.
+/// Child objects that one object requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owed {
-    /// What they are made for: a Configuration, a Revision or a Route.
+    /// Object that requires them: a Configuration, a Revision or a Route.
     pub of: (Resource, Name, Uid),
-    /// They.
+    /// Keys of the required objects.
     pub keys: Vec<Key>,
 }
 
-/// Objects that must be there for the app of this name.
+/// Returns the objects that must exist for the app of this name.
 pub fn owed(world: &World, name: &Name) -> Vec<Owed> {
     let Some(app) = world.apps.get(name).filter(|app| stays(world, name, app)) else {
         return Vec::new();
@@ -32,12 +32,12 @@ pub fn owed(world: &World, name: &Name) -> Vec<Owed> {
     let revisions = app.revisions.iter().filter(|it| !it.leaving && !it.gone);
     let (planned, there): (Vec<_>, Vec<_>) = revisions.partition(|it| it.meta.uid == Uid(0));
     let keys = planned.into_iter().map(|it| Key::new(Resource::Revision, Part::Object, full(it)));
-    // Also where it misses none: it may have said before that it does.
+    // Also without missing objects: the Configuration may carry an earlier error, which this clears.
     let of = (Resource::Configuration, name.clone(), configuration.meta.uid);
     let first = Owed { of, keys: keys.collect() };
     let of = there.into_iter().filter_map(|revision| {
         let of = (Resource::Revision, full(revision), revision.meta.uid);
-        // Nothing is made of tags that may move.
+        // No objects are made before tags are resolved to digests.
         let keys = (!revision.digests.is_empty()).then(|| of_revision(world, name, revision))?;
         Some(Owed { of, keys })
     });
@@ -46,7 +46,7 @@ pub fn owed(world: &World, name: &Name) -> Vec<Owed> {
 
 fn of_revision(world: &World, name: &Name, revision: &Revision) -> Vec<Key> {
     let mut keys = made(&name.namespace, revision, &containers(revision, world));
-    // This one waits for the autoscaler's word.
+    // The ServerlessService waits for a decision of the autoscaler.
     keys.retain(|key| key.resource != Resource::ServerlessService);
     keys
 }
@@ -57,7 +57,7 @@ fn route(world: &World, name: &Name, app: &App) -> Option<Owed> {
     let leads = world.activators.keys().any(named);
     let mut keys = names(name, app);
     keys.retain(|key| match key.resource {
-        // There is one for each family of addresses that activators have, and any would do.
+        // There is one slice for each IP family of the activators; the IPv4 one stands for both.
         Resource::EndpointSlice => leads && !key.name.name.ends_with(crate::children::slices::V6),
         _ => true,
     });

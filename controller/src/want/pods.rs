@@ -1,4 +1,4 @@
-//! Pure: what the leader notes on pods for the replicas that do not lead.
+//! Pure: annotations by which the leader passes the stage of pods to other replicas.
 
 use common::wire::Name;
 use serde_json::json;
@@ -10,11 +10,11 @@ use crate::{
     world::{Pod, Revision, Stage, World},
 };
 
-/// What we note on a pod: that it drains, for the replicas of the controller that do not lead.
+/// Returns the annotation of a draining pod, which other replicas of the controller read.
 pub(super) fn pod(world: &World, key: &Key) -> Want {
     let likely = key.name.name.rsplit_once("-deployment-");
     let likely = likely.and_then(|(revision, _)| world.revision(&key.name.namespace, revision));
-    // Kubernetes cuts a pod's name of a long Deployment's, and then it shows nothing.
+    // Kubernetes cuts the pod's name if the Deployment's is long: then all Revisions of the namespace are searched.
     let from = world.apps.range(Name::new(key.name.namespace.clone(), "")..);
     let here = from.take_while(|(name, _)| name.namespace == key.name.namespace);
     let all = here.flat_map(|(_, app)| &app.revisions);
@@ -24,8 +24,10 @@ pub(super) fn pod(world: &World, key: &Key) -> Want {
     let Some(placed) = pod.placed.as_ref().filter(|it| !it.deleted) else { return Want::Any };
     let annotations = match (pod.stage, placed.draining) {
         (Stage::Serving, None) => return Want::Any,
+        // The pod serves again: with server-side apply an annotation that is left out is removed.
         (Stage::Serving, Some(_)) => json!({}),
         (Stage::Draining { since } | Stage::Stopping { since }, noted) => {
+            // The first moment counts: another leader may have noted it, and the grace period runs from there.
             json!({DRAINING: noted.unwrap_or(since).rfc3339()})
         }
     };
@@ -37,7 +39,7 @@ pub(super) fn pod(world: &World, key: &Key) -> Want {
     Want::Body(json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta}))
 }
 
-/// Pods of a Revision on which something else is noted than what holds.
+/// Returns the keys of a Revision's pods whose annotation differs from their stage.
 pub fn noted<'a>(namespace: &'a str, revision: &'a Revision) -> impl Iterator<Item = Key> + 'a {
     let wrong = |pod: &&Pod| {
         let placed = pod.placed.as_ref().filter(|it| !it.deleted);

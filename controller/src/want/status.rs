@@ -1,4 +1,4 @@
-//! Pure: what tools read of a Revision's scale: statuses of PodAutoscaler and ServerlessService
+//! Pure: statuses of PodAutoscaler and ServerlessService, from which tools read a Revision's scale
 //! (knative/serving `pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go`, `pkg/reconciler/serverlessservice`).
 
 use common::wire::{Name, Path};
@@ -11,10 +11,10 @@ use crate::{
     world::{Kind, Revision, Stamp, Truth, Why, World},
 };
 
-/// The fewest activators Knative lets take part.
+/// Smallest number of activators that Knative assigns to a Revision.
 const ACTIVATORS: i32 = 2;
 
-/// One condition; information only where `info`.
+/// Returns one condition; with `info` it has the severity of mere information.
 fn condition(name: &str, truth: &Truth, since: Stamp, info: bool) -> Value {
     let (status, why) = match truth {
         Truth::True(why) => ("True", why.clone()),
@@ -40,7 +40,7 @@ fn since(revision: &Revision, kind: Kind) -> (Stamp, Truth) {
     found.map_or((revision.meta.created, Truth::Unknown(None)), |(_, at, truth)| (at, truth))
 }
 
-/// Status of the PodAutoscaler.
+/// Returns the status of a Revision's PodAutoscaler.
 pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) -> Value {
     let (at, active) = since(revision, Kind::RevisionActive);
     let initialized = match revision.reached {
@@ -48,6 +48,7 @@ pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) ->
         false => Truth::Unknown(None),
     };
     let (populated_at, populated) = populated(revision);
+    // Knative's rule: the first false condition, else the first unknown one, else true.
     let ready = [&active, &initialized, &populated];
     let worst = ready.iter().find(|it| matches!(it, Truth::False(_)));
     let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, Truth::Unknown(_))));
@@ -71,11 +72,11 @@ pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) ->
     status
 }
 
-/// Which way new connections go: straight to pods once one is ready, and nothing keeps the activator before them.
-/// `may_serve` says whether something does beside the autoscaler: a hard limit, a split, what the user asks.
+/// Returns the mode of new connections: `Serve` (direct) once a pod is ready and nothing requires activators.
+/// `may_serve` is false for reasons outside the autoscaler: a hard limit, a split of traffic, the user's choice.
 pub(super) fn mode(revision: &Revision, class: Class, may_serve: bool) -> (Mode, i32) {
     if class != Class::Kpa {
-        // Straight to its pods, and through all activators where there are none.
+        // Direct to the pods; without pods through all activators.
         return (Mode::Serve, 0);
     }
     let direct = revision.decided.map_or(Path::Activator, |it| it.path) == Path::Direct;
@@ -89,7 +90,7 @@ fn populated(revision: &Revision) -> (Stamp, Truth) {
     (at, if revision.actual > 0 { Truth::True(None) } else { Truth::Unknown(Some(none())) })
 }
 
-/// Status of the ServerlessService.
+/// Returns the status of a Revision's ServerlessService.
 pub(super) fn serverless(revision: &Revision, mode: Mode) -> Value {
     let (at, populated) = populated(revision);
     let activators = match mode {

@@ -1,7 +1,7 @@
-//! Shell: an authority of our own and the certificate the API server sees, made here and kept in a Secret.
+//! Shell: certificate authority of the webhook and its server certificate, made here and kept in a Secret.
 //!
-//! Keys of the Secret are Knative's. The authority lives ten years and the certificate thirty days; the leader makes
-//! another after twenty, under the same authority, so that nobody has to learn a new one.
+//! Keys of the Secret are Knative's. The authority is valid for ten years and the certificate for thirty days. The
+//! leader renews the certificate after twenty days under the same authority, so that no client needs another one.
 
 use std::{
     collections::BTreeMap,
@@ -22,50 +22,50 @@ use rustls::{
 };
 
 const AUTHORITY_LIFE: Duration = days(3650);
-/// How long an authority signs: what it signed last ends before it does.
+/// Time for which an authority signs: its last certificate ends before the authority does.
 const AUTHORITY_USE: Duration = days(3650 - 30 - 1);
 const LIFE: Duration = days(30);
-/// How long a certificate is shown.
+/// Time after which a certificate is replaced, well before it ends.
 const USE: Duration = days(20);
-/// Clocks of machines differ.
+/// Allowance for differences between the clocks of machines.
 const SKEW: Duration = Duration::from_secs(3600);
 const CA: &str = "ca-cert.pem";
 const CA_KEY: &str = "ca-key.pem";
 const CERT: &str = "server-cert.pem";
 const KEY: &str = "server-key.pem";
-/// When to make another certificate, in seconds since 1970; kept beside the certificate.
+/// Key with the time to make another certificate, in seconds since 1970; kept beside the certificate.
 const RENEW: &str = "renew-after";
-/// The same of the authority.
+/// Key with the time to make another authority, in seconds since 1970.
 const RENEW_CA: &str = "renew-ca-after";
 
 const fn days(count: u64) -> Duration {
     Duration::from_secs(count * 24 * 3600)
 }
 
-/// Certificates could not be made or read.
+/// Error about the webhook's certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum CertError {
-    /// They could not be made.
+    /// The certificate could not be made.
     #[error("cannot make the webhook's certificate")]
     Make(#[from] rcgen::Error),
-    /// They could not be read.
+    /// The certificate or its key could not be parsed.
     #[error("cannot read {key} of the webhook's Secret")]
     Read {
-        /// Key of the Secret.
+        /// Key of the Secret whose text is not PEM.
         key: &'static str,
-        /// Why.
+        /// Error of the PEM parser.
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    /// Key and certificate do not fit.
+    /// Key and certificate do not belong together.
     #[error("cannot use the webhook's certificate")]
     Use(#[from] rustls::Error),
 }
 
-/// What the Secret holds.
+/// Content of the Secret: the authority, the certificate, and their keys.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Bundle {
-    /// The authority's certificate, as PEM.
+    /// Certificate of the authority, as PEM.
     pub authority: String,
     authority_key: String,
     certificate: String,
@@ -75,20 +75,21 @@ pub struct Bundle {
 }
 
 impl std::fmt::Debug for Bundle {
-    /// Without the keys.
+    /// Formats the bundle without its private keys.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Bundle").field("renew_after", &self.renew_after).finish_non_exhaustive()
     }
 }
 
 impl Bundle {
-    /// Makes a certificate for `names`, under the authority of `before` where that still holds.
+    /// Makes a certificate for `names`, under the authority of `before` while that is in use.
     pub fn make(
         names: &[String],
         before: Option<&Self>,
         now: SystemTime,
     ) -> Result<Self, CertError> {
         let holds = |it: &&Self| !is_due(it.renew_authority_after, AUTHORITY_USE, now);
+        // Clients trust the authority, so it outlives its certificates wherever possible.
         let kept = before.filter(holds);
         let own = match kept {
             Some(it) => Self::issuer(&it.authority, &it.authority_key).ok(),
@@ -98,6 +99,7 @@ impl Bundle {
             (Some(issuer), Some(it)) => {
                 (it.authority.clone(), it.authority_key.clone(), issuer, it.renew_authority_after)
             }
+            // No authority, one that is due, or one that cannot be read: all are replaced.
             _ => {
                 let (pem, key) = authority(now)?;
                 let issuer = Self::issuer(&pem, &key)?;
@@ -120,12 +122,12 @@ impl Bundle {
         Issuer::from_ca_cert_pem(pem, KeyPair::from_pem(key)?)
     }
 
-    /// Whether another certificate should be made.
+    /// Returns true if another certificate should be made now.
     pub fn is_due(&self, now: SystemTime) -> bool {
         is_due(self.renew_after, USE, now) || is_due(self.renew_authority_after, AUTHORITY_USE, now)
     }
 
-    /// Reads what [`data`](Self::data) wrote; none where something is missing or foreign.
+    /// Parses what [`data`](Self::data) returns; `None` if a part is missing or invalid.
     pub fn read(data: &BTreeMap<String, ByteString>) -> Option<Self> {
         let text = |key: &str| {
             let bytes = data.get(key)?;
@@ -139,10 +141,11 @@ impl Bundle {
             renew_after: text(RENEW)?.parse().ok()?,
             renew_authority_after: text(RENEW_CA)?.parse().ok()?,
         };
+        // A certificate that does not fit its key is as good as none: the leader makes another.
         bundle.certified().is_ok().then_some(bundle)
     }
 
-    /// As a Secret holds it.
+    /// Returns the bundle in the form that a Secret stores.
     pub fn data(&self) -> BTreeMap<String, ByteString> {
         let (renew, renew_ca) =
             (self.renew_after.to_string(), self.renew_authority_after.to_string());
@@ -169,35 +172,37 @@ impl Bundle {
     }
 }
 
-/// The certificate in use: another one takes its place without a connection being lost.
+/// The certificate in use, which can be replaced without closing connections.
 #[derive(Debug, Default)]
 pub struct Certificates(RwLock<Option<(Bundle, Arc<CertifiedKey>)>>);
 
 impl Certificates {
-    /// Uses `bundle` for every handshake from now on. Says whether it is another one than before.
+    /// Uses `bundle` for every handshake from now on. Returns true if it differs from the one before.
     pub fn set(&self, bundle: &Bundle) -> Result<bool, CertError> {
         if self.bundle().as_ref() == Some(bundle) {
             return Ok(false);
         }
         let certified = Arc::new(bundle.certified()?);
+        // Parsed before the lock is taken: handshakes only wait for the swap.
         let mut slot = self.0.write().unwrap_or_else(PoisonError::into_inner);
         *slot = Some((bundle.clone(), certified));
         Ok(true)
     }
 
-    /// What is in use.
+    /// Returns the bundle in use, if one was set.
     pub fn bundle(&self) -> Option<Bundle> {
         let slot = self.0.read().unwrap_or_else(PoisonError::into_inner);
         slot.as_ref().map(|(bundle, _)| bundle.clone())
     }
 
-    /// How to shake hands.
+    /// Returns the TLS configuration of the server, which reads the certificate at each handshake.
     pub(super) fn server(self: &Arc<Self>) -> Result<ServerConfig, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
+        // `connection` in `webhook.rs` serves HTTP/1.1 only.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -210,8 +215,8 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// Whether what is used for so long, until `renew_after`, is to be replaced. Also what is not valid yet, because it was
-/// made while the clock was ahead: the API server would refuse it until the clock is there again.
+/// Returns true if a certificate should be replaced that is in use for `used` until `renew_after`. This includes one
+/// made while the clock was ahead: the API server would refuse it until the clock has caught up.
 fn is_due(renew_after: u64, used: Duration, now: SystemTime) -> bool {
     let made = renew_after.saturating_sub(used.as_secs());
     seconds(now) >= renew_after || seconds(now + SKEW) < made
@@ -232,6 +237,7 @@ fn certificate(names: &[String], now: SystemTime) -> Result<CertificateParams, r
     params.distinguished_name.push(DnType::CommonName, "rouse webhook");
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    // Several authorities may have the same name over time; the identifier names the key that signed.
     params.use_authority_key_identifier_extension = true;
     valid(&mut params, now, LIFE);
     Ok(params)
@@ -239,6 +245,7 @@ fn certificate(names: &[String], now: SystemTime) -> Result<CertificateParams, r
 
 fn valid(params: &mut CertificateParams, now: SystemTime, life: Duration) {
     let at = |moment: SystemTime| date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds(moment));
+    // Machines whose clocks are behind must accept the certificate at once.
     params.not_before = at(now - SKEW);
     params.not_after = at(now + life);
 }

@@ -1,8 +1,8 @@
-//! Shell: keeps the certificate in its Secret and tells the API server where to ask.
+//! Shell: keeps the certificate in its Secret, and registers the webhook with the API server.
 //!
-//! Every replica reads the Secret; who holds the lease makes and renews what is in it. The API server is told of a
-//! certificate only after this replica has asked itself with it: a registration that nobody can answer would stop
-//! every write to our objects.
+//! Every replica reads the Secret; the leader makes and renews its content. A certificate is registered only after this
+//! replica has called itself with it. A registration that no replica can answer would stop every write to Rouse's
+//! objects.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -40,31 +40,31 @@ use super::{
 };
 use crate::{knative::key, kube::lead::Leadership};
 
-/// Who writes, where objects say so.
+/// Field manager of the written objects.
 const MANAGER: &str = "rouse";
-/// How often the Secret is read and the registration checked.
+/// Interval between checks of Secret and registration.
 const EVERY: Duration = Duration::from_secs(15);
-/// How long the first try after a failure waits.
+/// Wait before the next attempt after a failure, or while there is no certificate.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where the webhook is and what it is called.
+/// Addresses and names of the webhook.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Namespace of the installation.
+    /// Namespace of the installation, which holds Service and Secret.
     pub namespace: String,
-    /// Service in it that leads to the replicas' webhook port, on 443.
+    /// Name of the Service in front of the replicas' webhook ports, on port 443.
     pub service: String,
-    /// Secret in it that holds the certificate.
+    /// Name of the Secret that holds the certificate.
     pub secret: String,
-    /// Port on which this replica answers.
+    /// Port at which this replica answers.
     pub port: u16,
-    /// Where the API server asks instead of at the Service, such as `https://127.0.0.1:8443`: for an API server beside
-    /// the controller, outside a cluster.
+    /// URL that the API server calls instead of the Service, such as `https://127.0.0.1:8443`. It is for an API server
+    /// outside a cluster, beside the controller.
     pub url: Option<String>,
 }
 
 impl Place {
-    /// The installation in `namespace`, with Knative's names.
+    /// Returns the place of the installation in `namespace`, with Knative's names.
     pub fn new(namespace: &str, port: u16) -> Self {
         Self {
             namespace: namespace.into(),
@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// Names under which the API server may ask.
+    /// Returns the host names under which the API server may call.
     pub fn names(&self) -> Vec<String> {
         let (service, namespace) = (&self.service, &self.namespace);
         let mut names = vec![
@@ -89,7 +89,7 @@ impl Place {
         names
     }
 
-    /// How the API server finds `path`.
+    /// Returns the `clientConfig` by which the API server finds `path`.
     fn client_config(&self, path: &str, bundle: &Value) -> Value {
         match &self.url {
             Some(url) => json!({"caBundle": bundle, "url": format!("{url}{path}")}),
@@ -106,41 +106,41 @@ impl Place {
     }
 }
 
-/// The API server could not be told.
+/// Error that keeps the webhook from being registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The Secret could not be read or written.
     #[error("cannot keep the webhook's Secret {name}")]
     Secret {
-        /// Its name.
+        /// Name of the Secret, without its namespace.
         name: String,
-        /// Why.
+        /// Error of the API server.
         #[source]
         source: Box<::kube::Error>,
     },
-    /// Certificates.
+    /// The certificate could not be made or used.
     #[error(transparent)]
     Certificate(#[from] CertError),
-    /// This replica does not answer itself.
+    /// This replica does not answer its own call.
     #[error("the webhook on port {port} does not answer: {why}")]
     SelfCall {
-        /// Its port.
+        /// Port at which this replica should answer.
         port: u16,
-        /// Why.
+        /// Reason, as text for operators.
         why: String,
     },
     /// The registration could not be written.
     #[error("cannot register the webhook {name}")]
     Register {
-        /// Name of the configuration.
+        /// Name of the webhook configuration.
         name: &'static str,
-        /// Why.
+        /// Error of the API server.
         #[source]
         source: Box<::kube::Error>,
     },
 }
 
-/// Keeps certificate and registration until `shutdown`.
+/// Keeps certificate and registration up to date until `shutdown`.
 pub async fn keep(
     client: Client,
     place: Place,
@@ -156,7 +156,8 @@ pub async fn keep(
         let once = once(&client, &place, &certificates, leads, binds, &mut registered);
         let wait = match once.await {
             Ok(true) => EVERY,
-            // Who leads is about to make it, and this replica may be asked as soon as it is there.
+            // The leader is about to make the certificate, and the API server may call this replica as soon as it
+            // exists.
             Ok(false) => RETRY,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
@@ -172,14 +173,14 @@ pub async fn keep(
     }
 }
 
-/// Waits until the lease was won or lost; its renewals say nothing new.
+/// Waits until the lease was won or lost; renewals do not count.
 async fn switched(leadership: &mut Leadership, leads: bool) {
     while leadership.may_write() == leads {
         leadership.changed().await;
     }
 }
 
-/// Says whether there is a certificate.
+/// Checks once. Returns true if there is a certificate.
 async fn once(
     client: &Client,
     place: &Place,
@@ -193,10 +194,12 @@ async fn once(
     if certificates.set(&bundle)? {
         info!(secret = place.secret, "webhook certificate loaded");
     }
+    // Another leader may register another certificate meanwhile: this replica's next registration is news again.
     if !leads {
         *registered = None;
         return Ok(true);
     }
+    // This order matters: a registered webhook that does not answer blocks all writes (`failurePolicy: Fail`).
     self_call(place, &bundle).await?;
     register(client, place, &bundle, binds).await?;
     if registered.as_ref() != Some(&bundle) {
@@ -206,7 +209,7 @@ async fn once(
     Ok(true)
 }
 
-/// What the Secret holds; made anew by who leads where it is missing, broken or due.
+/// Returns the content of the Secret. The leader renews it if it is missing, invalid or due.
 async fn bundle(
     client: &Client,
     place: &Place,
@@ -225,7 +228,7 @@ async fn bundle(
     }
     let made = Bundle::make(&place.names(), held.as_ref(), now)?;
     let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
-    // With the version that was read: whoever else just led has not lost what it wrote.
+    // The write carries the version that was read: it fails if another leader has written meanwhile.
     let written = match have {
         Some(mut secret) => {
             secret.data = Some(made.data());
@@ -242,7 +245,7 @@ async fn bundle(
     Ok(Some(made))
 }
 
-/// Asks this replica as the API server would.
+/// Calls this replica as the API server would.
 pub(super) async fn self_call(place: &Place, bundle: &Bundle) -> Result<(), RegisterError> {
     let asked = tokio::time::timeout(Duration::from_secs(5), ask(place, bundle)).await;
     let why = match asked {
@@ -281,6 +284,7 @@ async fn ask(place: &Place, bundle: &Bundle) -> Result<(), AnyError> {
         .header("host", name)
         .header("content-type", "application/json")
         .body(Full::new(bytes::Bytes::from(review.to_string())))?;
+    // The connection serves this one request: its task need not outlive the response.
     let response = sender.send_request(request).await;
     driver.abort();
     let status = response?.status();
@@ -308,20 +312,21 @@ where
         + std::fmt::Debug,
 {
     let api: Api<K> = Api::all(client.clone());
+    // These objects are Rouse's own: fields that others have changed are taken back.
     let params = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name, &params, &Patch::Apply(body)).await;
     applied.map_err(|source| RegisterError::Register { name, source: Box::new(source) })?;
     Ok(())
 }
 
-/// Names as in Knative: error messages show them.
+/// Names of the webhooks as in Knative, since error messages show them.
 const DEFAULTING: &str = "webhook.serving.knative.dev";
 const VALIDATION: &str = "validation.webhook.serving.knative.dev";
 const CONFIG: &str = "config.webhook.serving.knative.dev";
-/// Rouse's own, beside that which fills objects in.
+/// Name of the webhook that binds pods, which Knative does not have.
 const BINDING: &str = "binding.webhook.rouse.dev";
 
-/// What the API server is told: which objects it must ask about, and whom.
+/// Returns the registrations: the objects that the API server must ask about, and the address to ask.
 pub(super) fn configurations(place: &Place, authority: &str, binds: bool) -> (Value, [Value; 2]) {
     let bundle =
         serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
@@ -346,13 +351,13 @@ pub(super) fn configurations(place: &Place, authority: &str, binds: bool) -> (Va
         })
     };
     let mut defaulting = hook(DEFAULTING, "/defaulting", objects(false));
-    // What another webhook adds, such as a volume, is filled in too.
+    // Additions of other webhooks, such as a volume, get their defaults, too.
     defaulting["reinvocationPolicy"] = "IfNeeded".into();
     let validation = hook(VALIDATION, "/resource-validation", objects(true));
     let mut config = hook(CONFIG, "/config-validation", config_maps());
     config["namespaceSelector"] =
         json!({"matchLabels": {"kubernetes.io/metadata.name": place.namespace}});
-    // Those of an installation that was Knative's are judged as well.
+    // ConfigMaps of a former Knative installation are checked as well.
     let names = ["knative-serving", "rouse"];
     config["objectSelector"] = json!({
         "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": names}],
@@ -365,7 +370,7 @@ pub(super) fn configurations(place: &Place, authority: &str, binds: bool) -> (Va
     (mutating, [whole(validating, VALIDATION, validation), whole(validating, CONFIG, config)])
 }
 
-/// Nobody waits for this one when it does not answer: the scheduler finds a node as well.
+/// Makes the binding webhook optional: no write depends on it, since the scheduler finds a node as well.
 fn binding(mut hook: Value) -> Value {
     hook["failurePolicy"] = "Ignore".into();
     hook["timeoutSeconds"] = 1.into();
@@ -384,7 +389,8 @@ fn pods() -> Value {
     }])
 }
 
-/// Our own kinds and no subresource: statuses are ours to write, and nobody waits for a webhook then.
+/// Returns the rules for Rouse's kinds, without subresources: the controller writes statuses, and those writes must not
+/// depend on a webhook.
 fn objects(with_claims: bool) -> Value {
     let rule = |group: &str, versions: &[&str], resources: &[&str], scope: &str| {
         json!({

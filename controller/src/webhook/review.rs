@@ -1,4 +1,4 @@
-//! Pure: an AdmissionReview's question and its answer (`admission.k8s.io/v1`).
+//! Pure: an AdmissionReview's request and its response (`admission.k8s.io/v1`).
 
 use std::collections::BTreeMap;
 
@@ -16,29 +16,29 @@ use crate::{
     policy::AutoscalerConfig,
 };
 
-/// What is asked: one path of the server for each.
+/// Kind of question; each has a path of its own at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// `/defaulting`: fill the object in.
+    /// Path `/defaulting`: fill in defaults.
     Defaulting,
-    /// `/resource-validation`: may the object be so?
+    /// Path `/resource-validation`: check an object.
     Validation,
-    /// `/config-validation`: may the ConfigMap be so?
+    /// Path `/config-validation`: check a ConfigMap.
     Config,
 }
 
-/// What answers depend on.
+/// Settings that answers depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// `config-defaults`.
+    /// Checked settings of `config-defaults`.
     pub defaults: std::sync::Arc<Defaults>,
-    /// `config-features`.
+    /// Checked settings of `config-features`.
     pub features: std::sync::Arc<Features>,
-    /// `config-autoscaler`.
+    /// Checked settings of `config-autoscaler`.
     pub autoscaler: std::sync::Arc<AutoscalerConfig>,
-    /// Domain of names inside the cluster.
+    /// Domain of cluster-local names, such as `cluster.local`.
     pub cluster_domain: String,
-    /// Whether pods are bound to a node as they are made (`config-deployment`).
+    /// True if pods are bound to a node as they are created (`config-deployment`).
     pub bind_pods: bool,
 }
 
@@ -55,7 +55,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the ConfigMaps in force say.
+    /// Returns the settings of the ConfigMaps in force.
     pub fn of(configs: &Configs, cluster_domain: &str) -> Self {
         Self {
             defaults: configs.defaults.clone(),
@@ -66,7 +66,7 @@ impl Settings {
         }
     }
 
-    /// What admission judges by.
+    /// Returns the inputs of the rules of admission.
     pub fn rules(&self) -> Rules<'_> {
         Rules {
             platform: Platform::Kubernetes,
@@ -78,13 +78,13 @@ impl Settings {
     }
 }
 
-/// A body that is no question.
+/// Error of a request body that is no question.
 #[derive(Debug, thiserror::Error)]
 pub enum BadReview {
-    /// It is not an AdmissionReview.
+    /// The body is not an AdmissionReview.
     #[error("could not decode body: {0}")]
     Decode(#[from] serde_json::Error),
-    /// It asks nothing.
+    /// The AdmissionReview has no request.
     #[error("the AdmissionReview has no request")]
     Empty,
 }
@@ -94,7 +94,7 @@ struct Review {
     request: Option<Request>,
 }
 
-/// What of a request is looked at.
+/// Fields of a request that answers depend on.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Request {
@@ -127,16 +127,16 @@ struct Options {
     field_validation: Option<String>,
 }
 
-/// What is answered.
+/// Answer to a review, before it is encoded.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
-    /// Why not; none: it may be so.
+    /// Reason for refusing; `None` admits the object.
     refusal: Option<String>,
     warnings: Vec<String>,
     patch: Option<Vec<u8>>,
 }
 
-/// Answers one review.
+/// Answers the review in `body`.
 pub fn answer(hook: Hook, body: &[u8], settings: &Settings) -> Result<Vec<u8>, BadReview> {
     let review: Review = serde_json::from_slice(body)?;
     let request = review.request.ok_or(BadReview::Empty)?;
@@ -144,13 +144,14 @@ pub fn answer(hook: Hook, body: &[u8], settings: &Settings) -> Result<Vec<u8>, B
     reply(&request, answer)
 }
 
-/// Answers about a pod that is about to be made: with the node that `bind` names it is stored as bound.
+/// Answers a review about a new pod: with the node that `bind` returns, the pod is stored as bound.
 pub fn bound(
     body: &[u8],
     bind: impl FnOnce(&Value, u64) -> Option<String>,
 ) -> Result<Vec<u8>, BadReview> {
     let review: Review = serde_json::from_slice(body)?;
     let request = review.request.ok_or(BadReview::Empty)?;
+    // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
     let chance = crate::kube::cache::hash(&json!(request.uid));
     let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
     let node = pod.and_then(|pod| bind(pod, chance));
@@ -160,6 +161,7 @@ pub fn bound(
 }
 
 fn reply(request: &Request, answer: Answer) -> Result<Vec<u8>, BadReview> {
+    // The API server accepts an answer only with the UID of its request.
     let mut response = json!({"uid": request.uid, "allowed": answer.refusal.is_none()});
     if let Some(message) = answer.refusal {
         response["status"] = json!({
@@ -185,12 +187,13 @@ fn reply(request: &Request, answer: Answer) -> Result<Vec<u8>, BadReview> {
 }
 
 fn decide(hook: Hook, request: &Request, settings: &Settings) -> Result<Answer, BadReview> {
-    // Statuses are ours to write, and what is being deleted is judged no more.
+    // The controller writes statuses, and an object that is being deleted is not checked any more.
     let sub = request.sub_resource.as_deref().unwrap_or_default();
     let asked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
     let Some(object) = request.object.as_ref().filter(|it| asked && !it.is_null()) else {
         return Ok(Answer::default());
     };
+    // A ConfigMap is no kind of Knative's, so it is handled before the kind is looked up.
     if hook == Hook::Config {
         return Ok(config_map(object));
     }
@@ -200,7 +203,7 @@ fn decide(hook: Hook, request: &Request, settings: &Settings) -> Result<Answer, 
     };
     let deleted = object.pointer("/metadata/deletionTimestamp").is_some_and(|it| !it.is_null());
     if deleted {
-        // Its finalizer must be taken off whatever the rules have become.
+        // The removal of its finalizer must succeed even if it breaks newer rules.
         return Ok(Answer::default());
     }
     let old = request.old_object.as_ref().filter(|it| !it.is_null());
@@ -213,18 +216,20 @@ fn decide(hook: Hook, request: &Request, settings: &Settings) -> Result<Answer, 
     }
 }
 
-/// The patch that fills the object in; what no pod has goes as the client asked (`fieldValidation`).
+/// Returns the patch that fills in defaults. The client's `fieldValidation` decides about unknown fields.
 fn defaulted(question: &Question<'_>, request: &Request) -> Result<Answer, BadReview> {
     let (object, unknown) = admit::default(question);
     let unknown: Vec<String> =
         unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
     let said = request.options.as_ref().and_then(|options| options.field_validation.as_deref());
     let warnings = match said {
+        // The text is the API server's own for strict decoding of built-in kinds.
         Some("Strict") if !unknown.is_empty() => {
             let refusal = format!("strict decoding error: {}", unknown.join(", "));
             return Ok(Answer { refusal: Some(refusal), ..Answer::default() });
         }
         Some("Ignore") => Vec::new(),
+        // `Warn` is Kubernetes' default.
         _ => unknown,
     };
     let patch = json_patch::diff(question.object, &object);
@@ -235,6 +240,7 @@ fn defaulted(question: &Question<'_>, request: &Request) -> Result<Answer, BadRe
 fn validated(question: &Question<'_>) -> Answer {
     let verdict = admit::validate(question);
     let refusal = refusal(&verdict.problems);
+    // A refused object needs no warnings: they would hide the error.
     let warnings = if refusal.is_some() { Vec::new() } else { warnings(&verdict.warnings) };
     Answer { refusal, warnings, patch: None }
 }
@@ -244,7 +250,7 @@ fn refusal(problems: &[Problem]) -> Option<String> {
     (!problems.is_empty()).then(said)
 }
 
-/// Equal messages share a line; a warning is a header and holds no line end.
+/// Formats warnings: equal messages share a line, and none contains a line break, since warnings are HTTP headers.
 fn warnings(all: &[Problem]) -> Vec<String> {
     let mut messages: Vec<&str> = all.iter().map(|it| it.message.as_str()).collect();
     messages.sort_unstable();

@@ -107,7 +107,7 @@ async fn rubbish_ends_its_own_connection_only() {
     let mut rubbish = TcpStream::connect(("127.0.0.1", bed.place.port)).await.expect("open");
     rubbish.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sent");
     let mut answer = Vec::new();
-    // An alert or a reset: either way nothing of use.
+    // The server sends an alert or a reset; neither is a response.
     let _ = rubbish.read_to_end(&mut answer).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
     self_call(&bed.place, &bundle).await.expect("answered");

@@ -1,4 +1,4 @@
-//! Pure: Knative's conditions, kept small.
+//! Pure: conditions of Knative's objects, in a small representation.
 
 use std::{
     borrow::Cow,
@@ -7,28 +7,28 @@ use std::{
 
 use super::Stamp;
 
-/// A reason for machines and a line for people.
+/// Reason of a condition: a word for programs and a message for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Why {
-    /// One word.
+    /// Reason in CamelCase, one word.
     pub reason: Cow<'static, str>,
-    /// One line.
+    /// Message for users, one line.
     pub message: Cow<'static, str>,
 }
 
 impl Why {
-    /// A Revision without load.
+    /// Reason of `Active` for a Revision without load.
     pub const NO_TRAFFIC: Self = Self {
         reason: Cow::Borrowed("NoTraffic"),
         message: Cow::Borrowed("The target is not receiving traffic."),
     };
-    /// A Route, always.
+    /// Reason of `CertificateProvisioned` that every Route has.
     pub const NO_TLS: Self = Self {
         reason: Cow::Borrowed("TLSNotEnabled"),
         message: Cow::Borrowed("external-domain-tls is not enabled"),
     };
 
-    /// Both parts.
+    /// Makes a reason of its word and its message.
     pub fn new(
         reason: impl Into<Cow<'static, str>>,
         message: impl Into<Cow<'static, str>>,
@@ -37,67 +37,67 @@ impl Why {
     }
 }
 
-/// Whether a condition holds.
+/// Status of a condition, with the reason where there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Truth {
-    /// It holds; Knative gives some conditions a reason even then.
+    /// The condition holds; Knative gives some conditions a reason even then.
     True(Option<Why>),
-    /// Not known yet; `None`: work goes on.
+    /// The status is not known yet; `None`: work goes on.
     Unknown(Option<Why>),
-    /// It does not hold.
+    /// The condition does not hold, for this reason.
     False(Why),
 }
 
-/// Which condition. Each belongs to one kind of object; `*Ready` is that kind's `Ready`.
+/// Type of a condition. Each belongs to one kind of object; `*Ready` is that kind's `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// DomainMapping: `CertificateProvisioned`.
+    /// Type `CertificateProvisioned` of a DomainMapping.
     DomainCertificate,
-    /// DomainMapping: `DomainClaimed`.
+    /// Type `DomainClaimed` of a DomainMapping.
     DomainClaimed,
-    /// DomainMapping: `IngressReady`.
+    /// Type `IngressReady` of a DomainMapping.
     DomainIngress,
-    /// DomainMapping: `Ready`.
+    /// Type `Ready` of a DomainMapping.
     DomainReady,
-    /// DomainMapping: `ReferenceResolved`.
+    /// Type `ReferenceResolved` of a DomainMapping.
     DomainReference,
-    /// Service: `ConfigurationsReady`.
+    /// Type `ConfigurationsReady` of a Service.
     ServiceConfigurations,
-    /// Service: `Ready`.
+    /// Type `Ready` of a Service.
     ServiceReady,
-    /// Service: `RoutesReady`.
+    /// Type `RoutesReady` of a Service.
     ServiceRoutes,
-    /// Configuration: `Ready`.
+    /// Type `Ready` of a Configuration.
     ConfigurationReady,
-    /// Route: `AllTrafficAssigned`.
+    /// Type `AllTrafficAssigned` of a Route.
     RouteTraffic,
-    /// Route: `CertificateProvisioned`.
+    /// Type `CertificateProvisioned` of a Route.
     RouteCertificate,
-    /// Route: `IngressReady`.
+    /// Type `IngressReady` of a Route.
     RouteIngress,
-    /// Route: `Ready`.
+    /// Type `Ready` of a Route.
     RouteReady,
-    /// Revision: `Active`, for information only.
+    /// Type `Active` of a Revision, for information only.
     RevisionActive,
-    /// Revision: `AutoscalingAnnotationsValid`, for information only; absent while none was ever refused.
+    /// Type `AutoscalingAnnotationsValid` of a Revision, for information only; absent while none was ever refused.
     RevisionAnnotations,
-    /// Revision: `ContainerHealthy`.
+    /// Type `ContainerHealthy` of a Revision.
     RevisionHealthy,
-    /// Revision: `Ready`.
+    /// Type `Ready` of a Revision.
     RevisionReady,
-    /// Revision: `ResourcesAvailable`.
+    /// Type `ResourcesAvailable` of a Revision.
     RevisionResources,
 }
 
-/// Conditions with the moment each changed last, to the second, as objects show it.
+/// Conditions of one app or Revision, each with the moment of its last change, to the second, as objects show it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conditions(Vec<Held>);
 
-/// A condition as it is kept, in 16 bytes: a text costs more only where there is an unusual one.
+/// A condition in its stored form of 16 bytes: a reason costs memory of its own only where it is an unusual one.
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     why: Option<Arc<Why>>,
-    /// Seconds since 1970.
+    /// Moment of the last change, in seconds since 1970.
     since: u32,
     kind: Kind,
     status: Status,
@@ -110,7 +110,7 @@ enum Status {
     False,
 }
 
-/// What nearly every sleeping service says: kept once.
+/// Reasons of nearly every sleeping service, which all conditions share.
 static COMMON: LazyLock<[Arc<Why>; 2]> =
     LazyLock::new(|| [Why::NO_TRAFFIC, Why::NO_TLS].map(Arc::new));
 
@@ -125,6 +125,7 @@ impl Held {
             let common = COMMON.iter().find(|common| ***common == why);
             common.cloned().unwrap_or_else(|| Arc::new(why))
         };
+        // Objects show whole seconds, so more precision would only produce differences that no reader sees.
         let since = u32::try_from(now.0 / 1000).unwrap_or(u32::MAX);
         Self { why: why.map(share), since, kind, status }
     }
@@ -138,20 +139,22 @@ impl Held {
         match self.status {
             Status::True => Truth::True(why),
             Status::Unknown => Truth::Unknown(why),
+            // `new` stores a reason with every false status; the default is never reached.
             Status::False => Truth::False(why.unwrap_or_else(|| Why::new("", ""))),
         }
     }
 }
 
 impl Conditions {
-    /// Sets one. Its moment moves only if something changed.
+    /// Sets a condition. The moment of its last change moves only if status or reason changed.
     pub fn set(&mut self, kind: Kind, truth: Truth, now: Stamp) {
         let held = Held::new(kind, truth, now);
         match self.0.iter_mut().find(|have| have.kind == kind) {
+            // Unchanged: `lastTransitionTime` stays.
             Some(have) if (have.status, &have.why) == (held.status, &held.why) => {}
             Some(slot) => *slot = held,
             None => {
-                // A Revision has four, an app eight.
+                // A Revision has four conditions, an app eight: growth by doubling would waste memory.
                 if self.0.len().is_multiple_of(4) {
                     self.0.reserve_exact(4);
                 }
@@ -160,32 +163,33 @@ impl Conditions {
         }
     }
 
-    /// One of them; unknown where it was never set.
+    /// Returns the status of a condition; unknown if it was never set.
     pub fn get(&self, kind: Kind) -> Truth {
         let found = self.0.iter().find(|have| have.kind == kind);
         found.map_or(Truth::Unknown(None), Held::truth)
     }
 
-    /// Whether one was ever set.
+    /// Returns true if the condition was ever set.
     pub fn has(&self, kind: Kind) -> bool {
         self.0.iter().any(|have| have.kind == kind)
     }
 
-    /// Whether one holds.
+    /// Returns true if the condition's status is true.
     pub fn is_true(&self, kind: Kind) -> bool {
         matches!(self.get(kind), Truth::True(_))
     }
 
-    /// All, with the moment each changed last.
+    /// Iterates over all conditions, each with the moment of its last change.
     pub fn iter(&self) -> impl Iterator<Item = (Kind, Stamp, Truth)> {
         self.0.iter().map(|held| (held.kind, held.since(), held.truth()))
     }
 
-    /// `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
-    /// false one, else the first unknown one. An unknown one that says why goes before those that do not: else `Deploying`
+    /// Computes `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
+    /// false one, else the first unknown one. An unknown one with a message goes before those without: else `Deploying`
     /// would hide that a container listens where no client can reach it.
     pub fn ready(&self, on: &[Kind]) -> Truth {
         let all: Vec<Truth> = on.iter().map(|kind| self.get(*kind)).collect();
+        // The order of `on` decides among several false or unknown ones.
         let worst = all.iter().find(|truth| matches!(truth, Truth::False(_)));
         let says =
             |truth: &&Truth| matches!(truth, Truth::Unknown(Some(why)) if !why.message.is_empty());

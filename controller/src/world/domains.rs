@@ -1,31 +1,31 @@
-//! Pure: domains of users that lead to services, and whose they are.
+//! Pure: domains of users, which map to services, and the namespaces that own them.
 
 use common::wire::Name;
 
 use super::{Conditions, Meta};
 
-/// A DomainMapping; its own name is the domain.
+/// A DomainMapping; its name is the domain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mapping {
-    /// Its own.
+    /// Metadata of the DomainMapping object.
     pub meta: Meta,
-    /// Kind of what it leads to, as the API calls it: `services.serving.knative.dev`.
+    /// Resource that the mapping refers to, as the API calls it: `services.serving.knative.dev`.
     pub kind: Box<str>,
-    /// What it leads to.
+    /// Name of the object that the mapping refers to.
     pub target: Name,
-    /// The Secret of the certificate that its user brings.
+    /// Name of the Secret with the user's certificate.
     pub secret: Option<Box<str>>,
-    /// What plain HTTP from outside gets, where it says so.
+    /// Handling of external plain HTTP, where the object sets it.
     pub http: Option<Box<str>>,
-    /// How it fares.
+    /// Conditions of the DomainMapping's status.
     pub conditions: Conditions,
-    /// It is told to go.
+    /// True once the DomainMapping is being deleted.
     pub leaving: bool,
 }
 
-/// A ClusterDomainClaim: a domain is one namespace's.
+/// A ClusterDomainClaim, which reserves a domain for one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Whose.
+    /// Namespace that may use the domain.
     pub namespace: String,
 }

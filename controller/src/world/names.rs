@@ -1,9 +1,9 @@
-//! Pure: which owner each name has. Several routes, tags and DomainMappings may ask for one name: the first keeps it, and
-//! the others get it when the first goes.
+//! Pure: owner of each name. Several Routes, tags and DomainMappings may ask for one name. The first keeps it, and the
+//! others get it when the first is deleted.
 //!
-//! A name is that of a Service in its namespace (a route's own, or that of a tag), or a host from outside. "First" is the
-//! same for every replica and after every restart, since it is read off the objects: who owns the Service of Kubernetes
-//! has the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
+//! A name is that of a Service in its namespace (a Route's own, or that of a tag), or an external host. "First" is the
+//! same for every replica and after every restart, since it is read from the objects. The owner of the placeholder has
+//! the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
 
 use std::{
     cmp::Reverse,
@@ -15,12 +15,12 @@ use common::wire::Name;
 
 use super::{Placeholder, Stamp, Uid};
 
-/// Who asks for a name.
+/// Object that asks for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Claimant {
-    /// The route of this app.
+    /// The Route of this app, for its own name or a tag's.
     Route(Name),
-    /// A DomainMapping.
+    /// The DomainMapping of this name.
     Mapping(Name),
 }
 
@@ -33,24 +33,24 @@ impl std::fmt::Display for Claimant {
     }
 }
 
-/// One that asks for a name.
+/// One claimant's request for one name, with the facts that decide its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bid {
-    /// Who.
+    /// Claimant that makes the request.
     pub by: Claimant,
-    /// The Service that the name leads to.
+    /// Kubernetes Service that the name stands for.
     pub to: Name,
-    /// When the route or mapping was made.
+    /// Creation time of the Route or DomainMapping.
     pub created: Stamp,
-    /// Its UID.
+    /// UID of the Route or DomainMapping.
     pub uid: Uid,
-    /// Whether it is for a tag, and not for the route's own name.
+    /// True if the name is a tag's, false for the Route's own name.
     pub is_tag: bool,
-    /// Whether it has the numbers of a name on the local node.
+    /// True if the claimant holds the name's allocation on the local node.
     pub held: bool,
 }
 
-/// What is asked for.
+/// Kind and text of a requested name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum What<'a> {
     Service(&'a Name),
@@ -58,7 +58,7 @@ enum What<'a> {
 }
 
 impl What<'_> {
-    /// One mistake in 2^64 names.
+    /// Returns the hash by which the name is kept; two names collide once in 2^64.
     fn key(self) -> u64 {
         let mut hash = DefaultHasher::new();
         self.hash(&mut hash);
@@ -66,33 +66,34 @@ impl What<'_> {
     }
 }
 
-/// What one claimant asks for.
+/// All names that one claimant asks for.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
-    /// Names of Services.
+    /// Requests for names of Kubernetes Services.
     pub services: Vec<Bid>,
-    /// Hosts from outside.
+    /// Requests for external hosts, each with the host.
     pub hosts: Vec<(String, Bid)>,
 }
 
-/// All names that are asked for.
+/// All requested names, with their claimants.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    /// Bids by name. Names are kept as hashes: ten thousand services sleep here.
+    /// Bids by hash of the name. Texts would cost memory for ten thousand sleeping services.
     bids: HashMap<u64, Vec<Bid>>,
-    /// What each claimant asks for.
+    /// Hashes of the names that each claimant asks for.
     asked: BTreeMap<Claimant, Box<[u64]>>,
-    /// Those for whom it may have changed what they have.
+    /// Claimants that may have gained or lost a name.
     touched: BTreeSet<Claimant>,
 }
 
 impl Names {
-    /// What a claimant asks for now, and nothing else.
+    /// Replaces all requests of a claimant by those in `wish`.
     pub fn ask(&mut self, by: &Claimant, wish: Wish) {
         let services = wish.services.into_iter().map(|it| (What::Service(&it.to).key(), it));
         let hosts = wish.hosts.into_iter().map(|(host, it)| (What::Host(&host).key(), it));
         let bids: Vec<(u64, Bid)> = services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
         let keys: Box<[u64]> = bids.iter().map(|(key, _)| *key).collect();
+        // Claimants without requests have no entry, so that deleted apps leave nothing behind.
         let before = if keys.is_empty() {
             self.asked.remove(by)
         } else {
@@ -122,22 +123,24 @@ impl Names {
             Some(have) if *have == bid => return,
             Some(have) => *have = bid,
             None => {
-                // Most names have one.
+                // Nearly every name has one bid.
                 all.reserve_exact(1);
                 all.push(bid);
             }
         }
+        // The only bid for a name takes it from no other claimant.
         if all.len() > 1 {
             self.touch(key);
         }
     }
 
-    /// Who owns the Service of this name may be another one than before.
+    /// Marks the claimants of a name whose placeholder may have another owner than before.
     pub fn touch_service(&mut self, service: &Name) {
         self.touch(What::Service(service).key());
     }
 
-    /// The apps that ask for a name, and for another one that those ask for: who loses its Service loses its host too.
+    /// Marks the claimants of a name, and the claimants of their other names: a claimant that loses its Service's name
+    /// loses its host, too.
     fn touch(&mut self, key: u64) {
         let asks = |key: u64| self.bids.get(&key).into_iter().flatten().map(|it| it.by.clone());
         let near: BTreeSet<Claimant> = asks(key).collect();
@@ -147,30 +150,33 @@ impl Names {
         self.touched.extend(far);
     }
 
-    /// This claimant may get now what it lacked.
+    /// Marks a claimant that may now get a name that it lacked.
     pub fn touch_claimant(&mut self, claimant: Claimant) {
         self.touched.insert(claimant);
     }
 
-    /// Those for whom it may have changed what they have, since this was asked last.
+    /// Takes the claimants that may have gained or lost a name since the last call.
     pub fn take_touched(&mut self) -> BTreeSet<Claimant> {
         std::mem::take(&mut self.touched)
     }
 
-    /// Who has the name of a Service.
+    /// Returns the bid that has the name of a Service.
     pub fn owner(&self, service: &Name, seen: &BTreeMap<Name, Placeholder>) -> Option<&Bid> {
         let owner = seen.get(service).map(|it| it.owner);
+        // The placeholder's owner has the name already; on the local node the holder of its allocation.
         let has = |it: &Bid| Reverse((Some(it.uid) == owner, it.held));
         let all = self.bids.get(&What::Service(service).key())?.iter();
         all.min_by(|a, b| (has(a), seniority(a)).cmp(&(has(b), seniority(b))))
     }
 
-    /// Who has a host. A tag has it from when its Service was made, as a route from when that was.
+    /// Returns the bid that has a host. A tag's rank counts from the creation of its placeholder, a Route's from its
+    /// own.
     pub fn host_owner(&self, host: &str, seen: &BTreeMap<Name, Placeholder>) -> Option<&Bid> {
         let has_service = |it: &&Bid| match &it.by {
             Claimant::Route(_) => self.owner(&it.to, seen).is_some_and(|owner| owner.by == it.by),
             Claimant::Mapping(_) => true,
         };
+        // A tag may be added to an old Route. Ranked by the Route's age it would take the host of a younger owner.
         let since = |it: &Bid| match seen.get(&it.to) {
             _ if !it.is_tag || it.held => it.created,
             Some(seen) if seen.owner == it.uid => seen.created,

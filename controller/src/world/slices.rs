@@ -1,4 +1,4 @@
-//! Pure: which activators the EndpointSlices of routes' names lead to.
+//! Pure: activators that EndpointSlices of Routes' names list.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,17 +7,17 @@ use std::{
 
 use common::wire::Name;
 
-/// Slices by activator. Ten thousand services have twenty thousand slices, so of each only a hash is kept.
+/// EndpointSlices by activator. Ten thousand services have twenty thousand slices, so only a hash of each is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slices(BTreeMap<String, BTreeSet<u64>>);
 
 impl Slices {
-    /// Whether any slice leads to the activator.
+    /// Returns true if any slice lists the activator.
     pub fn lead_to(&self, activator: &str) -> bool {
         self.0.contains_key(activator)
     }
 
-    /// A slice leads to these activators now. Returns those to which none leads any more.
+    /// Sets the activators that a slice lists now. Returns those that no slice lists any more.
     pub fn put(&mut self, slice: &Name, activators: &[&str]) -> Vec<String> {
         let mut hash = DefaultHasher::new();
         slice.hash(&mut hash);
@@ -28,6 +28,7 @@ impl Slices {
                 None => drop(self.0.insert((*activator).to_owned(), BTreeSet::from([slice]))),
             }
         }
+        // Every other activator is visited: a slice's former activators are not stored, to save memory.
         let mut left = Vec::new();
         self.0.retain(|activator, all| {
             let ended =

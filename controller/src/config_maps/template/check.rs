@@ -1,26 +1,27 @@
-//! Pure: what Go refuses of a template before it ever runs.
+//! Pure: checks for what Go refuses in a template before it runs.
 //!
-//! gotmpl reads more than Go does: it stops at an `{{end}}` too many, and takes the end of the text for one that is
-//! missing. It looks for functions and values only where a template comes by them. In a setting that all services
-//! share, a branch that is wrong must be refused at once, not on the day that one takes it.
+//! gotmpl accepts more than Go does: it stops at a surplus `{{end}}`, and takes the end of the text for a missing one.
+//! It looks up functions and fields only when a branch runs. A setting is shared by all services, so an invalid branch
+//! must be refused at once, and not when a service first takes it.
 
 use gotmpl::parse::{BranchNode, Expr, ListNode, Node, Parser, PipeNode};
 
-/// Ends every text that is checked: no template contains it, so where it stands last the whole text was read.
+/// Marker after every checked text. No template contains it, so it is parsed last only if the whole text was parsed.
 const END: &str = "\u{1}";
 
-/// The functions of Go's text/template.
+/// Functions of Go's text/template.
 const FUNCTIONS: [&str; 19] = [
     "and", "call", "eq", "ge", "gt", "html", "index", "js", "le", "len", "lt", "ne", "not", "or",
     "print", "printf", "println", "slice", "urlquery",
 ];
 
-/// Refuses what Go refuses. `fields` are the names that dot has at the start.
+/// Refuses what Go refuses. `fields` are the fields that dot has at the start.
 pub(super) fn check(name: &str, source: &str, fields: &[&str]) -> Result<(), String> {
     let whole = format!("{source}{END}");
     let parser = Parser::with_name(Some(name), &whole, "{{", "}}");
     let parsed = parser.and_then(Parser::parse).map_err(|wrong| wrong.to_string())?;
     let (body, defines) = parsed;
+    // gotmpl stops at a surplus `{{end}}` and drops the rest; then the marker is not the last text.
     let last = |it: &Node| matches!(it, Node::Text(text) if text.text.ends_with(END));
     if source.contains(END) || !body.nodes.last().is_some_and(last) {
         return Err(format!("template: {name}: unexpected {{{{end}}}}, or one is missing"));
@@ -31,6 +32,7 @@ pub(super) fn check(name: &str, source: &str, fields: &[&str]) -> Result<(), Str
     defines.iter().try_for_each(|it| walk.list(&it.body, false))
 }
 
+/// Visitor of the parsed template, with the names that exist.
 struct Walk<'a> {
     name: &'a str,
     fields: &'a [&'a str],
@@ -38,7 +40,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// `root` says whether dot is still what it was at the start.
+    /// Checks the nodes of a list. `root` is true while dot is still the value of the start.
     fn list(&self, list: &ListNode, root: bool) -> Result<(), String> {
         list.nodes.iter().try_for_each(|node| self.node(node, root))
     }
@@ -49,6 +51,7 @@ impl Walk<'_> {
             Node::Text(_) | Node::Break(_) | Node::Continue(_) => Ok(()),
             Node::Action(action) => self.pipe(&action.pipe, root),
             Node::If(branch) => self.branch(branch, root, root),
+            // `range` and `with` set dot to another value, whose fields are unknown.
             Node::Range(branch) | Node::With(branch) => self.branch(branch, root, false),
             Node::Define(define) => self.list(&define.body, false),
             Node::Template(call) if !self.defines.contains(&call.name.as_str()) => {
@@ -61,6 +64,7 @@ impl Walk<'_> {
     fn branch(&self, branch: &BranchNode, root: bool, inside: bool) -> Result<(), String> {
         self.pipe(&branch.pipe, root)?;
         self.list(&branch.body, inside)?;
+        // In `else` dot is what it was outside.
         branch.else_body.as_ref().map_or(Ok(()), |list| self.list(list, root))
     }
 
@@ -75,7 +79,7 @@ impl Walk<'_> {
                 Err(format!("template: {}: function {function:?} not defined", self.name))
             }
             Expr::Field(_, names) if root => self.field(names.first().map(|it| it.as_str())),
-            // `$` alone is dot as it was at the start, wherever it stands.
+            // `$` is dot as it was at the start, at any place.
             Expr::Variable(_, variable, names) if variable == "$" => {
                 self.field(names.first().map(|it| it.as_str()))
             }

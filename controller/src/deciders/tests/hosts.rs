@@ -1,10 +1,10 @@
-//! Pure: autoscalers and controllers on hosts of their own, which freeze, restart and lose sight of agents.
+//! Pure: simulation of autoscalers and controllers on hosts of their own, which freeze, restart and lose agents.
 
 use super::*;
 
 /// Moments, of one tick each, after which windows are full.
 const WINDOW: u64 = 60;
-/// Moments after which nothing is still on its way.
+/// Moments after which no message is on its way.
 const CALM: u64 = WINDOW + 40;
 
 #[derive(Clone, Debug)]
@@ -43,16 +43,16 @@ struct Autoscaler {
     was_frozen_at: u64,
     blind: (u64, u64),
     counts: Option<String>,
-    /// What its table said last.
+    /// Last choice that its RouteTable named.
     told: Option<String>,
 }
 
 struct Controller {
     deciders: Deciders,
     frozen_until: u64,
-    /// Since when it has run without a pause.
+    /// Moment since which it has run without a pause.
     runs_since: u64,
-    /// Streams it has, by autoscaler.
+    /// Number and name of its stream, by autoscaler.
     streams: BTreeMap<usize, (u64, String)>,
     mail: Vec<(u64, usize, String, Alive)>,
 }
@@ -83,7 +83,7 @@ impl Hosts {
 
     fn autoscaler(&mut self, wall_ms: u64) -> Autoscaler {
         self.restarts += 1;
-        // The later, the sooner by name.
+        // Later ones are earlier by name.
         let name = format!("a{:03}", 999 - self.restarts);
         let follows = usize::try_from(self.restarts % 3).expect("below 3");
         let now = self.now;
@@ -129,7 +129,7 @@ impl Hosts {
         }
     }
 
-    /// One moment: tables are read, heartbeats sent and taken in.
+    /// Simulates one moment: tables are read, heartbeats sent and received.
     fn pass(&mut self) {
         let now = self.now;
         for (at, it) in self.autoscalers.iter_mut().enumerate() {
@@ -137,7 +137,7 @@ impl Hosts {
                 it.was_frozen_at = now;
                 continue;
             }
-            // A pause of less than a second is none.
+            // Windows survive a pause of less than a second.
             if it.was_frozen_at + 1 == now && now - it.frozen_since > 10 {
                 (it.heard_since, it.counts) = (now, None);
             }
@@ -176,7 +176,7 @@ impl Autoscaler {
         }
     }
 
-    /// Whether it has run, and been heard, for this long.
+    /// Returns true if it has run, and sent heartbeats, for this long.
     fn runs_for(&self, now: u64, moments: u64) -> bool {
         now >= self.frozen_until && now >= self.started.max(self.was_frozen_at) + moments
     }
@@ -225,7 +225,7 @@ impl Controller {
     }
 }
 
-/// What holds at one moment at one controller, given the choice of the moment before.
+/// Checks one controller at one moment, given its choice of the moment before.
 fn check(
     hosts: &Hosts,
     controller: &Controller,
@@ -263,8 +263,8 @@ fn check(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever freezes, restarts or goes blind, with whatever clocks: windows that are emptier never take over from one
-    /// that stands, one that is blind or frozen does not go on counting, and replicas come to the same choice.
+    /// Whatever freezes, restarts or loses agents, with any clocks: emptier windows never take over from a live
+    /// autoscaler. One that is blind or frozen does not stay active, and replicas reach the same choice.
     #[test]
     fn hosts_agree_on_one_that_knows(
         clocks in proptest::collection::vec(0u64..4_000_000_000_000, 3),

@@ -68,7 +68,7 @@ fn equal_questions_are_asked_once_and_other_accounts_ask_for_themselves() {
     let changed = queue.done(&plain.question, Ok("a@1".into()), START);
     assert_eq!(changed, [name("a"), name("b")]);
     assert_eq!(queue.answer(&name("c")), Answer::Pending);
-    // A tag may have moved: whoever comes later asks anew.
+    // A tag may have moved, so a later Revision sends a new query.
     assert_eq!(queue.want(&name("d"), wanted(image), START), Answer::Pending);
     assert_eq!(queue.start(START).len(), 1);
 }

@@ -1,5 +1,5 @@
-//! A registry of our own on loopback, which can be wrong in ways that a real one cannot be asked for. The real one is
-//! met in `tests/local/digests.rs`.
+//! Tests against a registry on loopback, which can fail in ways that a real one does not on request. A real one is
+//! queried in `tests/local/digests.rs`.
 
 use std::sync::{
     Arc,
@@ -22,9 +22,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
 struct Registry {
-    /// `Authorization` it wants, if any.
+    /// Value of `Authorization` that it requires, if any.
     login: Option<&'static str>,
-    /// What it answers instead.
+    /// Status of every response instead of an answer.
     status: Option<StatusCode>,
     is_slow: bool,
     asked: AtomicUsize,
@@ -50,7 +50,7 @@ async fn answer(State(registry): State<Arc<Registry>>, request: Request) -> Resp
     if request.uri().path() != "/v2/team/app/manifests/v1" {
         return StatusCode::NOT_FOUND.into_response();
     }
-    // An index is only given to who can read one: otherwise the digest would be one platform's.
+    // An index is sent only to clients that accept one: otherwise the digest would be one platform's.
     let accepts = |headers: &HeaderMap, kind: &str| {
         let all = headers.get_all(header::ACCEPT).iter().filter_map(|it| it.to_str().ok());
         all.into_iter().any(|it| it.contains(kind))
@@ -62,7 +62,7 @@ async fn answer(State(registry): State<Arc<Registry>>, request: Request) -> Resp
     ([("docker-content-digest", DIGEST), ("content-type", index)]).into_response()
 }
 
-/// Serves until the test ends; the image `v1` of it, and what it counts.
+/// Serves until the test ends; returns the tag of its image, and the registry with its counter.
 async fn serve(registry: Registry) -> (Tag, Arc<Registry>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -105,7 +105,7 @@ async fn a_tag_leads_to_the_digest_of_its_index() {
 
 #[tokio::test]
 async fn each_login_that_fits_is_tried() {
-    // `good:secret`.
+    // The base64 of `good:secret`.
     let login = Some("Basic Z29vZDpzZWNyZXQ=");
     let (tag, _) = serve(Registry { login, ..Registry::default() }).await;
     let said = ask(&tag, &keyring(&tag, &["bad", "good"])).await;

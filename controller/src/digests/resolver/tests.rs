@@ -1,6 +1,6 @@
 use super::*;
 
-/// An account whose secrets cannot be had: no question gets as far as a registry.
+/// An account whose secrets cannot be read, so that no query reaches a registry.
 #[derive(Debug)]
 struct NoSecrets;
 
@@ -34,7 +34,7 @@ async fn a_revision_is_told_of_and_tried_again_until_it_is_forgotten() {
     assert_eq!(resolver.want(&revision, wanted(image)), Answer::Failed(why.into()));
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(resolver.sizes(), (1, 1));
-    // The same failure is not told again.
+    // The same failure is not reported again.
     assert!(heard.try_recv().is_err());
     resolver.forget(&revision);
     assert_eq!(resolver.sizes(), (0, 0));

@@ -14,7 +14,7 @@ fn named(name: &str) -> Name {
     Name::new("default", name)
 }
 
-/// A node on which all ports at the activators but `free` are in use.
+/// Returns a node on which all activator ports but `free` are in use.
 fn crowded(free: usize) -> Sim {
     let [first, last] = abi::ACTIVATOR_PORTS;
     assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
@@ -27,7 +27,7 @@ fn apply(sim: &mut Sim, name: &str) {
     sim.apply(&HELLO.replace("{name: hello}", &format!("{{name: {name}}}")));
 }
 
-/// Why the route of this name takes no request; empty: it takes them.
+/// Returns the reason for which the Route of this name gets no requests; empty: it gets them.
 fn trouble(sim: &Sim, name: &str) -> String {
     match sim.machine.world.apps[&named(name)].conditions.get(Kind::RouteIngress) {
         Truth::True(_) => String::new(),
@@ -40,7 +40,7 @@ fn ports(sim: &Sim) -> BTreeSet<u16> {
     sim.table().services.values().map(|it| it.activator_port.get()).collect()
 }
 
-/// Also where the service whose port is free again drains for a while, and is planned again meanwhile.
+/// The service whose port becomes free drains for a while, and is planned again meanwhile.
 #[test]
 fn beyond_ten_thousand_names_a_route_says_so_and_waits_for_the_first_port_that_is_free() {
     let mut sim = crowded(1);

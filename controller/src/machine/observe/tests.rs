@@ -47,27 +47,28 @@ fn name(name: &str) -> Name {
     Name::new(SPACE, name)
 }
 
-/// An API server with the controllers of Kubernetes that matter here.
+/// A model of the API server, with the Kubernetes controllers that matter here.
 struct Cluster {
-    /// Who leads, unless the test says otherwise.
+    /// Machine of the leader, unless the test makes it a follower.
     machine: Machine,
-    /// Another replica, which sees the same and serves routes as well. None where a test shows them different things.
+    /// Machine of another replica, which observes the same and must have the same table. `None` where a test shows them
+    /// different things.
     follower: Option<Machine>,
     now: Stamp,
-    /// The API server's clock; none: as ours.
+    /// Time of the API server's clock; `None`: same as the controller's.
     stamps: Option<Stamp>,
     objects: BTreeMap<(Resource, Name), Value>,
     made: u64,
     writes: usize,
-    /// Whether registries answer.
+    /// True if registries answer queries for digests.
     resolves: bool,
-    /// Objects that could not be written.
+    /// Parts of objects whose last write failed.
     troubled: BTreeSet<Key>,
-    /// Labels that were last applied.
+    /// Labels that were applied last, by object.
     labels: BTreeMap<(Resource, Name), Value>,
 }
 
-/// What a registry that is skipped has to say: nothing.
+/// Returns the result for registries that are skipped: empty digests.
 fn answer(machine: &Machine, revision: &Name) -> Option<Event> {
     let wanted = machine.wanted_digests(revision)?;
     let digests = wanted.images.into_iter().map(|(name, _)| (name, String::new())).collect();
@@ -106,7 +107,7 @@ impl Cluster {
         cluster
     }
 
-    /// Takes in an event and all that follows from what is written then.
+    /// Handles an event, and all events that follow from the resulting writes.
     fn step(&mut self, event: Event) {
         let mut events = VecDeque::from([event]);
         let mut turns = 0;
@@ -154,7 +155,7 @@ impl Cluster {
         }
     }
 
-    /// An administrator gives a domain to a namespace.
+    /// Creates a ClusterDomainClaim, as an administrator does.
     fn claim(&mut self, domain: &str, namespace: &str) {
         let body = json!({
             "metadata": {"name": domain}, "spec": {"namespace": namespace},
@@ -205,10 +206,10 @@ impl Cluster {
             object["spec"]["clusterIPs"] = given.filter(|it| it.is_array()).unwrap_or_else(fresh);
         }
         if let (Resource::Deployment, Some(before)) = (resource, &before) {
-            // Replicas belong to whoever scales.
+            // The scale subresource owns the replicas, not the apply.
             object["spec"]["replicas"] = before["spec"]["replicas"].clone();
         }
-        // Labels that others wrote stay.
+        // A server-side apply leaves labels of other managers.
         let applied = object["metadata"]["labels"].clone();
         let ours = self.labels.insert(at.clone(), applied).unwrap_or_default();
         for (key, value) in meta("labels").iter().filter_map(Value::as_object).flatten() {
@@ -235,7 +236,7 @@ impl Cluster {
         self.stamps.unwrap_or(self.now)
     }
 
-    /// Another replica that starts now and has learnt of everything.
+    /// Returns the machine of another replica that starts now and has observed all objects.
     fn other(&self) -> Machine {
         let mut other = machine().loading();
         for event in shown(&self.objects, &[]) {
@@ -245,7 +246,7 @@ impl Cluster {
         other
     }
 
-    /// What is applied to a pod is merged: the rest is others'.
+    /// Merges annotations into a pod, whose other fields belong to other managers.
     fn annotate(&mut self, name: &Name, body: &Value) -> Vec<Event> {
         let Some(object) = self.objects.get_mut(&(Resource::Pod, name.clone())) else {
             return Vec::new();
@@ -285,7 +286,7 @@ impl Cluster {
         events
     }
 
-    /// What Deployment and ReplicaSet controllers do.
+    /// Plays the Deployment and ReplicaSet controllers: creates and deletes pods.
     fn pods(&mut self, deployment: &Name, leaving: &[Name]) -> Vec<Event> {
         let object = self.objects[&(Resource::Deployment, deployment.clone())].clone();
         let wanted =
@@ -320,7 +321,7 @@ impl Cluster {
         events
     }
 
-    /// Deletes an object and, as the garbage collector does, all that it owns.
+    /// Deletes an object and, as the garbage collector does, all objects that it owns.
     fn delete(&mut self, resource: Resource, name: &Name) -> Vec<Event> {
         let Some(gone) = self.objects.remove(&(resource, name.clone())) else { return Vec::new() };
         self.writes += 1;
@@ -356,7 +357,7 @@ impl Cluster {
             .collect()
     }
 
-    /// A user's `kubectl apply`.
+    /// Applies an object as `kubectl apply` of a user does.
     fn user(&mut self, resource: Resource, own: &str, spec: Value) {
         let body = json!({
             "apiVersion": resource.api_version(), "kind": resource.kind(),
@@ -381,7 +382,7 @@ impl Cluster {
         self.user(Resource::KnativeService, own, spec);
     }
 
-    /// Every agent sees every pod ready.
+    /// Reports every pod as ready, as its agent does.
     fn ready(&mut self) {
         for (resource, it) in self.objects.keys().cloned().collect::<Vec<_>>() {
             if resource != Resource::Pod || it.namespace != SPACE {
@@ -414,7 +415,7 @@ impl Cluster {
         &self.objects[&(resource, name(own))]
     }
 
-    /// `status reason: message` of a condition.
+    /// Returns a condition as `status reason: message`.
     fn condition(&self, resource: Resource, own: &str, which: &str) -> String {
         let all = self.object(resource, own)["status"]["conditions"]
             .as_array()
@@ -470,7 +471,7 @@ fn table(machine: &Machine) -> RouteTable {
     table
 }
 
-/// Hosts that more than one service has.
+/// Returns the hosts that more than one service has.
 fn named_twice(table: &RouteTable) -> Vec<String> {
     let of = |it: &common::wire::Service| {
         let domains = it.ingress.iter().flat_map(|it| &it.domains).map(|it| it.host.clone());
@@ -481,7 +482,7 @@ fn named_twice(table: &RouteTable) -> Vec<String> {
     all.filter(|it| !seen.insert(it.clone())).collect()
 }
 
-/// Lines of what two tables say.
+/// Returns the lines in which two tables differ.
 fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
     let lines = |table: &RouteTable| -> BTreeSet<String> {
         let services = table.services.values().map(|it| format!("{it:?}"));
@@ -506,7 +507,7 @@ fn pods_wanted(cluster: &Cluster) -> &Value {
     &cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"]
 }
 
-/// An autoscaler may follow another replica, which knew of the Revision sooner; it says a thing once.
+/// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.
 #[test]
 fn a_wake_that_was_decided_before_the_revision_was_known_is_carried_out() {
     let mut cluster = Cluster::new();
@@ -530,7 +531,7 @@ fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
     assert_eq!(pods_wanted(&cluster), 0);
 }
 
-/// Of a name that comes back, the old one's end may be learnt of later than what was decided of the new one.
+/// Deletion of a Revision may be observed after the decision on a new Revision of the same name.
 #[test]
 fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
     let mut cluster = Cluster::new();
@@ -541,7 +542,7 @@ fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
     assert_eq!(pods_wanted(&cluster), 1);
 }
 
-/// Only who leads allots: to the others, a name without numbers is no sign that none are left.
+/// Allocation is the leader's: on other replicas, a name without numbers does not mean that none are free.
 #[test]
 fn who_does_not_lead_waits_for_the_numbers_of_a_name() {
     let mut cluster = Cluster::new();
@@ -717,7 +718,7 @@ fn what_a_service_does_not_own_it_does_not_touch() {
     assert_eq!(image, "other:v1");
 }
 
-/// Who waits for a Service reads its status right after it was changed.
+/// A client that waits for a Service reads its status right after it changed the spec.
 #[test]
 fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
     let traffic = |tag: &str| json!([{"latestRevision": true, "percent": 100, "tag": tag}]);
@@ -743,7 +744,7 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
         let mut service = cluster.object(Resource::KnativeService, "hello").clone();
         service["metadata"]["generation"] = json!(2);
         service["spec"] = spec;
-        // Nothing has been written yet for what the watch says.
+        // The machine has observed the new spec, and nothing has been written yet.
         let seen = Some(Box::new(service));
         cluster
             .machine
@@ -754,7 +755,7 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
     }
 }
 
-/// Objects of different kinds are seen in any order.
+/// Objects of different kinds are observed in any order.
 #[test]
 fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
     let mut whole = Cluster::new();
@@ -778,7 +779,7 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
     );
 }
 
-/// What somebody adds on the way is no older Service's.
+/// An addition of another client, such as a policy engine, does not make the Configuration an old one.
 #[test]
 fn a_service_is_ready_though_somebody_adds_to_its_configuration() {
     let mut cluster = Cluster::new();
@@ -822,7 +823,7 @@ fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
     assert_eq!(cluster.table().services.len(), 1);
 }
 
-/// Both replicas know of as many names as there are ports, but for one.
+/// Both replicas have one name more than there are ports.
 #[test]
 fn a_route_without_a_port_says_so_and_gets_the_first_that_is_free() {
     let mut cluster = Cluster::new();
@@ -855,7 +856,7 @@ fn nothing_is_left_of_a_deleted_service() {
     assert_eq!((cluster.table().services.len(), cluster.table().pods.len()), (0, 0));
 }
 
-/// An agent's word on the only pod there is.
+/// Reports the only pod, as an agent on `node` does; returns the number of refused reports.
 fn sees(cluster: &mut Cluster, node: &str, uid: &str) -> u64 {
     let agent = Subscriber { role: Role::Agent, name: node.into(), node: node.into() };
     let seen = PodSeen { uid: uid.into(), ..seen() };
@@ -1053,7 +1054,7 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     cluster.decide("hello-00001", 1);
     cluster.ready();
     let (old, _) = pods(&cluster).remove(0);
-    // As a Deployment that is made again or rolled out does it: first there is one more than it is told.
+    // As at a rollout, or after the Deployment was deleted and made again: first there is one pod more than desired.
     let deployment = cluster.objects[&(Resource::Pod, old.clone())].clone();
     let own = Name::new(SPACE, format!("{}-new", old.name));
     let mut new = deployment.clone();
@@ -1078,7 +1079,7 @@ fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     let (old, uid) = pods(&cluster).remove(0);
-    // What is scaled down goes, or stays: the Deployment's controller is slow here, and forgets what is noted on it.
+    // Its Deployment's controller is slow here, and the pod has lost its annotations.
     cluster.follower = None;
     let kept = cluster.objects[&(Resource::Pod, old.clone())].clone();
     cluster.decide("hello-00001", 0);
@@ -1104,7 +1105,7 @@ fn what_is_deleted_under_a_living_owner_comes_back() {
         (Resource::Configuration, "hello"),
     ] {
         cluster.remove(resource, own);
-        // The writer looks again at whatever is gone.
+        // The writer checks each deleted object.
         for event in cluster.write(&Key::new(resource, Part::Object, name(own))) {
             cluster.step(event);
         }
@@ -1117,7 +1118,7 @@ fn nothing_is_made_for_what_has_lost_its_owner() {
     let mut cluster = Cluster::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
-    // Kubernetes takes owners first, then what they own.
+    // The garbage collector deletes owners first, then the objects they own.
     for (resource, own) in [
         (Resource::KnativeService, "hello"),
         (Resource::Image, "hello-00001-cache-user-container"),
@@ -1166,7 +1167,7 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
         (&status["url"], &status["address"]["url"]),
         (&json!("http://www.shop.test"), &json!("http://www.shop.test"))
     );
-    // To the Service of a tag.
+    // The target is now the Service of a tag.
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
     cluster.service("hello", "hello:v1", 0, traffic);
     cluster.map(at, "CoreService", "now-hello");
@@ -1289,7 +1290,7 @@ fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
         cluster.step(Event::Tick);
         seen.extend(newest(&cluster));
         if second == 4 {
-            // Another replica says the same without a step of its own, and goes on as leader.
+            // Another replica has the same shares without any step of its own, and continues as leader.
             let mut other = machine().loading();
             let network = json!({"data": {"rollout-duration": "10"}});
             let own = Name::new("knative-serving", "config-network");
@@ -1361,7 +1362,7 @@ fn nothing_is_started_before_its_images_are_resolved() {
     let named = json!([{"name": "user-container", "imageDigest": digest}]);
     assert_eq!(status["containerStatuses"], named);
     assert_eq!(cluster.machine.wanted_digests(&revision), None, "once is enough");
-    // A tag that moves meanwhile is not asked for again.
+    // A tag that now points to another image is not resolved again.
     let mut other = machine().loading();
     for event in shown(&cluster.objects, &[]) {
         other.step(cluster.now, event);
@@ -1424,7 +1425,7 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
     }
     assert!(!named(&cluster).contains(&leaving));
     assert_eq!(targets(&cluster, "hello").len(), 2);
-    // With the last one on its way out nobody stands in.
+    // If the last activator drains, it stays in the slices, since no other one can replace it.
     let rest = named(&cluster);
     for it in &rest {
         cluster.step(activator(it, true));
@@ -1432,7 +1433,7 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
     assert!(!targets(&cluster, "hello").is_empty());
 }
 
-/// As those of an installation that was removed while they had requests: they follow no controller of this one.
+/// Activators of a removed installation may still have requests; they follow no controller of this one.
 #[test]
 fn an_activator_that_left_before_a_name_came_is_never_led_to() {
     let mut cluster = Cluster::new();
@@ -1492,8 +1493,8 @@ fn shown(objects: &BTreeMap<(Resource, Name), Value>, order: &[usize]) -> Vec<Ev
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Another replica, or the same one after a restart, learns the same in whatever order it is told, says the same
-    /// to those who follow it, and has nothing to write.
+    /// Another replica, or the same one after a restart, observes the objects in any order. It has the same table, and
+    /// nothing to write.
     #[test]
     fn a_new_leader_has_nothing_to_write(
         order in proptest::collection::vec(any::<usize>(), 0..40), split in any::<bool>(), scale in 0..3u32,
@@ -1524,12 +1525,12 @@ proptest! {
         cluster.ready();
         cluster.writes = 0;
         if late {
-            // Who leads before the autoscaler has spoken waits for its word.
+            // A leader that has no decisions yet leaves the scale as it is.
             cluster.step(Event::Lead(true));
             prop_assert_eq!(cluster.writes, 0, "nothing is known that would have to be written");
         }
         cluster.decide("hello-00001", scale);
-        // Which pods drain stands on them, so that others say so too.
+        // Draining is annotated on the pods, so that every replica has the same table.
         prop_assert_eq!(&cluster.table(), &table, "what it says");
         cluster.step(Event::Lead(true));
         let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();

@@ -1,4 +1,4 @@
-//! Pure: admission of DomainMapping and of the internal kinds.
+//! Pure: admission of DomainMapping and of Knative's internal kinds.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
@@ -9,7 +9,7 @@ use crate::{
     policy,
 };
 
-/// A DomainMapping leads to something in its own namespace, which need not be said.
+/// Fills in the namespace of a DomainMapping's reference, which is always its own.
 pub(super) fn reference_namespace(object: &mut Value, meta: &ObjectMeta) {
     let Some(namespace) = meta.namespace.as_deref() else { return };
     if let Some(Value::Object(reference)) = object.pointer_mut("/spec/ref")
@@ -19,10 +19,11 @@ pub(super) fn reference_namespace(object: &mut Value, meta: &ObjectMeta) {
     }
 }
 
-/// A PodAutoscaler says who scales it and by what.
+/// Fills in the annotations that select a PodAutoscaler's class and metric.
 pub(super) fn class_and_metric(object: &mut Value) {
     let Some(annotations) = annotations_mut(object) else { return };
     let (class, metric) = (format!("{}class", policy::PREFIX), format!("{}metric", policy::PREFIX));
+    // The class comes first, since the default metric depends on it.
     annotations.entry(&class).or_insert_with(|| policy::KPA.into());
     let class = defaults::text(annotations, &class);
     annotations.entry(&metric).or_insert_with(|| default_metric(&class));
@@ -30,6 +31,7 @@ pub(super) fn class_and_metric(object: &mut Value) {
 
 pub(super) fn domain_mapping(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let name = meta.name.as_deref().unwrap_or_default();
+    // The name is the domain, which a generated suffix would change.
     if meta.generate_name.as_deref().is_some_and(|it| !it.is_empty()) {
         problems.push(Problem::disallowed("metadata.generateName"));
     }
@@ -38,6 +40,7 @@ pub(super) fn domain_mapping(it: &Question<'_>, meta: &ObjectMeta, problems: &mu
         problems.push(Problem::new(at, format!("invalid name {name:?}: {why}")));
     }
     let domain = it.rules.cluster_domain;
+    // Names below the cluster's domain belong to Kubernetes Services.
     if name.ends_with(&format!(".{domain}")) || name == domain {
         let message = format!(
             "invalid name {name:?}: must not be a subdomain of cluster local domain {domain:?}"
@@ -55,8 +58,9 @@ pub(super) fn domain_mapping(it: &Question<'_>, meta: &ObjectMeta, problems: &mu
     self::reference(reference, meta, problems);
 }
 
-/// Why `name` is no full domain name (apimachinery `IsFullyQualifiedDomainName`).
+/// Returns the reason why `name` is no fully qualified domain name (apimachinery `IsFullyQualifiedDomainName`).
 fn not_qualified(name: &str) -> Option<String> {
+    // A final dot marks a fully qualified name and is allowed.
     let bare = name.strip_suffix('.').unwrap_or(name);
     if bare.is_empty() {
         return Some("name: Required value".into());
@@ -72,7 +76,7 @@ fn not_qualified(name: &str) -> Option<String> {
     Some(format!("name: Invalid value: {long:?}: must be no more than 63 characters"))
 }
 
-/// knative/pkg `apis/duck/v1/knative_reference.go`.
+/// Checks the reference of a DomainMapping (knative/pkg `apis/duck/v1/knative_reference.go`).
 fn reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     for name in ["apiVersion", "kind", "name", "namespace"] {
         if defaults::text(reference, name).is_empty() {
@@ -81,6 +85,7 @@ fn reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: &mut V
     }
     let (there, here) =
         (defaults::text(reference, "namespace"), meta.namespace.as_deref().unwrap_or_default());
+    // A mapping must not publish a service of another namespace.
     if !there.is_empty() && !here.is_empty() && there != here {
         let problem = Problem::new("spec.ref.namespace", "mismatched namespaces");
         let details = format!("parent namespace: {here:?} does not match ref: {there:?}");
@@ -96,6 +101,7 @@ pub(super) fn pod_autoscaler(it: &Question<'_>, meta: &ObjectMeta, problems: &mu
         return;
     };
     let limit = spec.get("containerConcurrency").and_then(Value::as_i64).unwrap_or(0);
+    // A value out of bounds is reported below; here it counts as no limit.
     let bounded = u32::try_from(limit).unwrap_or(0);
     if let Err(more) = it.rules.autoscaler.policy(&annotations, bounded, "metadata.annotations") {
         problems.extend(more);
@@ -129,7 +135,7 @@ pub(super) fn serverless_service(
     object_reference(spec.get("objectRef"), "spec.objectRef", problems);
 }
 
-/// Says of kinds that the controller writes what becomes of another's words in them.
+/// Warns that kinds which the controller writes ignore the content that others write.
 pub(super) fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     let made = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
     let what = format!("{:?}", it.kind);
@@ -140,7 +146,7 @@ pub(super) fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Prob
         _ if !made => {
             format!("a {what} has no effect unless it is made for a Revision: nothing acts on it")
         }
-        // The controller's own writes pass here too; it reads no warnings.
+        // The controller's own writes pass here, too; it ignores warnings.
         _ if it.old.is_some() => {
             format!("what is written into a {what} has no effect: it follows from its Revision")
         }
@@ -156,7 +162,7 @@ pub(super) fn domain_claim(it: &Question<'_>, problems: &mut Vec<Problem>) {
     }
 }
 
-/// An object of the same namespace (knative/serving `ValidateNamespacedObjectReference`).
+/// Checks a reference to an object of the same namespace (knative/serving `ValidateNamespacedObjectReference`).
 fn object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Problem>) {
     let nothing = Map::new();
     let all = value.and_then(Value::as_object).unwrap_or(&nothing);

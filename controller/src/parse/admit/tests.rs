@@ -27,19 +27,19 @@ fn yaml(text: &str) -> Value {
     serde_norway::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// A Service whose spec is `spec`.
+/// Makes a Service whose spec is `spec`.
 fn service(spec: &str) -> Value {
     yaml(&format!(
         "{{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {{name: a, namespace: n}}, spec: {spec}}}"
     ))
 }
 
-/// A Service whose template's spec is `spec`.
+/// Makes a Service whose template has the spec `spec`.
 fn template(spec: &str) -> Value {
     service(&format!("{{template: {{spec: {spec}}}}}"))
 }
 
-/// A Service whose only container is `container`.
+/// Makes a Service whose only container is `container`.
 fn container(container: &str) -> Value {
     template(&format!("{{containers: [{container}]}}"))
 }
@@ -48,7 +48,7 @@ fn ask<'a>(kind: Kind, object: &'a Value, features: &'a Features) -> Question<'a
     Question { kind, object, old: None, user: None, rules: rules(features) }
 }
 
-/// What is said of an object that is being made: filled in, then judged.
+/// Returns problems and warnings of an object that is created: filled in, then validated.
 fn said_with(kind: Kind, object: &Value, features: &Features) -> String {
     let (object, _) = default(&ask(kind, object, features));
     problem::knative(&validate(&ask(kind, &object, features)).problems)
@@ -58,7 +58,7 @@ fn said(kind: Kind, object: &Value) -> String {
     said_with(kind, object, &FEATURES)
 }
 
-/// What is said when `old` becomes `new`.
+/// Returns problems and warnings of a change from `old` to `new`.
 fn updated(kind: Kind, old: &Value, new: &Value) -> String {
     let (old, _) = default(&ask(kind, old, &FEATURES));
     let question = |object| Question { old: Some(&old), ..ask(kind, object, &FEATURES) };
@@ -98,7 +98,7 @@ fn what_is_right_is_accepted() {
     );
 }
 
-/// knative.md §1.13, names and parents.
+/// Cases of knative.md §1.13: names and parents.
 #[test]
 fn names_are_judged_in_knatives_words() {
     const LABEL: &str = "[a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')]";
@@ -141,7 +141,7 @@ fn names_are_judged_in_knatives_words() {
     assert_eq!(said(Kind::Service, &named(&fits)), "");
 }
 
-/// knative.md §1.13, containers.
+/// Cases of knative.md §1.13: containers.
 #[test]
 fn containers_are_judged_in_knatives_words() {
     let at = |rest: &str| format!("{AT}{rest}");
@@ -178,7 +178,7 @@ fn containers_are_judged_in_knatives_words() {
     assert!(image.starts_with(&want), "{image}");
 }
 
-/// knative.md §1.13, several containers.
+/// Cases of knative.md §1.13: several containers.
 #[test]
 fn several_containers_are_judged_in_knatives_words() {
     let features = Features { multi_container: Flag::Disabled, ..Features::default() };
@@ -217,7 +217,7 @@ fn several_containers_are_judged_in_knatives_words() {
     );
 }
 
-/// knative.md §1.13, init containers.
+/// Cases of knative.md §1.13: init containers.
 #[test]
 fn init_containers_are_judged_in_knatives_words() {
     let with =
@@ -236,7 +236,7 @@ fn init_containers_are_judged_in_knatives_words() {
     assert_eq!(said("{image: b, env: [{name: PORT, value: '1'}]}"), "");
 }
 
-/// knative.md §1.13, probes.
+/// Cases of knative.md §1.13: probes.
 #[test]
 fn probes_are_judged_in_knatives_words() {
     let at = format!("{AT}.readinessProbe");
@@ -290,14 +290,14 @@ fn probes_are_judged_in_knatives_words() {
 const MOUNT: &str = "spec.template.spec.containers[0].volumeMounts[0]";
 const VOLUME: &str = "spec.template.spec.volumes[0]";
 
-/// A Service whose container mounts the volume `v` at `path`.
+/// Makes a Service whose container mounts the volume `v` at `path`.
 fn mounted(volumes: &str, path: &str) -> Value {
     template(&format!(
         "{{containers: [{{image: a, volumeMounts: [{{name: v, mountPath: '{path}'}}]}}], volumes: [{volumes}]}}"
     ))
 }
 
-/// knative.md §1.13, mounts.
+/// Cases of knative.md §1.13: mounts.
 #[test]
 fn mounts_are_judged_in_knatives_words() {
     let reserved = |path: &str| format!("mountPath {path:?} is a reserved path: {MOUNT}.mountPath");
@@ -325,7 +325,7 @@ fn mounts_are_judged_in_knatives_words() {
     assert_eq!(problem::knative(&verdict.problems), want);
 }
 
-/// knative.md §1.13, kinds of volumes.
+/// Cases of knative.md §1.13: kinds of volumes.
 #[test]
 fn kinds_of_volumes_are_judged_in_knatives_words() {
     let none = format!(
@@ -358,7 +358,7 @@ fn kinds_of_volumes_are_judged_in_knatives_words() {
     assert_eq!(said(Kind::Service, &mounted("{name: v}", "/v")), none);
 }
 
-/// knative.md §1.13, what stands in a volume.
+/// Cases of knative.md §1.13: contents of volumes.
 #[test]
 fn contents_of_volumes_are_judged_in_knatives_words() {
     let source = format!("{VOLUME}.projected.sources[0]");
@@ -395,7 +395,7 @@ fn contents_of_volumes_are_judged_in_knatives_words() {
     }
 }
 
-/// knative.md §1.13, field mask: each guarded field, off and on.
+/// Cases of knative.md §1.13, field mask: each guarded field, with its feature off and on.
 #[test]
 fn fields_behind_features_follow_them() {
     type Turn = fn(&mut Features);
@@ -438,7 +438,7 @@ fn fields_behind_features_follow_them() {
     }
 }
 
-/// knative.md §1.13, bounds, traffic and annotations.
+/// Cases of knative.md §1.13: bounds, traffic and annotations.
 #[test]
 fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
     let traffic = |targets: &str| {
@@ -482,7 +482,7 @@ fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
     assert_eq!(said(Kind::Service, &misplaced), want);
 }
 
-/// knative.md §1.6 and §1.13: a bare Route must say who gets the requests.
+/// Rule of knative.md §1.6 and §1.13: a bare Route must name the targets of its requests.
 #[test]
 fn routes_name_their_targets() {
     let route =
@@ -516,7 +516,7 @@ fn routes_name_their_targets() {
     );
 }
 
-/// knative.md §1.13: what was made stays as it is.
+/// Rule of knative.md §1.13: the spec of a Revision is immutable.
 #[test]
 fn a_revision_never_changes() {
     let revision = |image: &str| {
@@ -546,7 +546,7 @@ fn a_revision_never_changes() {
     assert_eq!(bad, "must not set the field(s): spec.containers[0].stdin");
 }
 
-/// knative.md §1.13: BYO names.
+/// Rule of knative.md §1.13: bring-your-own names of Revisions.
 #[test]
 fn a_named_template_changes_only_with_its_name() {
     let named = |name: &str, image: &str| {
@@ -564,7 +564,7 @@ fn a_named_template_changes_only_with_its_name() {
     assert_eq!(updated(Kind::Service, &old, &old), "");
 }
 
-/// knative.md §1.12: a new default must not ask for a new name.
+/// Rule of knative.md §1.12: a new default must not require a new name.
 #[test]
 fn a_named_template_is_not_filled_in_again() {
     let old = yaml(
@@ -599,7 +599,7 @@ fn a_named_template_may_be_applied_again_as_it_was_written() {
     assert_eq!(again(&longer, &written), want, "what was taken away is not kept in silence");
 }
 
-/// knative.md §1.12: who made it, and who changed it.
+/// Rule of knative.md §1.12: annotations with creator and last modifier.
 #[test]
 fn makers_are_noted_and_not_rewritten() {
     let object = container("{image: a}");
@@ -632,7 +632,7 @@ fn makers_are_noted_and_not_rewritten() {
     assert_eq!(child["metadata"]["annotations"], Value::Null);
 }
 
-/// knative.md §1.7 and §1.13.
+/// Cases of knative.md §1.7 and §1.13.
 #[test]
 fn domain_mappings_are_judged_in_knatives_words() {
     let mapping = |name: &str, spec: &str| {
@@ -676,7 +676,7 @@ fn domain_mappings_are_judged_in_knatives_words() {
     );
 }
 
-/// knative.md §1.8 and §1.9.
+/// Cases of knative.md §1.8 and §1.9.
 #[test]
 fn internal_kinds_are_filled_in_and_judged() {
     let pa = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
@@ -720,7 +720,7 @@ fn internal_kinds_are_filled_in_and_judged() {
     );
 }
 
-/// knative.md §1.12.
+/// Defaults of knative.md §1.12, one by one.
 #[test]
 fn defaults_are_knatives() {
     let (filled, _) = default(&ask(
@@ -745,7 +745,7 @@ fn defaults_are_knatives() {
     assert_eq!(filled["spec"], want);
 }
 
-/// knative.md §1.12, `secure-pod-defaults`.
+/// Defaults of knative.md §1.12 with `secure-pod-defaults`.
 #[test]
 fn secure_defaults_fill_what_nobody_said() {
     let object = container("{image: a, ports: [{containerPort: 80}]}");
@@ -767,7 +767,7 @@ fn secure_defaults_fill_what_nobody_said() {
     assert_eq!(with(SecureDefaults::Enabled), whole);
 }
 
-/// knative.md §1.13: warnings, and older spellings that are still read.
+/// Warnings of knative.md §1.13, and retired spellings that are still read.
 #[test]
 fn warnings_name_what_is_not_safe_and_what_is_old() {
     let object = yaml(
@@ -783,7 +783,7 @@ fn warnings_name_what_is_not_safe_and_what_is_old() {
     assert_eq!(problem::knative(&verdict.warnings), want);
 }
 
-/// A person may write these kinds, too, and nothing comes of it.
+/// Kinds that the controller writes may also be written by users, without any effect.
 #[test]
 fn what_only_the_controller_writes_is_told() {
     let said = |kind: Kind, owners: &str, old: bool| {
@@ -835,7 +835,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
     ])
 }
 
-/// Keys that mean something somewhere, so that random documents reach the rules.
+/// Keys with a meaning somewhere, so that random documents reach the rules.
 const KEYS: [&str; 40] = [
     "metadata",
     "name",
@@ -901,7 +901,7 @@ fn documents() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Services that are mostly right: their fields are varied one by one.
+/// Generates Services that are mostly valid: their fields are varied one by one.
 fn services() -> impl Strategy<Value = Value> {
     let probe = prop_oneof![
         Just(Value::Null),
@@ -947,7 +947,7 @@ fn services() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever anybody sends is answered.
+    /// Admission answers any document without a panic.
     #[test]
     fn no_document_stops_admission(kind in kinds(), object in documents(), old in documents(), update: bool) {
         let old = update.then_some(&old);
@@ -956,7 +956,7 @@ proptest! {
         let _ = validate(&Question { object: &filled, ..question });
     }
 
-    /// What is filled in has nothing left to fill in, as another webhook may make the API server ask twice.
+    /// Defaulting is idempotent, since the API server may call again after another webhook.
     #[test]
     fn filling_in_twice_changes_nothing(kind in kinds(), object in prop_oneof![documents(), services()]) {
         let (once, _) = default(&ask(kind, &object, &FEATURES));
@@ -965,7 +965,7 @@ proptest! {
         prop_assert_eq!(unknown, Vec::<String>::new());
     }
 
-    /// What was accepted is accepted again when nothing of it changes, and changes nothing.
+    /// An admitted object is admitted again without a change, and is not changed.
     #[test]
     fn what_was_accepted_stays_accepted(object in services()) {
         let (filled, _) = default(&ask(Kind::Service, &object, &FEATURES));
@@ -977,7 +977,7 @@ proptest! {
     }
 }
 
-/// The spec of a Revision, a field of it, and what stands there in the end.
+/// The spec of a Revision, a pointer into it, and the value expected there after defaulting.
 type Filled = (String, String, Value);
 
 fn one(container: &str) -> String {
@@ -1092,8 +1092,8 @@ fn probe_defaults() -> Vec<Filled> {
     table
 }
 
-/// knative/serving `pkg/apis/serving/v1/revision_defaults.go`: what stands there after each field was left out, was
-/// `null`, zero or empty.
+/// Defaults of knative/serving `pkg/apis/serving/v1/revision_defaults.go`: values after defaulting of fields that were
+/// absent, `null`, zero or empty.
 #[test]
 fn defaults_of_what_is_absent_null_zero_or_empty_are_knatives() {
     let table = [pod_defaults(), container_defaults(), probe_defaults()];

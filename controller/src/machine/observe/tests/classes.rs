@@ -1,4 +1,4 @@
-//! Who scales a Revision, and what holds of what it asks for.
+//! Autoscaler classes: the component that scales a Revision, and the annotations that then have an effect.
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn pods(cluster: &Cluster) -> Vec<Name> {
     all.map(|(_, it)| it.clone()).collect()
 }
 
-/// The kubelet calls so many pods ready, as Endpoints say then too.
+/// Reports this number of pods as ready, as the kubelet and Endpoints do.
 fn confirm(cluster: &mut Cluster, count: usize) {
     for own in pods(cluster).into_iter().take(count) {
         let mut object = cluster.objects[&(Resource::Pod, own.clone())].clone();
@@ -59,7 +59,7 @@ fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
     assert_eq!(policy, &None, "our autoscaler knows nothing of it");
     cluster.ready();
     confirm(&mut cluster, 2);
-    // Kubernetes scales; what ours might say has no effect.
+    // Kubernetes scales, so a decision of Rouse's autoscaler has no effect.
     let own = deployment(&cluster);
     for event in cluster.scale(&own, 4, &[]) {
         cluster.step(event);
@@ -132,7 +132,7 @@ fn a_revision_says_which_annotation_a_config_map_has_come_to_forbid() {
     assert_eq!((bounds(&cluster), said(&cluster)), ((3, 10, 10.0), "True : ".to_owned()));
 }
 
-/// knative/serving `pkg/reconciler/revision/resources/pa.go`.
+/// Source of the rule: knative/serving `pkg/reconciler/revision/resources/pa.go`.
 #[test]
 fn a_revision_whose_pods_all_crash_is_as_if_no_route_led_there() {
     let mut cluster = Cluster::new();
@@ -185,7 +185,7 @@ fn with_a_least_number_the_old_revision_goes_last() {
     cluster.ready();
     confirm(&mut cluster, 2);
     with_image(&mut cluster, "hello:v2", &[("min-scale", "2")]);
-    // Agents say at once that the new pods listen; kubelets say so one by one.
+    // Agents report at once that the new pods listen; kubelets report them one by one.
     cluster.ready();
     let serves = |cluster: &Cluster| {
         let table = cluster.table();
@@ -206,7 +206,7 @@ fn a_route_is_ready_once_every_activator_that_says_so_leads_there() {
     let mut cluster = Cluster::new();
     let who =
         |name: &str| Subscriber { role: Role::Activator, name: name.into(), node: "n1".into() };
-    // Two that say what they route, one of an earlier release that does not, one that has not named everything.
+    // Two report their routed services, one is of an earlier release without that, and one has not named all services.
     for (stream, name) in [(1, "one"), (2, "two"), (3, "earlier"), (4, "begins")] {
         cluster.step(Event::ReportBegin(who(name), stream));
         if name != "earlier" {
@@ -226,7 +226,7 @@ fn a_route_is_ready_once_every_activator_that_says_so_leads_there() {
     cluster.step(Event::Routed(who("two"), 2, name("hello"), true));
     assert_eq!(said(&cluster), "True : ");
     assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
-    // What is ready stays so: one that begins again has to name everything again.
+    // A ready Route stays ready when an activator's stream begins again and has not named anything yet.
     cluster.step(Event::ReportBegin(who("two"), 5));
     cluster.step(Event::NamesRouted(who("two"), 5));
     cluster.step(Event::ReportSynced(who("two"), 5));
@@ -254,7 +254,7 @@ fn what_was_decided_and_from_what_is_told() {
                 target 70.00 a pod; 0 ready; excess burst capacity 0";
     let both = |line: &str| [Some(line.to_owned()), Some(line.to_owned())];
     assert_eq!(told(&cluster), both(line));
-    // Other figures for the same decision are no reason to write.
+    // The same decision with other figures causes no write.
     let writes = cluster.writes;
     let again = Decision { stable: 5.0, ..decision("hello-00001", 3) };
     cluster.step(Event::Decide(again));

@@ -1,8 +1,8 @@
-//! Pods of several containers: ready once all of them run, and a proof that the revision works once they stay.
+//! Pods of several containers: ready once all of them run; they prove that the Revision works once they stay.
 
 use super::*;
 
-/// A service with a serving container and one beside it.
+/// Applies a service with a serving container and a sidecar.
 fn pair(cluster: &mut Cluster, own: &str) {
     let mut template = template("hello:v2", 1);
     let serves = &mut template["spec"]["containers"][0];
@@ -12,7 +12,7 @@ fn pair(cluster: &mut Cluster, own: &str) {
     cluster.user(Resource::KnativeService, own, json!({"template": template}));
 }
 
-/// The kubelet's word on the containers of the only pod of a revision.
+/// Reports the containers of a Revision's only pod, as the kubelet does.
 fn says(cluster: &mut Cluster, revision: &str, serves: &Value, helps: &Value) {
     let prefix = format!("{revision}-deployment-");
     let pods = cluster.names(Resource::Pod);
@@ -60,7 +60,7 @@ fn a_pod_is_ready_once_all_of_its_containers_run() {
         says(&mut cluster, "pair-00001", &running(0), helps);
         assert_eq!(phases(&cluster), starting, "{helps}");
     }
-    // Of the serving one the listener is enough.
+    // For the serving container, the listener suffices.
     says(&mut cluster, "pair-00001", &creating, &running(0));
     assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready]);
 }
@@ -76,7 +76,7 @@ fn a_revision_of_several_containers_is_ready_once_they_stay() {
     assert_eq!(is(&cluster, "pair-00001"), "Unknown Deploying: ");
     pass(&mut cluster, 1);
     assert_eq!(is(&cluster, "pair-00001"), "True : ");
-    // Later ones serve at once.
+    // Later pods serve at once.
     cluster.decide("pair-00001", 0);
     pass(&mut cluster, 1_000_000);
     cluster.decide("pair-00001", 1);
@@ -115,7 +115,7 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
             pass(&mut cluster, 10_000);
             assert_eq!(seen(&cluster), why);
         }
-        // A new leader has not seen the crash.
+        // A new leader has not observed the crash.
         cluster.follower = None;
         cluster.machine = machine().loading();
         for event in shown(&cluster.objects, &[]) {
@@ -126,20 +126,20 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
         cluster.step(Event::Lead(true));
         says(&mut cluster, "pair-00002", &running(0), &running(20));
         assert_eq!(is(&cluster, "pair-00002"), why);
-        // And now it stays.
+        // This time the container stays.
         pass(&mut cluster, 5000);
         assert_eq!(is(&cluster, "pair-00002"), "True : ");
         assert_eq!(targets(&cluster, "pair"), ["pair-00002"]);
     }
 }
 
-/// The only pod of a revision.
+/// Returns the only pod of a Revision.
 fn only(cluster: &Cluster) -> Name {
     let mut pods = cluster.names(Resource::Pod).into_iter().filter(|it| it.namespace == SPACE);
     pods.next().expect("a pod")
 }
 
-/// The kubelet's word on the only pod: whether all of its probes pass.
+/// Reports the only pod as ready or not, as the kubelet does for all of its probes.
 fn passes(cluster: &mut Cluster, ready: bool) {
     let pod = only(cluster);
     let at = (Resource::Pod, pod.clone());
@@ -163,7 +163,7 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
         } else {
             [Cluster::ready, |it| passes(it, true)]
         };
-        // Seen, and not listening yet.
+        // The agent sees the pod, which does not listen yet.
         let uid = cluster.objects[&(Resource::Pod, only(&cluster))]["metadata"]["uid"].clone();
         let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
         let waits = PodSeen { uid: uid.as_str().expect("a uid").into(), ready: false, ..seen() };

@@ -1,4 +1,4 @@
-//! The tables of `docs/fields.md`, row by row: what is accepted has effect, or a warning says that it has none.
+//! The tables of `docs/fields.md`, row by row: an accepted field has an effect, or a warning states that it has none.
 
 use std::sync::LazyLock;
 
@@ -28,7 +28,7 @@ struct Row {
     effect: String,
 }
 
-/// What stands between backticks.
+/// Returns the text between backticks.
 fn quoted(cell: &str) -> Option<&str> {
     cell.trim().strip_prefix('`')?.strip_suffix('`')
 }
@@ -37,13 +37,13 @@ fn rows() -> Vec<Row> {
     PAGE.lines().flat_map(rows_of).collect()
 }
 
-/// The cells of a line of a table.
+/// Returns the cells of one line of a table.
 fn cells(line: &str) -> Vec<&str> {
     let inner = line.strip_prefix("| ").and_then(|it| it.strip_suffix(" |"));
     inner.map(|it| it.split(" | ").collect()).unwrap_or_default()
 }
 
-/// The rows of one line: one for each field that it names.
+/// Returns the rows of one line: one for each field that it names.
 fn rows_of(line: &str) -> Vec<Row> {
     let cells = cells(line);
     let [on, fields, value, effect] = cells[..] else { return Vec::new() };
@@ -70,14 +70,14 @@ fn service() -> Value {
     })
 }
 
-/// One row for each annotation of a group, where it speaks of all.
+/// Expands a row about a group of annotations into one row for each of them.
 fn all_of(row: Row) -> Vec<Row> {
     let Some(group) = row.field.strip_suffix('*') else { return vec![row] };
     let names = idle::ANNOTATIONS.iter().flat_map(|it| it.names).filter(|it| it.starts_with(group));
     names.map(|name| Row { field: (*name).into(), ..row.clone() }).collect()
 }
 
-/// An object with what a row says; none where it is about something else.
+/// Returns an object with the field of a row set; `None` if the row is about something else.
 fn with(row: &Row) -> Option<(Kind, Value)> {
     let (mut at, kind) = place(&row.on)?;
     let mut object = others::base(kind);
@@ -99,7 +99,7 @@ fn with(row: &Row) -> Option<(Kind, Value)> {
     Some((kind, object))
 }
 
-/// Volumes and mounts need each other.
+/// Adds the counterpart of a row's field: volumes and mounts need each other.
 fn beside(object: &mut Value, row: &Row) {
     let Some(spec) = object.pointer_mut("/spec/template/spec") else { return };
     if row.field.starts_with("volumes[]") {
@@ -114,7 +114,7 @@ fn is_of_a_pod(row: &Row) -> bool {
     matches!(row.on.as_str(), "spec" | "container")
 }
 
-/// Where a row's field stands, and in which kind of object.
+/// Returns the JSON pointer of a row's place, and the kind of the object that contains it.
 fn place(on: &str) -> Option<(String, Kind)> {
     const TEMPLATE: &str = "/spec/template";
     let own = |at: &str| Some((at.to_owned(), Kind::Service));
@@ -143,7 +143,7 @@ fn place(on: &str) -> Option<(String, Kind)> {
     matches!(what, "annotation" | "label").then(|| (format!("/metadata/{what}s"), kind))
 }
 
-/// What admission says of it, and makes of it.
+/// Runs admission on an object; returns the defaulted object and the verdict.
 fn admit(kind: Kind, object: &Value, feature: Option<&str>) -> (Value, Verdict) {
     let keys = feature.map(|key| (key.to_owned(), "enabled".to_owned()));
     let features: Features = read(&keys.into_iter().collect()).expect("a feature").value;
@@ -162,7 +162,7 @@ fn admit(kind: Kind, object: &Value, feature: Option<&str>) -> (Value, Verdict) 
     (filled, verdict)
 }
 
-/// All that is made of an object and said of it to others, but for what is copied there and does nothing.
+/// Returns everything that follows from an object, but for fields that are only copied without an effect.
 fn outcome(kind: Kind, object: &Value) -> String {
     if kind != Kind::Service {
         return told(&others::alone(kind, object));
@@ -194,7 +194,7 @@ fn told(cluster: &Cluster) -> String {
     format!("{specs:?}\n{services:?}\n{revisions:?}\n{pods:?}")
 }
 
-/// What a Deployment asks for, without what differs from test to test.
+/// Returns a Deployment's spec without the fields that differ from test to test.
 fn bare(deployment: &Value) -> Value {
     let mut spec = deployment["spec"].clone();
     let labels = spec.pointer_mut("/template/metadata/labels").expect("labels");
@@ -203,19 +203,19 @@ fn bare(deployment: &Value) -> Value {
     spec
 }
 
-/// What stands at the end of a path such as `env[].valueFrom.secretKeyRef`.
+/// Returns the value at the end of a path such as `env[].valueFrom.secretKeyRef`.
 fn follow<'a>(mut it: &'a Value, path: &str) -> &'a Value {
     for name in path.split('.') {
         it = &it[name.trim_end_matches("[]")];
         if name.ends_with("[]") {
-            // What the platform adds stands behind what its user wrote.
+            // Entries that the platform adds come after the user's.
             it = &it[0];
         }
     }
     it
 }
 
-/// Whether the pod has the field as it was written.
+/// Returns true if the pod has the row's field as it was written.
 fn pod_has(row: &Row, filled: &Value) -> bool {
     let mut cluster = Cluster::new();
     cluster.follower = None;
@@ -233,7 +233,7 @@ fn pod_has(row: &Row, filled: &Value) -> bool {
     wanted == of(pod)
 }
 
-/// Whether something differs by the row's field.
+/// Returns true if the row's field makes any difference.
 fn works(row: &Row, kind: Kind, filled: &Value) -> bool {
     if is_of_a_pod(row) && row.field.contains('.') && pod_has(row, filled) {
         return true;
@@ -247,18 +247,18 @@ fn works(row: &Row, kind: Kind, filled: &Value) -> bool {
     }
 }
 
-/// The word that says what a field does, and what follows it.
+/// Splits the description of an effect into its first word, such as `works`, and the rest.
 fn word(effect: &str) -> (&str, &str) {
     effect.split_once([' ', ':', ';', ',', '.']).unwrap_or((effect, ""))
 }
 
-/// Whether a warning says that the row's field has no effect.
+/// Returns true if a warning states that the row's field has no effect.
 fn is_warned(row: &Row, warnings: &[Problem]) -> bool {
     let says = |it: &str| it.contains("has no effect") && it.contains(&row.field);
     warnings.iter().any(|it| says(&it.to_string()))
 }
 
-/// The rows that are at fault: all of them are told, not the first alone.
+/// Returns the rows that fail, so that a failed test shows all of them and not only the first.
 fn at_fault(rows: &[Row], tries: impl Fn(&Row) + std::panic::RefUnwindSafe) -> Vec<&Row> {
     let fails = |row: &&Row| std::panic::catch_unwind(|| tries(row)).is_err();
     rows.iter().filter(fails).collect()
@@ -294,7 +294,7 @@ fn try_row(row: &Row) {
     }
 }
 
-/// Whether a test of this name stands in our own sources.
+/// Returns true if a test of this name exists in this crate's sources.
 fn is_test(name: &str) -> bool {
     let looks = format!("fn {name}(");
     let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -320,7 +320,7 @@ fn each_field_does_what_the_page_says() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A field that comes to the schema has to come to the page.
+/// A field that is added to the schema must be added to the page.
 #[test]
 fn the_page_has_every_field_of_a_service() {
     let spec = others::spec_of("Service");
@@ -359,7 +359,7 @@ fn ends_of(mask: &mask::Mask, path: &str, visit: &mut impl FnMut(&str, &str)) {
     for (name, field) in mask.0 {
         let path = if path.is_empty() { (*name).to_owned() } else { format!("{path}.{name}") };
         match field {
-            // The same as a container's.
+            // Init containers have the fields of containers.
             mask::Field::In(_) if *name == "initContainers" => {}
             mask::Field::In(inner) | mask::Field::IfIn(_, inner) => ends_of(inner, &path, visit),
             mask::Field::Any | mask::Field::If(_) => match path.strip_prefix("containers.") {
@@ -370,7 +370,7 @@ fn ends_of(mask: &mask::Mask, path: &str, visit: &mut impl FnMut(&str, &str)) {
     }
 }
 
-/// Every label and annotation that means something somewhere, wherever it may be written.
+/// Every label and annotation that has a meaning anywhere, in every place where it may be written.
 #[test]
 fn the_page_has_every_key_wherever_it_stands() {
     let rows = rows();

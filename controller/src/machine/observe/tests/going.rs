@@ -1,10 +1,11 @@
-//! What is told to go: nothing is made, changed or put back for it or under it, and its pods answer their last requests.
+//! Objects that are being deleted: nothing is created, changed or restored for them or below them. Their pods finish
+//! their requests.
 
 use super::*;
 
 const ALL: [&str; 1] = ["hello-00001"];
 
-/// A service that runs, or a Configuration and a Route by themselves.
+/// Returns a cluster with a running service, or with a Configuration and a Route of their own.
 fn running(by_itself: bool) -> Cluster {
     let mut cluster = Cluster::new();
     if by_itself {
@@ -23,7 +24,7 @@ fn running(by_itself: bool) -> Cluster {
     cluster
 }
 
-/// A user deletes an object that waits for others: its own finalizers, or what it owns.
+/// Deletes an object, as a user does, that stays until its finalizers or the objects it owns are gone.
 fn delete(cluster: &mut Cluster, resource: Resource, own: &Name) {
     let at = (resource, own.clone());
     let stamp = cluster.now.rfc3339();
@@ -36,7 +37,7 @@ fn delete(cluster: &mut Cluster, resource: Resource, own: &Name) {
     cluster.step(Event::Observe(resource, own.clone(), Some(Box::new(object))));
 }
 
-/// All that is made for a service, those that own first.
+/// Returns all objects made for a service, owners first.
 fn made(cluster: &Cluster) -> Vec<(Resource, Name)> {
     let order = |resource: &Resource| match resource {
         Resource::KnativeService => 0,
@@ -51,7 +52,7 @@ fn made(cluster: &Cluster) -> Vec<(Resource, Name)> {
     all
 }
 
-/// Objects below one, itself among them.
+/// Returns an object and all objects below it in the tree of owners.
 fn below(cluster: &Cluster, of: &(Resource, Name)) -> Vec<(Resource, Name)> {
     let mut all = vec![of.clone()];
     let mut at = 0;
@@ -71,7 +72,7 @@ fn below(cluster: &Cluster, of: &(Resource, Name)) -> Vec<(Resource, Name)> {
     all
 }
 
-/// All that anybody could ask the writer to look at.
+/// Has the writer check every part of these objects, as any event could.
 fn look_at_all(cluster: &mut Cluster, of: &[(Resource, Name)]) {
     for (resource, name) in of {
         for part in [Part::Object, Part::Status, Part::Scale] {
@@ -89,7 +90,7 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
             let mut cluster = running(by_itself);
             let all = below(&cluster, &owner);
             delete(&mut cluster, owner.0, &owner.1);
-            // Kubernetes marks what is below, then takes it away from the leaves on.
+            // The garbage collector marks the objects below, then deletes them from the leaves up.
             for (resource, name) in all.iter().skip(1) {
                 delete(&mut cluster, *resource, name);
             }
@@ -109,7 +110,7 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
 
 #[test]
 fn nothing_is_made_under_what_others_keep() {
-    // One object waits for a finalizer of another controller; what is below it is taken away by hand.
+    // One object waits for a finalizer of another controller; the objects below it are deleted by hand.
     for owner in made(&running(false)) {
         let mut cluster = running(false);
         let all = below(&cluster, &owner);
@@ -126,7 +127,7 @@ fn nothing_is_made_under_what_others_keep() {
     }
 }
 
-/// `--cascade=orphan`: Kubernetes takes the owner out of what it owns, and then the owner away.
+/// Orphaning (`--cascade=orphan`): the API server removes the owner references from owned objects, then the owner.
 #[test]
 fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
     for owner in [Resource::KnativeService, Resource::Configuration] {
@@ -170,7 +171,7 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
     }
 }
 
-/// Kubernetes takes the owner out of an object.
+/// Removes the owner reference from an object, as the garbage collector does.
 fn orphan(cluster: &mut Cluster, at: &(Resource, Name)) {
     let mut object = cluster.objects[at].clone();
     object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
@@ -178,14 +179,14 @@ fn orphan(cluster: &mut Cluster, at: &(Resource, Name)) {
     cluster.step(Event::Observe(at.0, at.1.clone(), Some(Box::new(object))));
 }
 
-/// Where requests for the service go, and how its pods are told of.
+/// Returns the targets of the service's requests, and the phases of its pods.
 fn serves(cluster: &Cluster) -> (Vec<Name>, Vec<common::wire::PodPhase>) {
     let table = cluster.table();
     let targets = table.services.get(&name("hello")).map(|it| it.targets.iter());
     (targets.into_iter().flatten().map(|it| it.revision.clone()).collect(), phases(cluster))
 }
 
-/// What is decided while a Service goes is written once what it leaves behind stands by itself.
+/// A decision made while a Service is being deleted is written once its children have become orphans.
 #[test]
 fn what_an_orphaned_service_leaves_behind_is_scaled() {
     let mut cluster = running(false);
@@ -201,7 +202,7 @@ fn what_an_orphaned_service_leaves_behind_is_scaled() {
     assert_eq!(deployment["spec"]["replicas"], 3);
 }
 
-/// A Revision without its Configuration wakes, grows and sleeps as before; one that goes with it does not.
+/// A Revision without its Configuration scales as before; one that is deleted with it does not.
 #[test]
 fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
     for (is_orphaned, replicas) in [(true, 3), (false, 1)] {
@@ -219,7 +220,7 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
     }
 }
 
-/// Others' finalizers keep a Service for as long as they like, and Kubernetes takes nothing below it away meanwhile.
+/// Finalizers of other controllers may keep a Service for any time, and nothing below it is deleted meanwhile.
 #[test]
 fn what_is_below_a_service_that_others_keep_serves_until_it_is_told_to_go() {
     let mut cluster = running(false);
@@ -238,7 +239,7 @@ fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
     let mut cluster = running(true);
     delete(&mut cluster, Resource::Configuration, &name("hello"));
     assert_eq!(cluster.names(Resource::Revision), ALL.map(name));
-    // A controller that starts now sees the new generation only.
+    // A controller that starts now observes the new generation only.
     cluster.follower = None;
     cluster.machine = cluster.other();
     cluster.step(Event::Lead(true));
@@ -264,14 +265,14 @@ fn nothing_is_written_in_a_namespace_that_goes() {
         look_at_all(&mut cluster, &all);
     }
     assert_eq!(cluster.writes, before);
-    // One of the same name comes after it.
+    // A service of the same name is created afterwards.
     cluster.step(Event::Observe(Resource::Namespace, Name::new("", SPACE), None));
     cluster.step(space(false));
     cluster.service("hello", "hello:v2", 1, Value::Null);
     assert!(cluster.objects.contains_key(&(Resource::Configuration, name("hello"))));
 }
 
-/// Whether every pod is told as draining, and how many there are.
+/// Returns true if every pod is draining in the table, and the number of pods.
 fn draining(cluster: &Cluster) -> (bool, usize) {
     let phases = phases(cluster);
     (phases.iter().all(|it| *it == common::wire::PodPhase::Draining), phases.len())
@@ -286,7 +287,7 @@ fn pods_of_what_is_gone_drain_until_they_end() {
         for owner in owners.iter().filter(|it| owns_revisions.contains(&it.0)) {
             let mut cluster = running(by_itself);
             let all = below(&cluster, owner);
-            // Owners first, as in the background; Kubernetes takes its time with the pods.
+            // Owners first, as in a background deletion; the pods take longer to end.
             for (resource, name) in all.iter().filter(|it| it.0 != Resource::Pod) {
                 cluster.objects.remove(&(*resource, name.clone()));
                 cluster.step(Event::Observe(*resource, name.clone(), None));
@@ -309,7 +310,7 @@ fn a_revision_that_comes_back_under_its_name_leaves_the_old_pods_their_last_requ
     let (old, _) = pods(&cluster).remove(0);
     let revision = (Resource::Revision, name(ALL[0]));
     cluster.objects.remove(&revision);
-    // It is its Configuration's newest, and made again at once.
+    // It is its Configuration's newest Revision, so it is created again at once.
     cluster.step(Event::Observe(revision.0, revision.1.clone(), None));
     assert!(cluster.objects.contains_key(&revision));
     let is_old = |(key, _): &(&(Resource, Name), &Value)| key.1 == old;

@@ -1,8 +1,8 @@
-//! What Kubernetes, its users and our own parts do to pods that the controller has not ordered.
+//! Changes of pods that the controller did not order: by Kubernetes, by its users and by Rouse's components.
 
 use super::*;
 
-/// A sleeping service that was woken with so many pods, all of them ready.
+/// Returns a service that was scaled from zero to this number of pods, all of them ready.
 fn awake(wanted: u32) -> Cluster {
     let mut cluster = Cluster::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
@@ -16,7 +16,7 @@ fn nobody_decides(cluster: &mut Cluster) {
     cluster.step(Event::DecisionsSynced);
 }
 
-/// Kubernetes changes a pod, or adds one.
+/// Changes a pod or adds one, as Kubernetes does.
 fn put(cluster: &mut Cluster, name: &Name, object: Value) {
     cluster.objects.insert((Resource::Pod, name.clone()), object.clone());
     cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object))));
@@ -28,7 +28,7 @@ fn change(cluster: &mut Cluster, name: &Name, change: impl FnOnce(&mut Value)) {
     put(cluster, name, object);
 }
 
-/// One more pod of the Revision than its Deployment is told, as a rolling update begins.
+/// Adds one pod beyond the Deployment's replicas, as the beginning of a rolling update does.
 fn surge(cluster: &mut Cluster, number: u32) -> (Name, String) {
     let (like, _) = pods(cluster).remove(0);
     let mut object = cluster.objects[&(Resource::Pod, like)].clone();
@@ -51,7 +51,7 @@ fn phase(cluster: &Cluster, uid: &str) -> Option<common::wire::PodPhase> {
     cluster.table().pods.get(uid).map(|it| it.phase)
 }
 
-/// Another replica leads, which has just started.
+/// Makes a replica that has just started the leader.
 fn another_leads(cluster: &mut Cluster, decided: Option<u32>) {
     let mut other = machine().loading();
     for event in shown(&cluster.objects, &[]) {
@@ -100,7 +100,7 @@ fn a_new_leader_keeps_what_runs_until_somebody_decides() {
     let (evicted, _) = pods(&cluster).remove(0);
     end(&mut cluster, &evicted);
     assert_eq!(pods_wanted(&cluster), 2);
-    // What it wanted while it led is not what runs when it leads again.
+    // Pods that it planned as leader need not exist when it becomes the leader again.
     cluster.step(Event::Lead(false));
     for (pod, _) in pods(&cluster) {
         cluster.objects.remove(&(Resource::Pod, pod.clone()));
@@ -124,7 +124,7 @@ fn who_leads_no_more_says_of_pods_what_stands_on_them() {
     let mut cluster = awake(2);
     let now = cluster.now;
     let one = Event::Decide(decision("hello-00001", 1));
-    // The lease is lost before anything of it was written.
+    // The lease is lost before anything of the plan was written.
     cluster.machine.step(now, one);
     assert!(phases(&cluster).contains(&Draining));
     cluster.step(Event::Lead(false));
@@ -141,7 +141,7 @@ fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
         cluster.step(named(uid));
     }
     cluster.step(Event::ReportSynced(agent(), 1));
-    // The agent starts again, names one of them, and its link breaks.
+    // The agent starts again, names one of the pods, and its link breaks.
     cluster.step(Event::ReportBegin(agent(), 2));
     cluster.step(named(&uids[0]));
     cluster.step(Event::ReportEnd(agent(), 2));
@@ -158,7 +158,7 @@ fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
 fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
     let mut cluster = awake(5);
     let (old, _) = pods(&cluster).remove(0);
-    // An update of five pods adds two; the first of them never starts.
+    // A rolling update of five pods adds two; the first of them never starts.
     let (_, stuck) = surge(&mut cluster, 1);
     let (_, fine) = surge(&mut cluster, 2);
     let is_ready = PodSeen { uid: fine.clone(), ..seen() };
@@ -205,7 +205,7 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
     assert_eq!(phases(&cluster), [Ready], "its agent and kubelet say when that ends");
 }
 
-/// As all nodes are for a moment when an API server comes back that was gone for longer than they are waited for.
+/// All nodes appear lost for a moment when an API server returns after more than the grace period of nodes.
 #[test]
 fn a_node_that_only_kubernetes_misses_serves_on() {
     let mut cluster = awake(1);

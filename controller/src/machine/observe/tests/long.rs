@@ -1,9 +1,9 @@
-//! Names that have to be cut: whatever is made for a service is found again by whose it is, at every length of its name.
+//! Names that must be cut: each child object is found again by its owner, at every length of the service's name.
 
 use super::*;
 
-/// Names of every length around the bounds: those of Image objects, Deployments, private Services, Revisions, tags and
-/// slices of IPv6 addresses, in this order.
+/// Returns names of every length around the bounds of Image objects, Deployments, private Services, Revisions, tags and
+/// slices of IPv6 addresses.
 fn lengths() -> impl Iterator<Item = String> {
     (5..=63).filter(|it| *it == 5 || *it >= 28).map(|length| {
         // Dashes everywhere: each is a place where a name could be cut wrongly.
@@ -29,7 +29,7 @@ fn tagged() -> Value {
     json!([{"latestRevision": true, "percent": 100, "tag": "now"}])
 }
 
-/// How many objects of each kind there are.
+/// Returns the number of objects of each kind.
 fn kinds(cluster: &Cluster) -> BTreeMap<Resource, usize> {
     let mut kinds = BTreeMap::new();
     let own = cluster.objects.keys().filter(|(_, it)| it.namespace == SPACE);
@@ -60,7 +60,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
             let is_there = cluster.objects.contains_key(&(key.resource, key.name.clone()));
             assert!(is_there, "{} bytes: {key}", own.len());
         }
-        // The writer looks at each object again that changes.
+        // The writer checks each object again that changes.
         for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
             let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
             assert_eq!(again, [], "{} bytes: {resource} {name}", own.len());
@@ -141,7 +141,7 @@ fn an_object_that_was_never_written_is_told_by_what_needs_it() {
     }
 }
 
-/// A service that Kubernetes scales, with a domain of its own and the claim that is made for it.
+/// Returns a service that Kubernetes scales, with a domain of its own and the claim that is made for the domain.
 fn scaled_and_mapped(own: &str) -> Cluster {
     let mut cluster = Cluster::new();
     cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
@@ -174,12 +174,12 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
         let told = cluster.table().services[&name(&own)].ingress.clone().expect("an ingress");
         let hosts: Vec<String> = told.domains.into_iter().map(|it| it.host).collect();
         assert_eq!(hosts, [domain(&own)], "{bytes} bytes");
-        // The writer looks at each object again that changes.
+        // The writer checks each object again that changes.
         for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
             let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
             assert_eq!(again, [], "{bytes} bytes: {resource} {name}");
         }
-        // Kubernetes scales it: what it says of that is heard.
+        // Kubernetes scales it, and the number of replicas is observed.
         let (at, object) = cluster
             .objects
             .iter()

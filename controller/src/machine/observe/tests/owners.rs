@@ -1,4 +1,5 @@
-//! Names that two ask for: the first keeps its name, the second says so, and gets it when the first goes.
+//! Names that two objects claim: the first keeps its name. The second reports that, and gets it when the first is
+//! deleted.
 
 use common::wire::Service;
 
@@ -7,7 +8,7 @@ use super::*;
 const NOT_OWNED: &str =
     "False NotOwned: There is an existing placeholder Service \"v2-web\" that we do not own.";
 
-/// One that has the tag `v2`, and so the name `v2-web`.
+/// Applies a service that may have the tag `v2`, and so the name `v2-web`.
 fn web(cluster: &mut Cluster, tagged: bool) {
     let mut traffic = vec![json!({"latestRevision": true, "percent": 100})];
     traffic.extend(tagged.then(|| json!({"latestRevision": true, "percent": 0, "tag": "v2"})));
@@ -15,20 +16,20 @@ fn web(cluster: &mut Cluster, tagged: bool) {
     cluster.now = cluster.now.plus_ms(2000);
 }
 
-/// One that is called `v2-web` itself.
+/// Applies a service that has the name `v2-web` itself.
 fn own(cluster: &mut Cluster) {
     cluster.service("v2-web", "own:v1", 0, Value::Null);
     cluster.now = cluster.now.plus_ms(2000);
 }
 
-/// What the table says of a name; the same whichever replica says it, and after a restart.
+/// Returns the table's service of a name, after a check that a replica that starts now has the same table.
 fn told(cluster: &Cluster, own: &Name) -> Option<Service> {
     let (table, other) = (cluster.table(), table(&cluster.other()));
     assert_eq!(differences(&table, &other), [""; 0]);
     table.services.get(own).cloned()
 }
 
-/// The revision that a name leads to.
+/// Returns the Revisions to which a name is routed.
 fn leads(cluster: &Cluster, own: &str) -> String {
     let told = told(cluster, &name(own)).expect("a service");
     told.targets.iter().map(|it| it.revision.name.to_string()).collect()
@@ -64,7 +65,7 @@ fn a_tag_keeps_its_name_when_a_service_of_that_name_comes() {
 
 #[test]
 fn a_service_keeps_its_name_when_a_tag_of_that_name_comes() {
-    // The route of the tag is the older one in the second case.
+    // The Route with the tag is the older one in the second case.
     for web_is_older in [false, true] {
         let mut cluster = Cluster::new();
         if web_is_older {
@@ -125,7 +126,7 @@ fn condition(cluster: &Cluster, resource: Resource, own: &Name, which: &str) -> 
     format!("{} {}: {}", word("status"), word("reason"), word("message"))
 }
 
-/// Every host from outside of a team's shop.
+/// Returns every external host of a team's shop.
 fn hosts(cluster: &Cluster, space: &str) -> Vec<String> {
     let Some(it) = told(cluster, &Name::new(space, "shop")) else { return Vec::new() };
     let domains = it.ingress.into_iter().flat_map(|it| it.domains).map(|it| it.host);
@@ -134,7 +135,7 @@ fn hosts(cluster: &Cluster, space: &str) -> Vec<String> {
 
 #[test]
 fn a_host_stays_with_the_route_that_had_it_first() {
-    // In the second case the objects are of one second, and the UID decides.
+    // In the second case the objects are of the same second, and the UID decides.
     for apart_ms in [2000, 0] {
         let mut cluster = Cluster::new();
         cluster.config("config-network", json!({"domain-template": "{{.Name}}.{{.Domain}}"}));
@@ -188,7 +189,7 @@ fn a_mapping_does_not_take_the_host_of_another_service() {
     leave_team(&mut cluster, Resource::KnativeService, "team-a", "shop");
     assert_eq!(condition(&cluster, Resource::DomainMapping, &of_b, "Ready"), "True : ");
     assert_eq!(hosts(&cluster, "team-b"), ["shop.team-b.localhost", at]);
-    // Now the mapping is the first.
+    // Now the mapping is the older one.
     cluster.now = cluster.now.plus_ms(2000);
     shop(&mut cluster, "team-a");
     assert_eq!(

@@ -1,14 +1,14 @@
-//! What is passed on from an object to those that are made for it, each pair of kinds once, as Knative does.
+//! Labels and annotations that child objects inherit, for each pair of kinds once, as in Knative.
 
 use super::*;
 
-/// Labels or annotations of an object.
+/// Returns the labels or annotations of an object.
 fn of(cluster: &Cluster, resource: Resource, own: &str, field: &str) -> BTreeMap<String, String> {
     let object = &cluster.object(resource, own)["metadata"][field];
     serde_json::from_value(object.clone()).unwrap_or_default()
 }
 
-/// A user's apply of a Service with these labels and annotations, on itself and on its template.
+/// Applies a Service with these labels and annotations, on itself and on its template.
 fn apply(cluster: &mut Cluster, own: &Value, inner: &Value, image: &str) {
     let mut template = template(image, 0);
     template["metadata"]["labels"] = inner["labels"].clone();
@@ -38,7 +38,7 @@ fn passed(cluster: &Cluster, field: &str, key: &str) -> Vec<String> {
     all.map(|(resource, it)| format!("{}/{}", resource.kind(), it.name)).collect()
 }
 
-/// Labels and annotations of the template.
+/// Returns labels and annotations for the template.
 fn inner() -> Value {
     json!({
         "labels": {"inner": "c"},
@@ -46,7 +46,7 @@ fn inner() -> Value {
     })
 }
 
-/// A service that has some of each.
+/// Returns a service that has some of each.
 fn labelled() -> Cluster {
     let mut cluster = Cluster::new();
     let own = json!({
@@ -132,7 +132,7 @@ fn what_is_passed_on_follows_a_change_and_leaves() {
     assert_eq!(cluster.names(Resource::Revision), [name("hello-00001")]);
 }
 
-/// The label on a Kubernetes Service is its user's: what makes the service public does not take it away.
+/// The label on a Kubernetes Service is the user's, so it stays when the Knative Service becomes public.
 #[test]
 fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
     let hosts = |cluster: &Cluster, own: &str| cluster.table().services[&name(own)].hosts.clone();

@@ -1,8 +1,8 @@
-//! A Revision's own Service: where its slice leads, and what the ServerlessService says of that.
+//! A Revision's own Service: the targets of its slice, and the mode of its ServerlessService.
 
 use super::*;
 
-/// Mode of the ServerlessService, and addresses with port of the slice.
+/// Returns the mode of the ServerlessService, and the addresses of the slice with their port.
 fn way(cluster: &Cluster, revision: &str) -> (String, Vec<String>) {
     let mode = cluster.object(Resource::ServerlessService, revision)["spec"]["mode"].clone();
     let Some(slice) = cluster.objects.get(&(Resource::EndpointSlice, name(revision))) else {
@@ -19,10 +19,10 @@ fn way(cluster: &Cluster, revision: &str) -> (String, Vec<String>) {
     (mode.as_str().unwrap_or_default().into(), all.collect())
 }
 
-/// What a template has beside the usual.
+/// A change of the usual template.
 type Change = fn(&mut Value);
 
-/// By activators, which find the revision by the request's host.
+/// Returns mode and address for the activator path; activators find the Revision by the request's host.
 fn proxied() -> (String, Vec<String>) {
     ("Proxy".into(), vec!["10.1.0.9:8012".into()])
 }
@@ -95,7 +95,7 @@ fn it_follows_a_split_and_its_end() {
     assert_eq!(way(&cluster, "hello-00002"), proxied());
     cluster.service("hello", "hello:v2", 1, json!([{"latestRevision": true, "percent": 100}]));
     assert_eq!(way(&cluster, "hello-00002").0, "Serve");
-    // One that no route leads to answers as long as it has pods.
+    // A Revision without a Route serves for as long as it has pods.
     cluster.decide("hello-00001", 0);
     cluster.now = cluster.now.plus_ms(1_000_000);
     cluster.step(Event::Tick);

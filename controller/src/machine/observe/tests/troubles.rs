@@ -1,4 +1,4 @@
-//! What keeps a Revision or a Route from being as wanted: one of several is told, and each is taken back by itself.
+//! Write errors of a Revision's or Route's child objects: one of several is shown, and each is cleared on its own.
 
 use super::*;
 use crate::kube::Trouble;
@@ -24,14 +24,14 @@ fn of_several_troubles_the_same_one_is_told_until_it_is_over() {
     assert_eq!(told(&cluster.machine).as_deref(), Some("second"));
     cluster.step(Event::Trouble(first.clone(), trouble("first")));
     let one = told(&cluster.machine);
-    // The writer says both again whenever it has tried.
+    // The writer reports both again after each attempt.
     for _ in 0..3 {
         cluster.step(Event::Trouble(second.clone(), trouble("second")));
         assert_eq!(told(&cluster.machine), one);
         cluster.step(Event::Trouble(first.clone(), trouble("first")));
         assert_eq!(told(&cluster.machine), one);
     }
-    // Of an object that is well nothing is taken back but its own.
+    // A working Deployment clears only the error that a Deployment had reported.
     let deployment = name("hello-00001-deployment");
     let object = cluster.object(Resource::Deployment, &deployment.name).clone();
     cluster.step(Event::Observe(Resource::Deployment, deployment, Some(Box::new(object))));

@@ -1,11 +1,11 @@
-//! The rows of ConfigMaps: each key changes what services become, or a warning says that it does not.
+//! The rows of ConfigMaps: each key changes the result of some service, or a warning states that it does not.
 
 use std::sync::LazyLock;
 
 use super::*;
 use crate::config_maps;
 
-/// Keys that are read by how they begin, or whatever they are called.
+/// Keys that are recognized by their prefix, or that may have any name.
 const BY_PREFIX: [(&str, &str); 5] = [
     ("config-domain", "example.org"),
     ("config-leader-election", "map-lease-prefix.a"),
@@ -14,7 +14,7 @@ const BY_PREFIX: [(&str, &str); 5] = [
     ("config-tracing", "backend"),
 ];
 
-/// Services that are told apart by what ConfigMaps may say.
+/// Returns services that differ in everything that ConfigMaps may affect.
 fn samples() -> Vec<Value> {
     let sample = |name: &str, change: fn(&mut Value)| {
         let mut it = service();
@@ -62,17 +62,17 @@ fn samples() -> Vec<Value> {
     ]
 }
 
-/// Those with a field that needs a feature, as the page's own rows have it.
+/// Services with a field that needs a feature, from the page's own rows.
 static GUARDED: LazyLock<Vec<Value>> = LazyLock::new(|| {
     let all = rows();
     let guarded = all.iter().filter(|it| it.effect.starts_with("works with `kubernetes."));
     guarded.filter_map(with).map(|(_, object)| object).collect()
 });
 
-/// ConfigMaps by name.
+/// ConfigMaps, each with its name.
 type Maps<'a> = [(&'a str, &'a Value)];
 
-/// Whether some service becomes another one, is judged in another way, or parts are told something else.
+/// Returns true if the ConfigMaps change the objects, the verdict or the table of any sample.
 fn differs(with: &Maps<'_>, without: &Maps<'_>) -> bool {
     static SAMPLES: LazyLock<Vec<Value>> = LazyLock::new(samples);
     static USUAL: LazyLock<Vec<String>> =
@@ -94,7 +94,7 @@ fn under(maps: &Maps<'_>) -> Cluster {
     cluster
 }
 
-/// What a service becomes, and a second Revision of it, or why it may not be so.
+/// Returns the result of a service and of a second Revision of it, or the refusal.
 fn becomes(sample: &Value, maps: &Maps<'_>) -> String {
     let mut cluster = under(maps);
     let mut newer = sample.clone();
@@ -110,7 +110,7 @@ fn becomes(sample: &Value, maps: &Maps<'_>) -> String {
     format!("{said:?}\n{others:?}\n{:?}", cluster.table())
 }
 
-/// What is said of fields that need a feature, and what is asked of registries.
+/// Returns the verdicts on fields that need a feature, and the queries to registries.
 fn judged(maps: &Maps<'_>) -> String {
     let mut cluster = under(maps);
     let configs = cluster.machine.world().settings.configs.clone();
@@ -120,7 +120,7 @@ fn judged(maps: &Maps<'_>) -> String {
     format!("{said:?}\n{:?}", cluster.machine.wanted_digests(&name("hello-00001")))
 }
 
-/// An object filled in, and why it may not be so.
+/// Returns a defaulted object and its verdict.
 fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
     let rules = Rules {
         platform: Where::Kubernetes,
@@ -147,7 +147,7 @@ fn try_to_make(cluster: &mut Cluster, object: Value) -> String {
     why
 }
 
-/// The key with which a row works, as `key=value`, and its own.
+/// Returns two data maps: one with a row's key and any key that it depends on, one without the row's key.
 fn data(row: &Row, rest: &str) -> (Value, Value) {
     let beside = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
     let mut without = json!({});
@@ -165,14 +165,14 @@ pub(super) fn try_row(row: &Row, word: &str, rest: &str) {
     let texts = |it: &Value| serde_json::from_value(it.clone()).expect("texts");
     let admitted = config_maps::admit(&row.on, &BTreeMap::new(), &texts(&with));
     let warnings = admitted.unwrap_or_else(|why| panic!("{said}: {why:?}"));
-    // An older name is read as the newer one, of which the warning then speaks.
+    // An older name is read as the newer one, and the warning names the newer one.
     let older = format!("key {:?} is of an older release: use ", row.field);
     let newer = warnings.iter().find_map(|it| it.strip_prefix(&older));
     let field = newer.map_or(row.field.as_str(), |it| it.trim_matches('"'));
     let told = |it: &String| it.contains("has no effect") && it.contains(field);
     assert_eq!(warnings.iter().any(told), word == "warned", "{said}: {warnings:?}");
     assert!(!warnings.iter().any(|it| it.contains("is unknown")), "{said}: {warnings:?}");
-    // Only what a row of its own is about is on, but for containers that a name is made for.
+    // Only the row's own feature is on, but for rows about init containers, which need theirs.
     let init = json!({"kubernetes.podspec-init-containers": "enabled"});
     let about_init = row.field.starts_with("init-container");
     let more: &[_] = if about_init { &[("config-features", &init)] } else { &[] };
@@ -188,7 +188,7 @@ pub(super) fn try_row(row: &Row, word: &str, rest: &str) {
     }
 }
 
-/// A key that comes to the code has to come to the page.
+/// A key that is added to the code must be added to the page.
 #[test]
 fn the_page_has_every_key_of_every_config_map() {
     let rows = rows();
@@ -203,7 +203,7 @@ fn the_page_has_every_key_of_every_config_map() {
     }
 }
 
-/// Survivors of six Revisions that were made an hour apart, ten hours later.
+/// Returns how many of six Revisions, made an hour apart, are left ten hours later.
 fn survivors(data: Value) -> usize {
     let mut cluster = Cluster::new();
     cluster.follower = None;
@@ -227,7 +227,7 @@ fn old_revisions_go_as_config_gc_says() {
         }))
     };
     assert_eq!(survivors(json!({})), 6);
-    // The newest Revision is not counted.
+    // The newest Revision does not count.
     assert_eq!(all("1", "3", "1h", "1h"), 2);
     assert_eq!(all("2", "3", "1h", "1h"), 3, "min-non-active-revisions");
     assert_eq!(all("1", "3", "48h", "1h"), 4, "retain-since-create-time");

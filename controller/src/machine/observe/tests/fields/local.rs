@@ -1,4 +1,4 @@
-//! The same rows on the local node, and where they are not the same, what the page says of it.
+//! The rows of the page on the local node, with the exceptions that the page lists for it.
 
 use common::node::PodOrder;
 
@@ -11,7 +11,7 @@ use crate::{
 
 const SECTION: &str = "\n## On the local node\n";
 
-/// The page's section: fields that do something else there, those of a group together.
+/// Returns the rows of the page's section on the local node; fields of one group are together.
 fn exceptions() -> Vec<Vec<Row>> {
     let (_, section) = PAGE.split_once(SECTION).expect("the section");
     let section = section.split("\n## ").next().unwrap_or_default();
@@ -30,14 +30,14 @@ fn exceptions_of(line: &str) -> Vec<Vec<Row>> {
     fields.split(", ").filter_map(quoted).map(|it| all_of(row(it))).collect()
 }
 
-/// What the page says of a row on the local node. Features are off there.
+/// Returns the effect of a row on the local node, where features are off.
 fn effect<'a>(row: &'a Row, exceptions: &'a [Vec<Row>]) -> &'a str {
     let own = exceptions.iter().flatten().find(|it| it.on == row.on && it.field == row.field);
     let usual = if row.effect.starts_with("works with `") { "refused" } else { &*row.effect };
     own.map_or(usual, |it| &*it.effect)
 }
 
-/// The machine of a local node that was told of a service, and the pods that it ordered.
+/// Returns the machine of a local node after a service was applied, and the pods that it ordered.
 fn applied(object: &Value) -> (Machine, Vec<PodOrder>) {
     let read = parse::service(object, &AutoscalerConfig::default());
     let (name, manifest) = read.expect("a service that is accepted");
@@ -46,8 +46,7 @@ fn applied(object: &Value) -> (Machine, Vec<PodOrder>) {
     (machine, effects.start)
 }
 
-/// All that the node, routes and the autoscaler are told of a service whose pods are ready, and when it is looked at
-/// again.
+/// Returns everything that node, table and autoscaler get for a service with ready pods, and the time of its next plan.
 fn outcome(object: &Value) -> String {
     let (mut machine, orders) = applied(object);
     let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
@@ -75,7 +74,7 @@ fn works(row: &Row, object: &Value) -> bool {
         || outcome(object) != *BEFORE
 }
 
-/// Whether the Revision bears what its pods do not.
+/// Returns true if the Revision has a field that its pods do not have.
 fn is_kept(row: &Row, object: &Value) -> bool {
     let (machine, _) = applied(object);
     let key = ObjectKey { kind: ObjectKind::Revision, name: name("hello-00001") };
@@ -117,7 +116,7 @@ fn each_field_does_on_the_local_node_what_the_page_says() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A row that says what holds anyway, or of a field that is gone from the page, would hide the next mistake.
+/// A row that matches the usual effect, or whose field has left the page, would hide the next mistake.
 #[test]
 fn the_page_names_only_what_differs_on_the_local_node() {
     let rows = rows();

@@ -1,4 +1,4 @@
-//! The rows of objects that are no Services: what a person writes by itself, and what Rouse makes.
+//! The rows of objects other than Services: objects that a user may write, and objects that Rouse makes.
 
 use k8s_openapi::api::core::v1::ServiceSpec;
 
@@ -7,7 +7,7 @@ use crate::children::services;
 
 const DOMAIN: &str = "www.shop.test";
 
-/// An object of a kind that a person may write, without anything that need not be said.
+/// Returns a minimal object of a kind that a user may write.
 pub(super) fn base(kind: Kind) -> Value {
     let code = || service()["spec"]["template"].clone();
     let (version, own, spec) = match kind {
@@ -31,8 +31,8 @@ pub(super) fn base(kind: Kind) -> Value {
     })
 }
 
-/// A Configuration, a Route and a DomainMapping by themselves, one of which is this object; or the Revision that was
-/// made gets its annotations.
+/// Applies a Configuration, a Route and a DomainMapping of their own, one of which is this object. A Revision's
+/// annotations go to the Revision that was made.
 pub(super) fn alone(kind: Kind, object: &Value) -> Cluster {
     let mut cluster = Cluster::new();
     cluster.follower = None;
@@ -65,7 +65,7 @@ fn annotate(cluster: &mut Cluster, with: &Value) {
     cluster.step(Event::Observe(own.0, own.1, Some(Box::new(there))));
 }
 
-/// A row of an object that Rouse makes: what it sets is put right where it was changed.
+/// Checks a row of an object that Rouse makes: a field that Rouse sets is restored after a change.
 pub(super) fn try_made(row: &Row) {
     let said = format!("{} {}", row.on, row.field);
     let made = made(&row.on).unwrap_or_else(|| panic!("no such place: {}", row.on));
@@ -75,8 +75,8 @@ pub(super) fn try_made(row: &Row) {
     assert_eq!(is_set, word == Some("put right"), "{said}: {made}");
 }
 
-/// The spec of an object as it is applied. The writer restores what was applied where another changed it:
-/// `kube/cache.rs` and, on an API server, `controller/tests/apiserver.rs` show that.
+/// Returns the spec of an object as it is applied. `kube/cache.rs` and, on an API server,
+/// `controller/tests/apiserver.rs` show that the writer restores it after another client's change.
 fn made(on: &str) -> Option<Value> {
     let mut object = service();
     let spec = &mut object["spec"]["template"]["spec"];
@@ -98,12 +98,12 @@ fn made(on: &str) -> Option<Value> {
         _ => return None,
     };
     let mut spec = cluster.object(resource, &own)["spec"].clone();
-    // It is the API server that gives them, here as there.
+    // The API server allocates ClusterIPs, in the model too.
     spec.as_object_mut().expect("a spec").remove("clusterIPs");
     Some(spec)
 }
 
-/// The schema of a kind's spec.
+/// Returns the schema of a kind's spec.
 pub(super) fn spec_of(kind: &str) -> Value {
     let all = crds::all();
     let found = all.iter().find(|it| it["spec"]["names"]["kind"] == kind).expect("such a kind");
@@ -111,7 +111,7 @@ pub(super) fn spec_of(kind: &str) -> Value {
     schema["properties"]["spec"].clone()
 }
 
-/// Paths of the fields of a schema that have no fields of their own.
+/// Collects the paths of a schema's fields that have no fields of their own.
 fn ends(schema: &Value, path: &str, into: &mut Vec<String>) {
     let inner = schema["properties"].as_object();
     for (name, field) in inner.into_iter().flatten() {
@@ -145,7 +145,7 @@ fn the_page_has_every_field_of_the_other_kinds() {
     }
 }
 
-/// What the page says of a Service's template and traffic it says of theirs too.
+/// The page's rows about a Service's template and traffic also apply to Configurations and Routes.
 #[test]
 fn the_other_kinds_have_no_field_that_a_service_has_not() {
     let fields = |schema: &Value, at: &str| {
