@@ -1,6 +1,7 @@
-//! What a sleeping service costs at the activator: memory, and time to take it in.
+//! Cost of a sleeping service at the activator: memory, and time to apply its routes.
 //!
-//! `cargo bench -p activator`: services arrive one by one, as a controller sends them. Prints one JSON row a figure.
+//! `cargo bench -p activator`: services arrive one by one, as a controller sends them. The benchmark prints one JSON
+//! row for each figure.
 
 use std::{
     io::Write as _,
@@ -49,7 +50,7 @@ fn take(activator: &Activator, changes: Vec<RouteChange>) {
     assert!(other_ports, "each service brings its port");
 }
 
-/// What the controller says of a service that sleeps, and of its revision.
+/// RouteTable entries of a sleeping service and of its revision, as the controller sends them.
 fn sleeping(number: u16) -> Vec<RouteChange> {
     let [high, low] = number.to_be_bytes();
     let (name, revision) = names(number);
@@ -83,7 +84,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]
 }
 
-/// As long as names in use are.
+/// Names of a service and of its revision, as long as those of real users.
 fn names(number: u16) -> (Name, Name) {
     let namespace = format!("team-{:03}-production", number % 100);
     let service = format!("orders-checkout-worker-{number}");
@@ -91,7 +92,7 @@ fn names(number: u16) -> (Name, Name) {
     (Name::new(namespace, service), revision)
 }
 
-/// Memory of this process that is in RAM.
+/// Resident memory of this process, in bytes.
 fn resident_bytes() -> std::io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,7 +1,7 @@
-//! Shell: an activator on one thread before a pod of your choice, for measuring it alone.
+//! Shell: an activator on one thread before a pod of the user's choice, for measurements without the other components.
 //!
 //! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [AFTER_MS]` serves port 20000
-//! with the pod at 127.0.0.1:9000, which becomes ready AFTER_MS milliseconds after the start (default 0).
+//! with the pod at 127.0.0.1:9000. The pod becomes ready AFTER_MS milliseconds after the start (default 0).
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 
@@ -26,6 +26,7 @@ async fn main() -> anyhow::Result<()> {
     let after = next("AFTER_MS").map_or(Ok(0), |text| text.parse())?;
     let mut config = Config::defaults();
     config.listen = vec![[127, 0, 0, 1].into()];
+    // Bounds that no measurement reaches: the result must not depend on them.
     config.max_waiting = 100_000;
     config.max_waiting_bytes = 1 << 30;
     let activator = Activator::new(&config, &mut Registry::default(), &CancellationToken::new());

@@ -1,4 +1,4 @@
-//! Shell: the activator's metrics.
+//! Shell: metrics of the activator.
 
 use std::{fmt, sync::Arc};
 
@@ -16,49 +16,50 @@ use prometheus_client::{
 
 use crate::{budget::Bound, gateway::Gateway, request_log::Counts};
 
-/// Numbers the activator shows, kept as handles: counting takes no lock.
+/// Metrics of the activator, kept as handles, so that counting takes no lock.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Requests answered, by the code's first digit (1 to 5).
+    /// Requests that got a response, by the first digit of the code (1 to 5).
     pub classes: [Counter; 5],
-    /// Requests whose client went before the answer.
+    /// Requests whose client was gone before the response began.
     pub cancelled: Counter,
-    /// Requests waiting now.
+    /// Requests that wait for a pod now.
     pub waiting: Gauge,
-    /// Time spent waiting by requests that had to.
+    /// Time that requests waited for a pod; requests that did not wait are not observed.
     pub wait_seconds: Histogram,
-    /// Dials begun.
+    /// Dials of pods that were begun.
     pub dials: Counter,
-    /// Sockets opened because a dial was not answered soon.
+    /// Further sockets of dials, opened because the first one got no answer soon.
     pub dial_repeats: Counter,
-    /// Dials that failed.
+    /// Dials of pods that brought no connection.
     pub dial_failures: Counter,
-    /// Requests sent once more, because no byte of them had reached a pod.
+    /// Requests sent again, because a pod refused the connection, or because it ended before the pod handled the
+    /// request.
     pub retries: Counter,
-    /// Kept connections ended because the service is direct.
+    /// Client connections asked to close because their service is on the direct path.
     pub direct_closed: Counter,
-    /// Service ports open now.
+    /// Service ports that are open now.
     pub ports: Gauge,
-    /// Service ports that could not be opened.
+    /// Service ports that cannot be opened.
     pub ports_failed: Gauge,
-    /// Client connections open now.
+    /// Client connections that are open now.
     pub connections: Gauge,
-    /// RouteTable version in force.
+    /// Version of the RouteTable in force.
     pub routes_version: Gauge,
-    /// Other activators that have no stream to this one.
+    /// Number of other activators that have no stream to this one.
     pub peers_away: Gauge,
-    /// Lines of the log of requests.
+    /// Lines of the request log, by outcome.
     pub request_log: Counts,
-    /// What clients were refused.
+    /// Clients refused, by the bound that they reached.
     pub refused: Refused,
 }
 
-/// Clients that came to a bound, in the order of [`Bound::ALL`].
+/// Counters of clients that reached a bound, in the order of [`Bound::ALL`].
 #[derive(Debug, Clone)]
 pub struct Refused([Counter; Bound::ALL.len()]);
 
 impl Refused {
-    /// Counts one.
+    /// Counts one client that reached `bound`.
     pub fn note(&self, bound: Bound) {
         self.0[bound as usize].inc();
     }
@@ -75,14 +76,14 @@ struct Class {
 }
 
 impl Metrics {
-    /// Fresh metrics, all registered under `rouse_activator`.
+    /// Creates the metrics and registers all of them under `rouse_activator`.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("rouse_activator");
         let requests = Family::<Class, Counter>::default();
         let class = |code| requests.get_or_create(&Class { code }).clone();
         let refused = Family::<Reason, Counter>::default();
         let at = |it: Bound| refused.get_or_create(&Reason { bound: it.name() }).clone();
-        // 0.1 ms … 105 s.
+        // Buckets from 0.1 ms to 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
         let all = Self {
             classes: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
@@ -131,15 +132,15 @@ impl Metrics {
         registry.register("wait_seconds", wait, self.wait_seconds.clone());
     }
 
-    /// Counts one answer.
+    /// Counts one response by the class of its code.
     pub fn answered(&self, status: http::StatusCode) {
         let digit = usize::from(status.as_u16() / 100).clamp(1, 5);
         self.classes[digit - 1].inc();
     }
 }
 
-/// Figures of each revision that has pods or requests, read when somebody asks for metrics. Names and labels are what
-/// Knative's activator exports (`pkg/activator/handler/metrics.go`, in Prometheus' spelling).
+/// Gauges of each revision that has pods or requests, computed for each scrape. Names and labels are those of Knative's
+/// activator (`pkg/activator/handler/metrics.go`, in the spelling of Prometheus).
 #[derive(Debug)]
 pub struct Figures(pub Arc<Gateway>);
 
@@ -153,6 +154,7 @@ impl Collector for Figures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let revisions = self.0.routes.revisions();
         let all = revisions.iter().map(|it| (&it.name, it.figures()));
+        // Revisions that are asleep have no series: ten thousand of them would fill every scrape with zeros.
         let all = all.filter(|(_, figures)| *figures != (false, 0, 0));
         let [queued, active, concurrency] =
             [(); 3].map(|()| Family::<OfRevision, Gauge>::default());

@@ -1,6 +1,7 @@
 //! Shell: a request's body on its way to a pod.
 //!
-//! The beginning of it is kept until it is known to have arrived: a connection that breaks before is no loss.
+//! The beginning of the body is kept until it is known to have arrived, so that the request can be sent again over
+//! another connection.
 
 use std::{
     collections::VecDeque,
@@ -17,43 +18,43 @@ use tokio::time::{Instant, sleep};
 
 use crate::{revision::Place, seats::Seat, socket::Socket};
 
-/// Bytes of a body that are kept at most.
+/// Maximum number of bytes of a body that are kept for a second attempt.
 const MAX_KEPT: usize = 64 << 10;
 
-/// A request's body.
+/// Body of a request to a pod.
 #[derive(Debug)]
 pub enum Ask {
-    /// None.
+    /// Request without a body.
     Empty,
-    /// The client's, as it comes.
+    /// Body of the client, sent to the pod as it comes.
     Client(Box<Inbound>),
 }
 
-/// A client's body.
+/// Body of a client's request, as it comes in.
 #[derive(Debug)]
 pub struct Inbound {
     body: Incoming,
-    /// What is sent before the rest: it was sent in vain.
+    /// Pieces that are sent before the rest: they were sent already, over a connection that has broken.
     again: VecDeque<Bytes>,
-    /// What was sent; `None` if it is too much to be kept.
+    /// Pieces sent so far over the present connection; `None`: too many bytes to be kept.
     sent: Option<Vec<Bytes>>,
-    /// Whether it has come to its end, good or bad.
+    /// True if the body has ended, by its regular end or by an error.
     is_over: bool,
-    /// Where it comes from, if what is left of it has to be read.
+    /// Socket of the client connection, if the rest of the body has to be read from it.
     socket: Option<Socket>,
-    /// What the request occupies at the pod, for as long as its body is on its way.
+    /// Permit at the pod, kept for as long as the body is on its way.
     place: Option<Arc<Place>>,
-    /// The connection that it comes over.
+    /// Client connection that the body comes over.
     seat: Arc<Seat>,
     pace: Arc<Pace>,
 }
 
-/// Since when a client's body has been waited for.
+/// Start of the time for which a client's body has been waited for; `None`: it is not waited for now.
 #[derive(Debug, Default)]
 pub struct Pace(Mutex<Option<Instant>>);
 
 impl Pace {
-    /// Waits until the client has sent nothing for so long, while it was its turn.
+    /// Waits until the client has sent nothing for the time `most`, while the pod waited for it.
     pub async fn late(&self, most: Duration) {
         loop {
             let waited = self.since().map_or(Duration::ZERO, |since| since.elapsed());
@@ -75,7 +76,7 @@ impl Pace {
 }
 
 impl Ask {
-    /// The body of a request that came by `socket`, over the connection of `seat`.
+    /// Creates the body of a request that came by `socket`, over the client connection of `seat`.
     pub fn new(body: Incoming, socket: Option<Socket>, seat: &Arc<Seat>) -> Self {
         if body.is_end_stream() {
             return Self::Empty;
@@ -86,26 +87,26 @@ impl Ask {
         Self::Client(Box::new(Inbound { body, again, sent, is_over, socket, place, seat, pace }))
     }
 
-    /// How its client keeps up; `None`: there is nothing to wait for.
+    /// Timer of the client's body; `None`: the request has no body to wait for.
     pub fn pace(&self) -> Option<Arc<Pace>> {
         if let Self::Client(inbound) = self { Some(Arc::clone(&inbound.pace)) } else { None }
     }
 
-    /// Occupies `place` until it is over.
+    /// Keeps `place` until the body has ended.
     pub fn occupy(&mut self, place: &Arc<Place>) {
         if let Self::Client(inbound) = self {
             inbound.place = Some(Arc::clone(place));
         }
     }
 
-    /// Occupies nothing any more.
+    /// Releases the permit, if the body keeps one.
     pub fn free(&mut self) {
         if let Self::Client(inbound) = self {
             inbound.place = None;
         }
     }
 
-    /// The same as before anything of it was sent; `None` if that is not known any more.
+    /// Body as it was before anything of it was sent; `None`: more was sent than is kept.
     pub fn whole(self) -> Option<Self> {
         match self {
             Self::Empty => Some(Self::Empty),
@@ -127,7 +128,7 @@ impl Inbound {
         }
     }
 
-    /// The next of what comes; what has come is the pod's from here on.
+    /// Polls the client's body. The bytes it returns are charged to the pod's connection from here on.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let next = Pin::new(&mut self.body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &next {
@@ -182,12 +183,14 @@ impl Body for Ask {
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        // A client that is still sending would not see its answer if the connection just ended.
+        // Closing the connection of a client that is still sending resets it, and the client would not see its
+        // response.
         let is_read = self.is_over || self.body.is_end_stream();
         if let Some(socket) = self.socket.take().filter(|_| !is_read) {
             socket.note_unread();
         } else if !is_read {
-            // What lies in the library goes with it, and counts no longer.
+            // Pieces that the library has received are dropped with the body. They are read here, so that they are no
+            // longer charged.
             let mut cx = Context::from_waker(Waker::noop());
             while let Poll::Ready(Some(Ok(_))) = self.poll(&mut cx) {}
         }

@@ -1,7 +1,7 @@
-//! Shell: tells the autoscaler how many requests wait here, and of pods those that no kernel can count.
+//! Shell: reports of requests that wait here, sent to the autoscaler.
 //!
-//! A new waiting request is reported at once; everything else once a second. While nothing changes nothing
-//! is said.
+//! The start of a request's waiting is reported at once, all else once a second. Nothing is reported while nothing
+//! changes.
 
 use std::{
     collections::HashMap,
@@ -18,12 +18,12 @@ use tokio::{sync::Notify, time::MissedTickBehavior};
 
 use crate::revision::Revision;
 
-/// The rest is reported this often (Knative: every second).
+/// Interval of the regular reports (Knative: every second).
 const PERIOD: Duration = Duration::from_secs(1);
-/// Between two reports at once, so that a flood of requests is told in groups.
+/// Minimum time between two immediate reports, so that many requests share one.
 const GAP: Duration = Duration::from_millis(1);
 
-/// Which revisions have something to report.
+/// Revisions whose usage is still to be reported.
 #[derive(Debug, Default)]
 pub struct Usage {
     changed: Mutex<HashMap<Name, Arc<Revision>>>,
@@ -32,13 +32,13 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// A request has begun to wait.
+    /// Registers that a request has begun to wait, and reports it at once.
     pub fn waiting(&self, revision: &Arc<Revision>) {
         self.changed(revision);
         self.urgent.notify_one();
     }
 
-    /// The revision's totals have changed.
+    /// Registers a change of the revision's totals.
     pub fn changed(&self, revision: &Arc<Revision>) {
         if revision.enter_report() {
             let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,13 +46,13 @@ impl Usage {
         }
     }
 
-    /// The revision is no more.
+    /// Drops the reports of a revision that does not exist any more.
     pub fn gone(&self, revision: &Name) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
         self.outbox.remove(&key(revision.clone()));
     }
 
-    /// Reports over `link` until it is shut down.
+    /// Sends reports over `link` until the link is shut down.
     pub async fn report(&self, link: &Link) {
         tokio::select! {
             () = self.collect() => {}
@@ -80,7 +80,7 @@ impl Usage {
             std::mem::take(&mut *changed)
         };
         for revision in changed.into_values() {
-            // Cleared before the totals are read: a change after that enters the list anew.
+            // Cleared before the totals are read: a change after that puts the revision into the list again.
             revision.in_report.store(false, Ordering::Release);
             let (totals, at_ns) = revision.totals();
             let key = key(revision.name.clone());
@@ -90,7 +90,7 @@ impl Usage {
     }
 }
 
-/// An activator counts what waits with it, which is no pod's.
+/// Key of the requests that wait at this activator, which are no pod's.
 fn key(revision: Name) -> UsageKey {
     UsageKey { revision, pod: None }
 }

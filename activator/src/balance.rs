@@ -1,37 +1,38 @@
-//! Pure: which ready pod takes a request.
+//! Pure: choice of the ready pod that gets a request.
 //!
 //! Knative's three policies by containerConcurrency (knative/serving `pkg/activator/net/throttler.go`
-//! and `lb_policy.go`): 0 the better of two random picks, 1 to 3 the first free pod by address, from 4 on
-//! round robin over pods that are not full.
+//! and `lb_policy.go`). 0: the better of two random pods. 1 to 3: the first free pod by address. From 4 on: round robin
+//! over pods that are not full.
 
 use std::{net::SocketAddr, time::Duration};
 
-/// Names one pod for as long as it keeps its address. Ordered by address, as Knative orders them.
+/// Key of one pod for as long as it keeps its address. Keys are ordered by address, as in Knative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodKey {
-    /// Where it serves.
+    /// Address and port at which the pod serves.
     pub address: SocketAddr,
-    /// Tells apart pods that had the same address one after the other.
+    /// Number that distinguishes pods which had the same address one after the other.
     pub id: u64,
 }
 
-/// One pod that takes requests, and what it has of them.
+/// One pod that takes requests, with its load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The pod.
+    /// Key of the pod.
     pub pod: PodKey,
-    /// Requests this activator has given it and that have not ended.
+    /// Requests that this activator has sent to the pod and that have not ended.
     pub in_flight: u32,
-    /// Further ones it may be given, where there is a limit.
+    /// Further requests that it may get, under a hard limit.
     pub spare: u32,
 }
 
-/// The highest containerConcurrency for which the first free pod is taken.
+/// Highest containerConcurrency for which the first free pod is chosen.
 const FIRST_FREE_UP_TO: u32 = 3;
 
-/// Chooses among `slots`, sorted by key. `None`: none has room, or there is none.
+/// Chooses among `slots`, sorted by key. Returns an index; `None`: no pod has room, or there is none.
 ///
-/// `limit` is containerConcurrency (0: none, and all have room); `cursor` is where round robin stands; `chance` is uniform over u64.
+/// `limit` is containerConcurrency (0: no limit, and all pods have room). `cursor` is the position of round robin.
+/// `chance` is uniform over u64.
 pub fn pick(slots: &[Slot], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
     match limit {
         0 => better_of_two(slots, chance),
@@ -49,7 +50,7 @@ fn better_of_two(slots: &[Slot], chance: u64) -> Option<usize> {
     }
     // The second pick is another pod, so that two pods are always compared.
     let other = index((low % count + 1 + high % (count - 1)) % count);
-    // Equal loads: `one` is as random as a coin.
+    // For equal loads `one` is uniformly random already.
     Some(if slots[other].in_flight < slots[one].in_flight { other } else { one })
 }
 
@@ -65,25 +66,26 @@ fn next_free(slots: &[Slot], cursor: &mut usize) -> Option<usize> {
     Some(found)
 }
 
-/// Between two connections that are asked to go, on average: a pod's accept queue holds about a hundred.
+/// Average time between two connections that are asked to reconnect: a pod's accept queue holds about a hundred.
 const GOING_APART: Duration = Duration::from_micros(200);
-/// However many they are, the last is asked to go after this time.
+/// Time within which all connections are asked to reconnect, however many there are.
 const GONE_AFTER: Duration = Duration::from_secs(2);
 
-/// A connection's place among those that are asked to go, drawn when it was opened.
+/// Position of a connection among those that are asked to reconnect, drawn at random when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lot(u16);
 
 impl Lot {
-    /// Draws one. `chance` is uniform over u64.
+    /// Draws a position. `chance` is uniform over u64.
     pub fn draw(chance: u64) -> Self {
         Self((chance >> 48) as u16)
     }
 
-    /// Whether the connection is asked to go now, `since` all of `connections` may go straight to pods.
+    /// Returns true if the connection is asked to reconnect now. `since` is the time since when all of `connections`
+    /// may use the direct path.
     ///
-    /// A single one goes at once; many go one after the other, so that pods do not meet all of them at one time.
-    /// Example: of 1,001 connections, half are asked within 100 ms and all within 200 ms.
+    /// A single connection is asked at once. Many are asked one after the other, so that pods do not get all of them at
+    /// the same time. Example: of 1,001 connections, half are asked within 100 ms and all within 200 ms.
     pub fn goes(self, since: Duration, connections: u32) -> bool {
         let spread = (GOING_APART * connections.saturating_sub(1)).min(GONE_AFTER);
         since >= spread * u32::from(self.0) / (1 << 16)
@@ -92,7 +94,7 @@ impl Lot {
 
 /// Chooses the revision of one request by the targets' percents. `None` without targets.
 ///
-/// Example: percents 90 and 10 with a chance of 0.95 of its range take the second.
+/// Example: with percents 90 and 10, a `chance` whose remainder modulo 100 is 95 chooses the second.
 pub fn split<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Option<&T> {
     let total: u64 = targets.iter().map(|target| u64::from(percent(target))).sum();
     let mut ticket = chance.checked_rem(total)?;
@@ -109,7 +111,7 @@ pub fn split<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Optio
 mod tests {
     use super::*;
 
-    /// Pods with so many requests in flight, of at most `limit`.
+    /// Pods with these numbers of requests in flight and the hard limit `limit`.
     fn slots(in_flight: &[u32], limit: u32) -> Vec<Slot> {
         let slot = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));

@@ -1,119 +1,119 @@
-//! Pure: what clients may take of an activator, and what it takes in memory at most by that.
+//! Pure: bounds on the resources that clients may use, and the memory that an activator needs for them.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
     time::Duration,
 };
 
-/// Requests a client may have at once over one HTTP/2 connection: what proxies commonly allow.
+/// Concurrent requests of a client over one HTTP/2 connection: the number that proxies commonly allow.
 pub const MAX_STREAMS: u32 = 100;
-/// Bytes of one body that a client may send over HTTP/2 before a pod takes them: an upload over 10 ms still runs at
-/// 25 MB/s. What bounds memory is the window of the connection.
+/// Bytes of one body that a client may send over HTTP/2 before a pod takes them. An upload with a round trip of 10 ms
+/// still runs at 25 MB/s. The window of the connection bounds the memory.
 pub const STREAM_WINDOW: u32 = 256 << 10;
-/// Bytes of all bodies over one HTTP/2 connection before pods take them: what Envoy advises for an edge.
+/// Bytes of all bodies over one HTTP/2 connection before pods take them: Envoy's advice for edge proxies.
 pub const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Bytes of one answer that wait for an HTTP/2 client to read them.
+/// Bytes of one response that wait for an HTTP/2 client to read them.
 pub const SEND_BUFFER: usize = 64 << 10;
 
-/// Bytes of requests that no pod has taken, where nothing else is said.
+/// Default of [`Budget::bytes`]: bytes of requests that no pod has taken.
 pub const BYTES: usize = 128 << 20;
-/// Bytes of answers that wait for their clients, where nothing else is said.
+/// Default of [`Budget::answer_bytes`]: bytes of responses that wait for their clients.
 pub const ANSWER_BYTES: usize = 256 << 20;
-/// Client connections at most, where nothing else is said and the file table has room for more.
+/// Default maximum of client connections, if the limit of open files leaves room for more.
 pub const CONNECTIONS: usize = 16_384;
-/// Descriptors for all that is no connection of a client's or to a pod: listeners, streams, files.
+/// File descriptors for all that is neither a client connection nor one to a pod: listeners, streams, files.
 const OTHER_FILES: u64 = 256;
-/// Connections of clients at least, however small the file table.
+/// Minimum of client connections, however low the limit of open files is.
 const FEWEST: u64 = 64;
 
-/// Bytes that a request takes besides its head, while it waits or is at a pod: its task, its stream, its timer. It is
-/// somewhat more, as measured, but not twice as much.
+/// Bytes of a request besides its head, while it waits or is at a pod: its task, its stream and its timer. Measurements
+/// show somewhat more, but not twice as much.
 pub const PER_REQUEST: usize = 4 << 10;
-/// Bytes that a connection takes besides: buffers of 8 KiB for what comes in and what goes out, one before the library and
-/// two in it, and what is known of it.
+/// Bytes of a client connection besides its requests: three buffers of 8 KiB and the state of the connection. One
+/// buffer is before the library and two are in it, for received and for sent bytes.
 const PER_CONNECTION: usize = 32 << 10;
-/// Bytes of one of these buffers. What a library's grows by counts for as long as the connection lasts.
+/// Size of one of these buffers in bytes. Growth of the library's buffers counts for as long as the connection lasts.
 pub const ROOM: usize = 8 << 10;
-/// Bytes that the library keeps for each request that a client ever had at once over an HTTP/2 connection: half of what was
-/// measured, since bytes of requests count twice.
+/// Bytes that the library keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
+/// half of the measured value, because bytes of requests count twice.
 pub const PER_STREAM: usize = 1 << 10;
-/// Connections that were asked to go may keep one part in so many of the bytes of requests, beside the others.
+/// Divisor of `bytes`: connections that were asked to close may keep this part of it, in addition to the others.
 const LEAVING_PART: usize = 8;
-/// MiB of the program, with the routes of ten thousand services, its logs and its connections to pods.
+/// MiB of the program itself, with the routes of ten thousand services, its logs and its connections to pods.
 pub const BASE_MIB: usize = 192;
 
-/// MiB that an activator takes at most by these bounds, with no request at a pod. Bytes of requests count twice: small ones
-/// lie in larger buffers, and a map of fields doubles when it grows.
+/// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:
+/// small ones lie in larger buffers, and a map of header fields doubles when it grows.
 pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -> usize {
     let requests = 2 * (bytes + bytes / LEAVING_PART);
     BASE_MIB + ((requests + answer_bytes + connections * PER_CONNECTION) >> 20)
 }
 
-/// How much may wait in the line of one revision.
+/// Bounds of the wait queue of one revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineBounds {
-    /// Requests, before what pods with a hard limit add. Default 10 000: Knative's QueueDepth
+    /// Requests that may wait, before those that pods with a hard limit add. Default 10 000: Knative's QueueDepth
     /// (`pkg/activator/net/throttler.go`).
     pub requests: usize,
-    /// Bytes held for them. Default 64 MiB.
+    /// Bytes of the requests that wait. Default 64 MiB.
     pub bytes: usize,
 }
 
-/// What clients may take of one activator.
+/// Resources that clients may use at one activator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Bytes of a head.
+    /// Bytes of one request's head.
     pub head_bytes: usize,
-    /// Time for a head, and for a kept connection to lie idle.
+    /// Time for a head to arrive, and for a persistent connection to be idle.
     pub head_timeout: Duration,
-    /// Time in which a client whose body is waited for has to send some of it.
+    /// Time in which a client has to send more of a body that a pod waits for.
     pub body_idle: Duration,
-    /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as they have come.
+    /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as received.
     pub bytes: usize,
     /// Bytes of requests that no pod has taken yet, of one client.
     pub client_bytes: usize,
-    /// Bytes of answers that wait for clients to read them, of all clients.
+    /// Bytes of responses that wait for clients to read them, of all clients.
     pub answer_bytes: usize,
-    /// Connections of all clients.
+    /// Number of connections of all clients.
     pub connections: usize,
-    /// Connections of one client.
+    /// Number of connections of one client.
     pub client_connections: usize,
-    /// Requests that a client may reset before their answers, over one connection, as long as most of it are such.
+    /// Requests of one connection that a client may reset before their responses, while these are most of its requests.
     pub resets: u64,
-    /// What waits in the line of each revision, of all clients.
+    /// Bounds of each revision's wait queue, for all clients together.
     pub line: LineBounds,
 }
 
 impl Budget {
-    /// Connections that a file table of so many descriptors has room for: each may need another one to a pod.
+    /// Client connections for a limit of `files` open files: each may need another descriptor for a pod.
     pub fn connections_for(files: u64) -> usize {
         let room = (files.saturating_sub(OTHER_FILES) / 2).max(FEWEST);
         usize::try_from(room).unwrap_or(usize::MAX).min(CONNECTIONS)
     }
 
-    /// Bytes of bodies that one connection can hold: what flow control allows, over HTTP/1.1 what the library's buffer
-    /// has room for. (How many small frames may hold these bytes is for `h2` to bound.)
+    /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, the library's
+    /// buffer over HTTP/1.1. (The number of small frames that hold these bytes is bounded by `h2`.)
     pub fn ahead(&self, is_http2: bool) -> usize {
         if is_http2 { CONNECTION_WINDOW as usize } else { self.head_bytes }
     }
 
-    /// Bytes of room that connections which were asked to go may keep until they have gone.
+    /// Bytes that connections which were asked to close may keep until they are closed.
     pub fn leaving_bytes(&self) -> usize {
         self.bytes / LEAVING_PART
     }
 
-    /// Whether so many resets among so many requests of one connection are an attack: most of them, and many.
+    /// Returns true if `resets` among `requests` of one connection are an attack: many, and most of the requests.
     pub fn is_flood(&self, resets: u64, requests: u64) -> bool {
         resets >= self.resets && resets * 2 > requests
     }
 }
 
-/// Who counts as one client: an address, of IPv6 the network of a subscriber.
+/// Network that counts as one client: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Subscriber(IpAddr);
 
 impl Subscriber {
-    /// Whose address it is.
+    /// Client that an address belongs to.
     pub fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(it) => Ipv6Addr::from_bits(it.to_bits() >> 64 << 64).into(),
@@ -122,29 +122,29 @@ impl Subscriber {
     }
 }
 
-/// Which bound a client came to.
+/// Bound that a client has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bound {
-    /// Bytes of all clients.
+    /// Bytes of requests of all clients.
     Bytes,
-    /// Bytes of one client.
+    /// Bytes of requests of one client.
     ClientBytes,
-    /// Bytes of answers to all clients.
+    /// Bytes of responses to all clients.
     AnswerBytes,
-    /// Connections of all clients.
+    /// Number of connections of all clients.
     Connections,
-    /// Connections of one client.
+    /// Number of connections of one client.
     ClientConnections,
-    /// The time for more of a body.
+    /// Time for the client to send more of a body.
     BodyIdle,
-    /// The time that an HTTP/2 connection may lie idle.
+    /// Time for which an HTTP/2 connection may be idle.
     Idle,
-    /// Resets.
+    /// Number of requests that the client reset before their responses.
     Resets,
 }
 
 impl Bound {
-    /// All of them, in the order of their declaration.
+    /// All bounds, in the order of their declaration.
     pub const ALL: [Self; 8] = [
         Self::Bytes,
         Self::ClientBytes,
@@ -156,7 +156,7 @@ impl Bound {
         Self::Resets,
     ];
 
-    /// Its name among metrics.
+    /// Value of the metrics' label `bound`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",

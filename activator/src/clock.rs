@@ -1,4 +1,4 @@
-//! Shell: the machine's clock and chance, as plain numbers.
+//! Shell: the machine's clock and random numbers, as plain integers.
 
 use std::{
     cell::Cell,
@@ -7,7 +7,8 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Nanoseconds that never go back, also not over a restart: the time of day at start plus what passed since.
+/// Monotonic time in ns, which does not go back over a restart either: the time of day at the start plus the time
+/// since.
 pub fn now_ns() -> u64 {
     static START: OnceLock<(Instant, u64)> = OnceLock::new();
     let (instant, unix_ns) = START.get_or_init(|| {
@@ -17,7 +18,7 @@ pub fn now_ns() -> u64 {
     unix_ns + u64::try_from(instant.elapsed().as_nanos()).unwrap_or(u64::MAX - unix_ns)
 }
 
-/// A random number, uniform over u64. For spreading load only (xorshift64*, Vigna 2014).
+/// Random number, uniform over u64, for spreading load only (xorshift64*, Vigna 2014).
 pub fn chance() -> u64 {
     thread_local! {
         static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(0u8) | 1);

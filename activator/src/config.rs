@@ -1,4 +1,4 @@
-//! Pure: what the activator is told at its start.
+//! Pure: settings of the activator, from its command line and its environment.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
@@ -31,43 +31,43 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_NAME", default_value = "")]
     pub name: String,
 
-    /// Stands in for the name where none is given.
+    /// Default of the name, if none is given.
     #[arg(long, env = "POD_NAME", default_value = "activator", hide = true)]
     pub pod_name: String,
 
-    /// Node it runs on.
+    /// Name of the node that it runs on.
     #[arg(long, env = "ROUSE_NODE", default_value = "")]
     pub node: String,
 
-    /// Where the controller serves routes: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or `https://ip:port`,
-    /// several joined by commas.
+    /// Address of the controller, which sends routes: `unix:/path`, `dns:NAME:PORT`, or `http://ip:port` or
+    /// `https://ip:port`, several joined by commas.
     #[arg(long, env = "ROUSE_CONTROLLER", default_value = "unix:/run/rouse/rouse/controller.sock")]
     pub controller: String,
 
-    /// Where the autoscaler takes usage, likewise.
+    /// Address of the autoscaler, which gets usage reports, in the same form.
     #[arg(long, env = "ROUSE_AUTOSCALER", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub autoscaler: String,
 
-    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities): with it, streams to
-    /// `dns:` and `https:` replicas go over mutual TLS. None: no TLS.
+    /// Folder with `token` (projected, audience `rouse`) and `ca.pem` (the controller's authorities). With it, streams
+    /// to `dns:` and `https:` replicas use mutual TLS. None: no TLS.
     #[arg(long, env = "ROUSE_IDENTITY")]
     pub identity: Option<PathBuf>,
 
-    /// Addresses on which every service's own port is opened: on Kubernetes the pod's, at most one a family (`POD_IPS`,
-    /// else `POD_IP`); otherwise the local node's.
+    /// Addresses on which every service's own port is opened. On Kubernetes they are the pod's, at most one for each
+    /// family (`POD_IPS`, else `POD_IP`); otherwise the local node's.
     #[arg(long, env = "ROUSE_ACTIVATOR_LISTEN", value_delimiter = ',')]
     pub listen: Vec<IpAddr>,
 
-    /// Stand in for the addresses where none are given.
+    /// Default of the addresses, if none are given.
     #[arg(long, env = "POD_IPS", value_delimiter = ',', hide = true)]
     pub pod_ips: Vec<IpAddr>,
 
-    /// Stands in for the addresses where none are given.
+    /// Default of the addresses, if neither they nor `POD_IPS` are given.
     #[arg(long, env = "POD_IP", hide = true)]
     pub pod_ip: Option<IpAddr>,
 
-    /// The agent's pinned map of listeners: one listener then serves the ports of all services. Without it, and while it
-    /// cannot be used, a socket is opened for each port.
+    /// Pinned map of listeners, made by the agent: one listener then serves the ports of all services. Without it, and
+    /// while it cannot be used, a socket is opened for each port.
     #[arg(long, env = "ROUSE_ACTIVATOR_PORTS_MAP")]
     pub ports_map: Option<PathBuf>,
 
@@ -79,30 +79,30 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE_PORT")]
     pub outside_port: Option<NonZeroU16>,
 
-    /// Port of the gateway for workloads of the cluster, on each of the addresses to listen on: it knows every service by
-    /// Host, also by its names within the cluster; none: no such port.
+    /// Port of the gateway for workloads of the cluster, on each of the addresses to listen on. It routes by Host, also
+    /// by names within the cluster; none: no such port.
     #[arg(long, env = "ROUSE_ACTIVATOR_INSIDE_PORT")]
     pub inside_port: Option<NonZeroU16>,
 
-    /// Port at which other activators are met, on each of the addresses to listen on, and theirs: together they keep
-    /// the hard limits of services. All have the same one; none: this activator is the only one.
+    /// Port for streams of other activators, on each of the addresses to listen on, and the port of theirs. Together
+    /// they keep the hard limits of services. All have the same one; none: this activator is the only one.
     #[arg(long, env = "ROUSE_ACTIVATOR_PEER_PORT")]
     pub peer_port: Option<NonZeroU16>,
 
-    /// Networks of proxies before the gateway, ADDRESS/LENGTH, divided by commas: their X-Forwarded-* and Forwarded count.
-    /// Those of `config-network` besides. Empty: no proxy is trusted.
+    /// Networks of trusted proxies before the gateway, ADDRESS/LENGTH, joined by commas: their X-Forwarded-* and
+    /// Forwarded headers are used. Those of `config-network` are added. Empty: no proxy is trusted.
     #[arg(long, env = "ROUSE_ACTIVATOR_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network)]
     pub trusted_proxies: Vec<IpNet>,
 
-    /// Each connection from these begins with a header of the PROXY protocol, version 1 or 2.
+    /// Each connection from trusted proxies begins with a header of the PROXY protocol, version 1 or 2.
     #[arg(long, env = "ROUSE_ACTIVATOR_PROXY_PROTOCOL")]
     pub proxy_protocol: bool,
 
-    /// The cluster's domain.
+    /// Domain of the cluster, the last part of names within it.
     #[arg(long, env = "ROUSE_CLUSTER_DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
 
-    /// The gateway's listener, bound already: it may live in another network namespace. Wins over `outside`.
+    /// Listener of the gateway, bound already: it may be in another network namespace. Takes precedence over `outside`.
     #[arg(skip)]
     pub outside_listener: Option<TcpListener>,
 
@@ -122,90 +122,91 @@ pub struct Config {
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING_BYTES", default_value_t = 64 << 20)]
     pub max_waiting_bytes: usize,
 
-    /// Bytes of requests, as far as they have come and no pod has taken them, of all clients: heads that wait and bodies that
-    /// flow ahead of a pod, 1048576 or more; beyond: 503 for those of the connection that holds most.
+    /// Bytes of received requests that no pod has taken, of all clients, 1048576 or more: heads that wait, and bodies
+    /// ahead of a pod. Beyond it, requests of the connection that holds most get 503.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_BYTES", default_value_t = budget::BYTES)]
     pub max_bytes: usize,
 
-    /// Bytes of requests of one client, counted likewise. A client is an address, of IPv6 a /64, but no trusted proxy.
-    /// Without a value: in a pod a quarter of all; on a node of its own all.
+    /// Bytes of received requests that no pod has taken, of one client: an IPv4 address or an IPv6 /64, but no trusted
+    /// proxy. Default: a quarter of all in a pod; all on the local node.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_BYTES")]
     pub max_client_bytes: Option<usize>,
 
-    /// Bytes of answers that wait for clients to read them, of all clients, 1048576 or more; beyond, the connection that holds
-    /// most is cut off.
+    /// Bytes of responses that wait for clients to read them, of all clients, 1048576 or more. Beyond it, the
+    /// connection that holds most is cut off.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES", default_value_t = budget::ANSWER_BYTES)]
     pub max_answer_bytes: usize,
 
-    /// Client connections, 1 or more; beyond, the one that has been idle for longest makes room, or the newcomer is closed.
-    /// Without a value: half of what the limit of open files leaves, and at most 16384.
+    /// Client connections, 1 or more. Beyond it, the one that has been idle for longest is closed, or else the new one.
+    /// Default: half of what the limit of open files leaves, and at most 16384.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CONNECTIONS")]
     pub max_connections: Option<usize>,
 
-    /// Connections of one client. Without a value: in a pod a quarter of all; on a node of its own all.
+    /// Connections of one client. Default: a quarter of all in a pod; all on the local node.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_CLIENT_CONNECTIONS")]
     pub max_client_connections: Option<usize>,
 
-    /// Milliseconds in which a client has to send more of a body that a pod waits for, until the pod's answer has begun; not
-    /// for gRPC. Beyond: 408.
+    /// Milliseconds in which a client has to send more of a body that a pod waits for, until the response has begun;
+    /// not for gRPC. Beyond it: 408.
     #[arg(long, env = "ROUSE_ACTIVATOR_BODY_IDLE_MS", default_value_t = 60_000)]
     pub body_idle_ms: u64,
 
-    /// Requests that a client may reset before their answers over one HTTP/2 connection while most of its requests are such.
+    /// Requests of one HTTP/2 connection that a client may reset before their responses, while these are most of its
+    /// requests.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_RESETS", default_value_t = 500)]
     pub max_resets: u64,
 
-    /// Bytes a request's head may have, 8192 to 1048576; beyond: 431.
+    /// Bytes of a request's head, 8192 to 1048576; beyond it: 431.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_HEAD_BYTES", default_value_t = 64 << 10)]
     pub max_head_bytes: usize,
 
-    /// Milliseconds a client may take for a head, and a kept connection may lie idle. Knative's 60 000.
+    /// Milliseconds for a head to arrive, and for a persistent connection to be idle. Knative's 60 000.
     #[arg(long, env = "ROUSE_ACTIVATOR_HEAD_TIMEOUT_MS", default_value_t = 60_000)]
     pub head_timeout_ms: u64,
 
-    /// Listen backlog assumed of a pod, 2 to 65535. At most half of it is dialled before its first answer.
+    /// Listen backlog assumed of a pod, 2 to 65535. At most half of it is dialled before its first response.
     #[arg(long, env = "ROUSE_ACTIVATOR_POD_BACKLOG", default_value_t = crate::pool::BACKLOG)]
     pub pod_backlog: u32,
 
-    /// Milliseconds a connection to a pod is kept idle. Shorter than any common server's own bound (2 s in
-    /// gunicorn, 5 s in Node.js), so that a pod does not close just when a request is sent.
+    /// Milliseconds for which a connection to a pod is kept idle. It is shorter than any common server's own bound (2 s
+    /// in gunicorn, 5 s in Node.js). So a pod does not close the connection just as a request is sent.
     #[arg(long, env = "ROUSE_ACTIVATOR_POD_IDLE_MS", default_value_t = 1_000)]
     pub pod_idle_ms: u64,
 
-    /// Milliseconds that an activator goes on taking connections once it is told to stop, at most 600000: until routes and
-    /// EndpointSlices have led everybody elsewhere. It ends sooner when the table names it no more. Without a value: in a
-    /// pod 45 000, Knative's drain time; on a node of its own none.
+    /// Milliseconds for which a stopping activator still accepts connections, at most 600000: routes and EndpointSlices
+    /// move clients elsewhere meanwhile. It stops earlier once the table does not list it any more. Default: 45 000 in
+    /// a pod, Knative's drain time; none on the local node.
     #[arg(long, env = "ROUSE_ACTIVATOR_LINGER_MS")]
     pub linger_ms: Option<u64>,
 
-    /// Milliseconds it still goes on once the table names it no more, at most 600000: kube-proxies and resolvers of other
-    /// nodes follow EndpointSlices a little later.
+    /// Milliseconds for which it still accepts connections once the table does not list it any more, at most 600000.
+    /// Kube-proxies and resolvers of other nodes follow EndpointSlices a little later.
     #[arg(long, env = "ROUSE_ACTIVATOR_SETTLE_MS", default_value_t = 5_000)]
     pub settle_ms: u64,
 
-    /// Milliseconds that requests in flight get to end after that, at most 600000. Without a value: in a pod 555 000, so
-    /// that both together are Knative's grace period; on a node of its own 30 000.
+    /// Milliseconds for requests in flight to end after that, at most 600000. Default: 555 000 in a pod, so that both
+    /// together are Knative's grace period; 30 000 on the local node.
     #[arg(long, env = "ROUSE_ACTIVATOR_DRAIN_MS")]
     pub drain_ms: Option<u64>,
 
-    /// Milliseconds of these that connections which have switched protocols get. Without a value: in a pod 60 000, as
-    /// Knative's sidecar gives them; on a node of its own none.
+    /// Milliseconds of these for upgraded connections. Default: 60 000 in a pod, as in Knative's sidecar; none on the
+    /// local node.
     #[arg(long, env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS")]
     pub tunnel_drain_ms: Option<u64>,
 }
 
-/// Where the local node's gateway lives.
+/// Addresses of the local node's gateway, the default of the addresses to listen on.
 const LOCAL: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1)),
 ];
 
-/// A network on the command line.
+/// Parses a network given on the command line, ADDRESS/LENGTH.
 fn network(text: &str) -> Result<IpNet, &'static str> {
     wire::network(text).ok_or("must be ADDRESS/LENGTH")
 }
 
-/// A setting out of its range.
+/// Error of a setting that is out of its range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("setting {name} is {value}: {rule}")]
 pub struct BadSetting {
@@ -215,12 +216,12 @@ pub struct BadSetting {
 }
 
 impl Config {
-    /// The defaults, for tests and for a node that sets the rest itself. Reads no command line.
+    /// Default settings, for tests and for `rouse up`, which sets the rest itself. Reads no command line.
     pub fn defaults() -> Self {
         Self::parse_from(["activator"])
     }
 
-    /// Checks every range.
+    /// Checks every setting against its range.
     pub fn validate(&self) -> Result<(), BadSetting> {
         let within = |name, value: usize, low: usize, high: usize, rule| {
             let refused = || BadSetting { name, value: value.to_string(), rule };
@@ -267,6 +268,7 @@ impl Config {
             ("--max-connections", self.max_connections),
             ("--max-client-connections", self.max_client_connections),
         ] {
+            // Unset ones are checked as 1, since their defaults depend on other settings and are always valid.
             within(name, value.unwrap_or(1), 1, usize::MAX, "must be 1 or more")?;
         }
         within("--max-head-bytes", self.max_head_bytes, 8_192, 1 << 20, "must be 8192 to 1048576")?;
@@ -274,12 +276,12 @@ impl Config {
         within("--pod-backlog", backlog, 2, 65_535, "must be 2 to 65535")
     }
 
-    /// This activator's name.
+    /// Name of this activator, given or by default.
     pub fn name(&self) -> &str {
         if self.name.is_empty() { &self.pod_name } else { &self.name }
     }
 
-    /// Where to listen.
+    /// Addresses to listen on, given or by default.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let pod = if self.pod_ips.is_empty() { self.pod_ip.as_slice() } else { &self.pod_ips };
         match (self.listen.as_slice(), pod) {
@@ -289,7 +291,7 @@ impl Config {
         }
     }
 
-    /// Gateways to open: where, and whether for requests from outside.
+    /// Gateways to open, as address and entrypoint.
     pub fn gateways(&self) -> Vec<(SocketAddr, Door)> {
         let on = |port: Option<NonZeroU16>, door| {
             let each = self.addresses().into_iter();
@@ -300,13 +302,13 @@ impl Config {
         given.into_iter().chain(ports).collect()
     }
 
-    /// What is said of requests from outside.
+    /// Policy for requests from outside, as given on the command line.
     pub fn edge(&self) -> Edge {
         let trusted_proxies = self.trusted_proxies.clone();
         Edge { trusted_proxies, proxy_protocol: self.proxy_protocol, ..Edge::default() }
     }
 
-    /// What clients may take, where so many descriptors may be open.
+    /// Bounds of clients, for a process that may open `files` files.
     pub fn budget(&self, files: u64) -> Budget {
         let connections = self.max_connections.unwrap_or_else(|| Budget::connections_for(files));
         Budget {
@@ -325,7 +327,7 @@ impl Config {
         }
     }
 
-    /// What one client gets of what all have. A node of its own has few clients, and no others to protect.
+    /// Share of one client in a bound of all clients. The local node has few clients, and no others to protect.
     fn share(&self, all: usize) -> usize {
         if self.is_pod() { all.div_ceil(4) } else { all }
     }
@@ -334,28 +336,28 @@ impl Config {
         !self.pod_ips.is_empty() || self.pod_ip.is_some()
     }
 
-    /// A given bound, or else what holds in a pod or on a node of its own.
+    /// Duration that was given, or else the default for a pod or for the local node.
     fn bound(&self, given: Option<u64>, in_pod_ms: u64, else_ms: u64) -> Duration {
         let otherwise = if self.is_pod() { in_pod_ms } else { else_ms };
         Duration::from_millis(given.unwrap_or(otherwise))
     }
 
-    /// How long connections are taken on after the word to stop.
+    /// Time for which connections are accepted after the signal to stop.
     pub fn linger(&self) -> Duration {
         self.bound(self.linger_ms, 45_000, 0)
     }
 
-    /// How long it still goes on once the table names it no more.
+    /// Time for which connections are accepted once the table does not list this activator any more.
     pub fn settle(&self) -> Duration {
         Duration::from_millis(self.settle_ms)
     }
 
-    /// How long connections that have switched protocols get after that.
+    /// Time for upgraded connections to end after that.
     pub fn tunnel_drain(&self) -> Duration {
         self.bound(self.tunnel_drain_ms, 60_000, 0)
     }
 
-    /// How long requests in flight get to end.
+    /// Time for requests in flight to end after that.
     pub fn drain(&self) -> Duration {
         self.bound(self.drain_ms, 555_000, 30_000)
     }
@@ -410,7 +412,7 @@ mod tests {
         assert_eq!(shares(&given), (5, 6));
     }
 
-    /// The numbers stand in docs/operations.md.
+    /// These numbers are documented in docs/operations.md.
     #[test]
     fn as_many_requests_wait_as_is_documented() {
         let bounds = Config::defaults().budget(1024).line;

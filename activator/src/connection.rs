@@ -1,4 +1,4 @@
-//! Shell: one connection to a pod, in HTTP/1.1 or HTTP/2, and what is sent over it.
+//! Shell: one connection to a pod, in HTTP/1.1 or HTTP/2, and the exchanges over it.
 
 use std::{
     io,
@@ -31,27 +31,28 @@ use crate::{
     tcp,
 };
 
-/// Requests at once over one HTTP/2 connection: what servers commonly allow (RFC 9113 §6.5.2 asks for no less).
+/// Concurrent requests over one HTTP/2 connection: the number that servers commonly allow (RFC 9113 §6.5.2 asks for at
+/// least as many).
 const MAX_STREAMS: u32 = 100;
-/// Bytes of an answer that a pod may send ahead of its client, and of all answers over one connection: none that is
-/// read slowly can stop the others.
+/// Bytes of a response that a pod may send before its client reads them. The window of the connection has room for all
+/// of its responses, so that none that is read slowly can stop the others.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
-/// A pod that does not answer a ping for this long is gone with its node; it is asked as often while something is open.
+/// Interval of pings while a stream is open. A pod that leaves a ping unanswered for as long is gone with its node.
 const PING_EVERY: Duration = Duration::from_secs(15);
 
-/// What a request goes over: a connection of its own, or one use of a shared one.
+/// Connection of a request: one of its own, or one use of a shared one.
 #[derive(Debug)]
 pub enum Connection {
-    /// HTTP/1.1: one request at a time.
+    /// HTTP/1.1 connection, which carries one request at a time.
     Single(Box<Single>),
-    /// HTTP/2, as it lies in the pool.
+    /// HTTP/2 connection, as it is kept in the pool.
     Shared(Shared),
-    /// HTTP/2, as a request has it.
+    /// One stream of an HTTP/2 connection, as a request uses it.
     Stream(Stream),
 }
 
-/// An HTTP/2 connection.
+/// HTTP/2 connection to a pod, shared by its requests.
 #[derive(Clone, Debug)]
 pub struct Shared {
     sender: http2::SendRequest<Ask>,
@@ -65,60 +66,61 @@ struct Uses {
     used_ns: AtomicU64,
 }
 
-/// One request's use of an HTTP/2 connection. Dropping it ends the use, not the connection.
+/// One request's use of an HTTP/2 connection. Dropping it ends the use, but not the connection.
 #[derive(Debug)]
 pub struct Stream(Shared);
 
-/// Why a request brought no answer.
+/// Error of a request that got no response.
 #[derive(Debug)]
 pub struct SendError {
-    /// The request, if the pod has seen nothing of it, has said that it did nothing about it, or may see it twice.
+    /// Request to send again, if the pod has received nothing of it, has refused to process it, or may process it
+    /// twice.
     pub unseen: Option<Request<Ask>>,
-    /// What broke.
+    /// Error of the exchange, with the side that caused it.
     pub fault: SendFault,
 }
 
-/// What broke, and whose fault it is.
+/// Error of an exchange, by the side that caused it.
 #[derive(Debug, thiserror::Error)]
 pub enum SendFault {
-    /// The client's: its body broke off or made no sense.
+    /// The client's body broke off or was invalid.
     #[error(transparent)]
     Client(hyper::Error),
-    /// The pod's.
+    /// The pod or the connection to it failed.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
 
-/// What a pod did wrong.
+/// Error of a pod in an exchange.
 #[derive(Debug, thiserror::Error)]
 pub enum PodError {
-    /// It closed the connection before it had said all.
+    /// The pod closed the connection before the response was complete.
     #[error("connection closed before message completed")]
     Closed,
-    /// The connection broke.
+    /// The connection to the pod failed.
     #[error("connection error: {0}")]
     Io(io::Error),
-    /// It does not speak HTTP/1.1.
+    /// The pod does not speak valid HTTP/1.1.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// It does not speak HTTP/2.
+    /// The pod does not speak valid HTTP/2, or the HTTP/2 connection failed.
     #[error(transparent)]
     Http2(hyper::Error),
 }
 
-/// A pod's answer behind its head, with the connection that it comes over.
+/// Body of a pod's response, with the connection that it comes over.
 #[derive(Debug)]
 pub enum Answer {
-    /// Over HTTP/1.1.
+    /// Body of a response over HTTP/1.1.
     Single(Box<Reading>),
-    /// Over HTTP/2.
+    /// Body of a response over HTTP/2, with the stream's use of the connection.
     Stream(Incoming, Stream),
-    /// It is over, or given up.
+    /// Body that is complete, or was given up.
     Ended,
 }
 
 impl Answer {
-    /// Bytes of it at most that may lie here before they are asked for.
+    /// Maximum number of its bytes that may be buffered here before the client asks for them.
     pub fn ahead(&self) -> usize {
         match self {
             Self::Single(_) => READ,
@@ -129,7 +131,7 @@ impl Answer {
 }
 
 impl Connection {
-    /// Makes a connection of a socket.
+    /// Opens HTTP over a connected socket.
     pub async fn open(
         stream: TcpStream,
         protocol: Protocol,
@@ -143,8 +145,10 @@ impl Connection {
         }
     }
 
-    /// An HTTP/2 connection is driven until it ends.
+    /// Opens an HTTP/2 connection, and drives it in a task of its own until it ends.
     async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
+        // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that
+        // a pod's responses do not depend on its protocol.
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -155,6 +159,7 @@ impl Connection {
             .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
         let (sender, driver) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        // The library reads and writes only while its driver runs, also while no request uses the connection.
         tokio::spawn(async move {
             if let Err(error) = driver.await {
                 debug!(%error, "connection to pod ended");
@@ -164,7 +169,7 @@ impl Connection {
         Ok(Self::Shared(Shared { sender, uses: Arc::new(uses), max_idle }))
     }
 
-    /// Sends a request and waits for the head of its answer. Dropping the future breaks the exchange off.
+    /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
     pub async fn send(
         self,
         request: Request<Ask>,
@@ -180,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// Whether it can still carry requests and has not been idle for too long.
+    /// Returns true if it can carry another request and has not been idle for too long.
     pub fn is_good(&self) -> bool {
         match self {
             Self::Single(single) => single.is_good(),
@@ -191,7 +196,7 @@ impl Connection {
 }
 
 impl Answer {
-    /// The next frame.
+    /// Polls for the next frame of the body.
     pub fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -206,7 +211,7 @@ impl Answer {
         }
     }
 
-    /// Whether all was read.
+    /// Returns true if the whole body was read.
     pub fn is_end(&self) -> bool {
         match self {
             Self::Single(reading) => reading.is_end(),
@@ -215,7 +220,7 @@ impl Answer {
         }
     }
 
-    /// What is known of its length.
+    /// Size of the rest of the body, as far as it is known.
     pub fn size_hint(&self) -> SizeHint {
         match self {
             Self::Single(reading) => reading.size_hint(),
@@ -224,12 +229,12 @@ impl Answer {
         }
     }
 
-    /// Tells the pod that its client has closed its sending half. `false`: it cannot be told.
+    /// Passes on that the client has closed its sending half. Returns false if the pod cannot be notified.
     pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
         if let Self::Single(reading) = self { reading.pass_fin(cx) } else { false }
     }
 
-    /// Ends the exchange. Returns its connection, if that is the request's own and may serve another.
+    /// Ends the exchange. Returns its connection, if it is the request's own and may serve another request.
     pub fn end(&mut self) -> Option<Connection> {
         match std::mem::replace(self, Self::Ended) {
             Self::Single(reading) => reading.end().map(|it| Connection::Single(Box::new(it))),
@@ -237,7 +242,7 @@ impl Answer {
         }
     }
 
-    /// Leaves HTTP.
+    /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
     pub fn into_raw(self) -> Option<Raw> {
         if let Self::Single(reading) = self { reading.into_raw() } else { None }
     }
@@ -249,7 +254,7 @@ impl Lend for Connection {
             it if !it.is_good() => Offer::Stale,
             Self::Single(_) => Offer::Whole,
             Self::Shared(it) if it.streams() >= MAX_STREAMS => Offer::Busy,
-            // Streams begin under the pool's lock; only their ends may come between.
+            // Streams begin under the pool's lock. Only their ends may come between, and these only make more room.
             Self::Shared(it) => Offer::Share(Self::Stream(Stream::begin(it.clone()))),
             Self::Stream(_) => Offer::Stale,
         }
@@ -275,6 +280,8 @@ impl Stream {
     }
 
     async fn send(mut self, request: Request<Ask>) -> Result<Response<Answer>, SendError> {
+        // The library gives a request back only if it was not written at all. A copy without a body is cheap, and
+        // allows a second attempt after GOAWAY and REFUSED_STREAM too.
         let spare = match request.body() {
             Ask::Empty => Some(copy_of(&request)),
             Ask::Client(_) => None,
@@ -300,7 +307,7 @@ impl Drop for Stream {
 
 impl From<TrySendError<Request<Ask>>> for SendError {
     fn from(mut error: TrySendError<Request<Ask>>) -> Self {
-        // The library gives the request back only when no byte of it was written.
+        // The library returns the request only if no byte of it was written.
         let (unseen, error) = (error.take_message(), error.into_error());
         let fault = if error.is_user() {
             SendFault::Client(error)
@@ -320,8 +327,9 @@ fn copy_of(request: &Request<Ask>) -> Request<Ask> {
     copy
 }
 
-/// Whether the pod says that it did nothing about the request (RFC 9113 §6.8, §8.7).
+/// Returns true if the pod reports that it did not process the request (RFC 9113 §6.8, §8.7).
 fn is_unprocessed(error: &hyper::Error) -> bool {
+    // The frame's reason lies below the errors of the libraries around it.
     let mut cause = std::error::Error::source(error);
     while let Some(it) = cause {
         if let Some(h2) = it.downcast_ref::<h2::Error>() {

@@ -1,4 +1,4 @@
-//! Shell: follows the controller's RouteTable and reports the version in force.
+//! Shell: the stream of the controller's RouteTable, and reports of the version in force.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use tracing::info;
 
 use crate::{gateway::Gateway, ports::Ports};
 
-/// Applies each change of the table, then says so.
+/// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn follow(
     link: &Link,
     reports: &Link,
@@ -32,6 +32,7 @@ pub async fn follow(
             ports.apply();
         }
         gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
+        // Drain acknowledgements go out only after the batch is in force: the controller stops pods by them.
         outbox.set(PodKey::Applied, PodItem::Applied(version));
         draining.in_force(&outbox);
         routed.in_force(&outbox);
@@ -43,5 +44,5 @@ pub async fn follow(
     tokio::join!(watch, reports.report_pods(&outbox));
 }
 
-/// Whether routes were ever received.
+/// Flag that is true once routes were received.
 pub type Seen = Arc<AtomicBool>;

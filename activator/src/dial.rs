@@ -1,54 +1,57 @@
-//! Pure: how one connection to a pod is brought about.
+//! Pure: one connection to a pod, opened by several sockets.
 //!
-//! A full accept queue drops SYNs, and the kernel repeats a SYN only after a second. So a dial that is not
-//! answered soon is repeated on a second socket, then a third; the first that is answered wins and the
-//! others are closed unused. Nothing is sent before one has won, so nothing is sent twice.
+//! A full accept queue drops SYNs, and the kernel repeats a SYN only after a second. Therefore a dial without an early
+//! answer is repeated on a second socket, then on a third. The first socket that is connected wins, and the others are
+//! closed unused. Nothing is sent before one has won, so nothing is sent twice.
 
 use std::time::Duration;
 
-/// A dial is repeated when it is unanswered for this long; the next wait is twice as long.
+/// Time without an answer after which a dial is repeated. Each further wait is twice as long.
 pub const FIRST_WAIT: Duration = Duration::from_millis(5);
-/// The longest wait between two sockets.
+/// Longest wait between two sockets.
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// Sockets of one dial at most: 5 + 10 + … + 640 + 1000 · 8 ms, about 9 s.
+/// Maximum number of sockets of one dial: 5 + 10 + … + 640 + 1000 · 8 ms, about 9 s.
 const SOCKETS: u32 = 16;
 
-/// One dial.
+/// State of one dial.
 #[derive(Debug, Default)]
+/// Number of sockets opened so far.
 pub struct Dial {
     begun: u32,
+    /// Number of sockets that have not failed.
     open: u32,
+    /// True after `Win` or `GiveUp`.
     settled: bool,
 }
 
-/// What happens to a dial.
+/// Event in the course of a dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It begins, or the wait that an [`Action::Open`] named is over.
+    /// The dial begins, or the wait that an [`Action::Open`] named is over.
     Unanswered,
-    /// A socket was answered with a connection.
+    /// A socket is connected.
     Connected,
-    /// A socket was answered with a refusal: nobody listens, so no other socket will fare better.
+    /// A socket was refused. No process listens there, so no other socket can succeed.
     Refused,
-    /// A socket failed otherwise.
+    /// A socket failed with another error.
     Failed,
 }
 
-/// What to do next.
+/// Next action for the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Open one more socket and, unless one is answered before, report `Unanswered` after this long.
+    /// Opens one more socket. Unless one is answered before, `Unanswered` follows after this time.
     Open(Duration),
-    /// Go on waiting.
+    /// Waits for the next event.
     Wait,
-    /// Use the socket that was just connected and close the others.
+    /// Uses the socket that was just connected and closes the others.
     Win,
-    /// Close all: there is no connection.
+    /// Closes all sockets: there is no connection.
     GiveUp,
 }
 
 impl Dial {
-    /// One step. After `Win` or `GiveUp` nothing more is asked for.
+    /// Applies one event. Returns the next action, which is always `Wait` after `Win` or `GiveUp`.
     pub fn step(&mut self, event: Event) -> Action {
         if self.settled {
             return Action::Wait;
@@ -64,7 +67,7 @@ impl Dial {
         }
     }
 
-    /// Sockets opened so far.
+    /// Number of sockets opened so far.
     pub fn sockets(&self) -> u32 {
         self.begun
     }

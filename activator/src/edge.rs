@@ -1,4 +1,4 @@
-//! Shell: what is said of proxies before the gateway and of protocols to switch to, as it is now.
+//! Shell: policy for proxies before the gateway and for protocols to switch to, as it is now.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -8,26 +8,30 @@ use common::{
 };
 use tracing::info;
 
-/// What operators say at a node's start and in the table, together.
+/// Policy of operators for requests from outside: the settings at the start and those of the RouteTable, combined.
 #[derive(Debug)]
 pub struct Edges {
+    /// Settings of the command line.
     own: Edge,
+    /// Settings in force: those of the command line and of the RouteTable.
     now: RwLock<Arc<Edge>>,
 }
 
 impl Edges {
-    /// What was said at the start.
+    /// Creates the policy from the settings of the command line.
     pub fn new(own: Edge) -> Self {
         Self { now: RwLock::new(Arc::new(own.clone())), own }
     }
 
-    /// What holds for a request that comes now.
+    /// Policy for a request that arrives now.
     pub fn now(&self) -> Arc<Edge> {
         Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes over what a change of the table says.
+    /// Applies the settings of a batch of the RouteTable.
     pub fn follow(&self, batch: &RouteBatch) {
+        // A snapshot without settings, or their removal, resets them; any other batch without them leaves them
+        // unchanged.
         let told = match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => it.edge.clone(),
             None if !batch.is_whole => return,

@@ -1,63 +1,63 @@
-//! Pure: why a request could not be answered by a pod, and what the client is told.
+//! Pure: errors for which a request gets no response of a pod, and the responses that clients get instead.
 //!
 //! Codes and texts are Knative's (`reference` table in knative/serving `pkg/activator/handler`,
-//! `pkg/http/handler/timeout.go`), so that clients and dashboards made for it go on working.
+//! `pkg/http/handler/timeout.go`), so that clients and dashboards made for it continue to work.
 
 use http::{HeaderValue, Response, StatusCode, header};
 
-/// Why a request could not be answered by a pod.
+/// Error for which a request gets no response of a pod.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// No service has this host, or the port's service is gone.
     #[error("no service for {0:?}")]
     UnknownService(String),
-    /// The service names no revision yet.
+    /// The service has no revision to route to yet.
     #[error("service {0} has no revision to serve it yet")]
     NoTarget(String),
-    /// The service names a revision that the table lacks.
+    /// The service names a revision that the RouteTable does not contain.
     #[error("Error getting active endpoint: revision {0:?} not found")]
     UnknownRevision(String),
-    /// A NetworkPolicy keeps the client from the service's pods, so it may not wait for one either.
+    /// A NetworkPolicy denies the client access to the service's pods, so it may not wait for one either.
     #[error("a NetworkPolicy of the service lets no requests of {0} in")]
     Forbidden(std::net::IpAddr),
-    /// The line is full.
+    /// The wait queue of the revision is full.
     #[error("pending request queue full")]
     QueueFull,
-    /// Clients hold more bytes than there is room for, and this one's connection most of them.
+    /// Clients hold more bytes than allowed, and this client's connection holds most of them.
     #[error("too many bytes of requests are held")]
     TooManyBytes,
     /// The client has sent nothing of its body for too long, while a pod waited for it.
     #[error("request body timeout")]
     BodyIdle,
-    /// `timeoutSeconds`, or another bound of the revision, is over.
+    /// `timeoutSeconds`, or another timeout of the revision, is over.
     #[error("activator request timeout")]
     Timeout,
-    /// No connection to a pod came about.
+    /// No connection to a pod could be opened.
     #[error("cannot connect to pod at {address}: {reason}")]
     Dial {
-        /// The pod tried last.
+        /// Address of the pod tried last.
         address: std::net::SocketAddr,
-        /// The system's words.
+        /// Error text of the operating system.
         reason: String,
     },
-    /// The exchange with the pod broke after it had begun.
+    /// The exchange with the pod broke off after it had begun.
     #[error("pod at {address}: {reason}")]
     Broken {
-        /// The pod.
+        /// Address and port of the pod.
         address: std::net::SocketAddr,
-        /// What broke.
+        /// Error of the connection or of the pod's response.
         reason: String,
     },
-    /// The request makes no sense.
+    /// The request is invalid, for the reason given.
     #[error("{0}")]
     BadRequest(String),
-    /// A method that cannot be forwarded.
+    /// The method is CONNECT, which cannot be forwarded.
     #[error("method CONNECT is not allowed")]
     Connect,
 }
 
 impl Failure {
-    /// The code the client gets.
+    /// Status code that the client gets.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::UnknownService(_) | Self::UnknownRevision(_) => StatusCode::NOT_FOUND,
@@ -73,15 +73,17 @@ impl Failure {
         }
     }
 
-    /// The whole answer.
+    /// Whole response for the client, with the error's text as its body.
     pub fn response<B>(&self, body: impl FnOnce(String) -> B) -> Response<B> {
         let mut response = Response::new(body(self.to_string()));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        // These errors pass by themselves, so a client is asked to retry a second later.
         if matches!(self, Self::QueueFull | Self::NoTarget(_) | Self::TooManyBytes) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // The rest of the request's body may be unread, so that the connection cannot carry another request.
         if matches!(self, Self::TooManyBytes | Self::BodyIdle) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -1,8 +1,10 @@
-//! Pure: what a pod is told of a request's way: `Forwarded`, `X-Forwarded-*`, `traceparent`.
+//! Pure: headers by which a pod learns the client and the proxies of a request: `Forwarded`, `X-Forwarded-*`,
+//! `traceparent`.
 //!
-//! Knative's runtime contract asks for them (`runtime-contract.md`); its sidecar writes `Forwarded` where there is none
-//! (`pkg/queue/forwarded_shim.go`). What workloads of the cluster say is kept and added to, as in Knative. From outside
-//! the word of a trusted proxy counts and is added to; everybody else's is dropped, and all is made from what we know.
+//! Knative's runtime contract asks for them (`runtime-contract.md`); its sidecar writes `Forwarded` if there is none
+//! (`pkg/queue/forwarded_shim.go`). Headers of workloads of the cluster are kept and extended, as in Knative. From
+//! outside, headers of a trusted proxy are kept and extended. Those of other clients are dropped, and all headers are
+//! written from what the activator knows.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,7 +19,7 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// What proxies say of a request's way and applications believe; most of it we never add ourselves.
+/// Headers by which proxies describe the client and applications trust them. The activator never writes most of them.
 const CLAIMS: [HeaderName; 9] = [
     header::FORWARDED,
     X_FORWARDED_HOST,
@@ -30,57 +32,58 @@ const CLAIMS: [HeaderName; 9] = [
     HeaderName::from_static("front-end-https"),
 ];
 
-/// Who sent a request, as far as the connection tells.
+/// Sender of a request, as far as its connection identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
-    /// Where it came in.
+    /// Origin of the connection: the cluster, or outside.
     pub side: Side,
-    /// The client's address, or the last proxy's.
+    /// Address of the client, or of the last proxy.
     pub address: IpAddr,
-    /// What the connection itself told.
+    /// Information of the connection itself about its client.
     pub origin: Origin,
 }
 
-/// What the connection of a request told of its client.
+/// Information of a connection about the client behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The client connected to us.
+    /// The peer of the connection is the client.
     Direct,
     /// A trusted proxy named the client in a PROXY header.
     Named {
-        /// The client's connection to the proxy had TLS.
+        /// True if the client's connection to the proxy had TLS.
         is_secure: bool,
     },
-    /// A trusted proxy passes on a client that it did not name.
+    /// A trusted proxy forwards a client that it did not name.
     Unnamed,
 }
 
 impl Sender {
-    /// Whether this sender's word about the way before it counts.
+    /// Returns true if the sender is a trusted proxy, so that its headers about the client are used.
     fn is_trusted(self, edge: &Edge) -> bool {
         self.side == Side::Outside && self.origin != Origin::Unnamed && edge.trusts(self.address)
     }
 
-    /// The protocol of the client's own connection, as far as the connection tells.
+    /// Protocol of the client's own connection, as far as the connection reveals it.
     fn proto(self) -> &'static str {
         let is_secure = matches!(self.origin, Origin::Named { is_secure: true });
         if is_secure { "https" } else { "http" }
     }
 }
 
-/// Whether a request from outside has come by https, at least as far as a trusted proxy.
+/// Returns true if a request from outside has come by https, at least as far as a trusted proxy.
 pub fn is_secure(headers: &HeaderMap, sender: Sender, edge: &Edge) -> bool {
     let told = sender.is_trusted(edge).then(|| told_proto(headers)).flatten();
     matches!(told.unwrap_or_else(|| sender.proto()), "https" | "wss")
 }
 
-/// Adds what the app may want to know of the client.
+/// Writes the headers that describe the client.
 pub fn forwarded(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
     let client = sender.address.to_string();
     match sender.side {
         Side::Inside => inside(headers, &client),
         Side::Outside if sender.is_trusted(edge) => proxied(headers, sender, edge),
         Side::Outside => {
+            // Everything that a client can forge is removed, including headers that the activator never writes itself.
             for name in CLAIMS {
                 headers.remove(name);
             }
@@ -90,7 +93,7 @@ pub fn forwarded(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
     }
 }
 
-/// From a workload of the cluster: what it says is kept.
+/// Headers for a request from a workload of the cluster: those that are there are kept and extended.
 fn inside(headers: &mut HeaderMap, client: &str) {
     let before = list(headers, &X_FORWARDED_FOR).unwrap_or_default();
     let hops: Vec<&str> = via::split(&before).chain([client]).collect();
@@ -99,9 +102,10 @@ fn inside(headers: &mut HeaderMap, client: &str) {
     write(headers, &hops, host, proto.unwrap_or(HeaderValue::from_static("http")));
 }
 
-/// From a trusted proxy: what it says counts, as far back as those it names are trusted as well.
+/// Headers for a request from a trusted proxy: its headers are used back to the last hop that is no trusted proxy.
 fn proxied(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
     let client = sender.address.to_string();
+    // `Forwarded` and `X-Forwarded-For` describe the same hops. If both are there, `X-Forwarded-For` is used.
     let told = list(headers, &header::FORWARDED).unwrap_or_default();
     let elements = via::elements(&told).unwrap_or_default();
     let elements = believed(&elements, |it| it.of.as_deref(), edge);
@@ -116,6 +120,7 @@ fn proxied(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
     let host = host.and_then(|host| HeaderValue::try_from(host).ok());
     let host = host.or_else(|| headers.get(header::HOST).cloned());
     let proto = told_proto(headers).unwrap_or_else(|| sender.proto());
+    // The part of `Forwarded` that is not reliable is dropped, and the proxy itself becomes its last hop.
     headers.remove(header::FORWARDED);
     if !elements.is_empty() {
         let before: Vec<&str> = elements.iter().map(|it| it.text).collect();
@@ -127,14 +132,15 @@ fn proxied(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
     write(headers, &way, host, HeaderValue::from_static(proto));
 }
 
-/// The last of `hops`, each told by the one behind it: from the first on that a trusted one has told of.
+/// Part of `hops` that is reliable. Each hop is reported by the next one, so the part begins with the last untrusted
+/// hop.
 fn believed<'a, T>(hops: &'a [T], of: impl Fn(&T) -> Option<&str>, edge: &Edge) -> &'a [T] {
     let is_trusted = |hop: &T| of(hop).and_then(address).is_some_and(|it| edge.trusts(it));
     let first = hops.iter().rposition(|hop| !is_trusted(hop)).unwrap_or(0);
     hops.get(first..).unwrap_or_default()
 }
 
-/// The protocol that a trusted proxy says the client used.
+/// Protocol that the client used, as a trusted proxy reports it.
 fn told_proto(headers: &HeaderMap) -> Option<&'static str> {
     let known = |text: &str| {
         ["https", "http", "wss", "ws"].into_iter().find(|it| it.eq_ignore_ascii_case(text.trim()))
@@ -146,19 +152,19 @@ fn told_proto(headers: &HeaderMap) -> Option<&'static str> {
     known(via::elements(&told)?.last()?.proto.as_deref()?)
 }
 
-/// What the last who wrote a list has said.
+/// Last entry of a list header: the one of the proxy nearest to the activator.
 fn last_of(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     let all = list(headers, name)?;
     via::split(&all).last().map(str::to_owned)
 }
 
-/// The address of a hop, which may have a port behind it.
+/// IP address of a hop, which may have a port behind it.
 fn address(hop: &str) -> Option<IpAddr> {
     let bare = hop.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(hop);
     bare.parse().ok().or_else(|| hop.parse::<SocketAddr>().ok().map(|it| it.ip()))
 }
 
-/// Writes the way; `Forwarded` only where it is not there yet.
+/// Writes the hops, the host and the protocol; `Forwarded` only if there is none.
 fn write(headers: &mut HeaderMap, way: &[&str], host: Option<HeaderValue>, proto: HeaderValue) {
     if !headers.contains_key(header::FORWARDED) {
         let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
@@ -175,8 +181,8 @@ fn write(headers: &mut HeaderMap, way: &[&str], host: Option<HeaderValue>, proto
     }
 }
 
-/// Begins a trace where the request does not belong to one yet (W3C Trace Context §3.2). One that makes sense passes
-/// unchanged: we record nothing that could stand between. `chance` is uniform over u64.
+/// Begins a trace if the request does not belong to one yet (W3C Trace Context §3.2). A valid one passes unchanged,
+/// because the activator records no span of its own. `chance` is uniform over u64.
 pub fn traced(headers: &mut HeaderMap, mut chance: impl FnMut() -> u64) {
     let mut given = headers.get_all(&TRACEPARENT).iter();
     let is_traced = match (given.next(), given.next()) {
@@ -187,7 +193,7 @@ pub fn traced(headers: &mut HeaderMap, mut chance: impl FnMut() -> u64) {
         return;
     }
     headers.remove(&TRACESTATE);
-    // No part of it may be all zero; not sampled: nobody has asked for it to be recorded.
+    // No number may be zero. The flags state that the trace is not sampled, because no component has asked for that.
     let mut number = || chance().max(1);
     let text = format!("00-{:016x}{:016x}-{:016x}-00", number(), number(), number());
     if let Ok(value) = HeaderValue::try_from(text) {
@@ -195,8 +201,9 @@ pub fn traced(headers: &mut HeaderMap, mut chance: impl FnMut() -> u64) {
     }
 }
 
-/// `version-trace-parent-flags` in lower-case hex; later versions may say more behind that.
+/// Returns true for `version-trace-parent-flags` in lower-case hex; later versions may have more fields behind these.
 fn is_traceparent(text: &[u8]) -> bool {
+    // Version 00 has exactly 55 bytes; any later version begins with the same four fields.
     let Some((known, more)) = text.split_at_checked(55) else { return false };
     let mut fields = known.split(|&byte| byte == b'-');
     let mut next = |length: usize| {

@@ -1,49 +1,49 @@
-//! Pure: what comes in over an HTTP/2 connection, followed just far enough to count what it makes the library hold
-//! (RFC 9113 §4.1, §6; RFC 7541 §5, §6).
+//! Pure: inspection of the frames that a client sends over HTTP/2 (RFC 9113 §4.1, §6; RFC 7541 §5, §6). It goes only as
+//! far as needed to count the memory that the frames make the library hold.
 //!
-//! The library keeps a client's paths in the table of fields as parts of the buffers that they came in (`h2`,
-//! `hpack/decoder.rs`), so that an entry of 40 bytes holds a buffer of many thousand. Clients are told to keep no table
-//! (`SETTINGS_HEADER_TABLE_SIZE` 0), and the library empties its own when the client says so at the beginning of a block
-//! (RFC 7541 §4.2). Until a client does, what its entries may hold is counted.
+//! The library keeps a client's paths in the dynamic table as parts of the buffers that they came in (`h2`,
+//! `hpack/decoder.rs`). An entry of 40 bytes can therefore hold a buffer of many thousand. Clients are asked to keep no
+//! table (`SETTINGS_HEADER_TABLE_SIZE` 0). The library empties its own table when the client announces that at the
+//! beginning of a block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
 
 use common::h2::{flag, kind};
 
-/// Bytes of a HEADERS frame that say its priority.
+/// Bytes of a HEADERS frame that state its priority.
 const PRIORITY_BYTES: usize = 5;
 /// Bytes of a buffer that one entry can hold beside the bytes of its own block.
 const BUFFER: usize = 16 << 10;
-/// Entries of a table of 4,096 bytes, each of 38 at least: `:path` and one byte count 32 more (RFC 7541 §4.1).
+/// Entries of a table of 4,096 bytes, each of at least 38: `:path` and one byte count 32 more (RFC 7541 §4.1).
 const ENTRIES: usize = 4096 / 38;
 
-/// The frames of a client.
+/// Inspector of the frames of one client connection.
 #[derive(Debug)]
 pub struct Frames {
-    /// Bytes to pass before the next frame.
+    /// Bytes of the present frame's payload that are still to come.
     left: usize,
     part: Part,
-    /// What has come of the next frame's beginning.
+    /// Received bytes of the next frame's header.
     header: [u8; 9],
     filled: usize,
     fields: Fields,
-    /// Whether the client has taken note that it has no table.
+    /// True once the client has acknowledged the settings, so that it keeps no table.
     knows: bool,
-    /// Whether it has said so since.
+    /// True once the client has announced an empty table at the beginning of a block.
     has_no_table: bool,
-    /// Bytes since the last block that left an entry in the table.
+    /// Bytes received since the last block that left an entry in the table.
     since: usize,
     /// Bytes that entries of the table may hold.
     entries: usize,
-    /// Bytes of the largest frame that has come.
+    /// Bytes of the largest frame received.
     largest: usize,
 }
 
-/// What the bytes of a frame are.
+/// Kind of the present frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Of a body.
+    /// Payload of a DATA frame, a part of a body.
     Data,
-    /// Of a block of fields: bytes before it, and of padding behind it. Without the padding's length as long as that
-    /// has not come.
+    /// Payload of a block of header fields. `before`: bytes before the block. `padding`: bytes behind it, `None` until
+    /// their number was received.
     Block {
         before: usize,
         padding: Option<usize>,
@@ -53,7 +53,7 @@ enum Part {
 }
 
 impl Frames {
-    /// From the beginning of a connection: first its preface.
+    /// Creates the inspector of a new connection, which begins with a preface of `preface` bytes.
     pub fn after_preface(preface: usize) -> Self {
         Self {
             left: preface,
@@ -69,7 +69,7 @@ impl Frames {
         }
     }
 
-    /// Takes in what has come. Returns how many bytes of it are of bodies.
+    /// Inspects received bytes. Returns the number of those that belong to bodies.
     pub fn count(&mut self, mut bytes: &[u8]) -> usize {
         let mut data = 0;
         while !bytes.is_empty() {
@@ -89,13 +89,13 @@ impl Frames {
         data
     }
 
-    /// Bytes that the library holds at most between requests: for its table of fields, and in the buffer that the largest
-    /// frame needed.
+    /// Maximum number of bytes that the library holds between requests: for its dynamic table, and in the buffer that
+    /// the largest frame needed.
     pub fn held(&self) -> usize {
         self.entries + self.largest
     }
 
-    /// Takes in bytes of a frame's beginning. Returns the rest.
+    /// Parses bytes of a frame header. Returns the bytes behind it.
     fn begin<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (some, rest) = bytes.split_at((self.header.len() - self.filled).min(bytes.len()));
         self.header[self.filled..self.filled + some.len()].copy_from_slice(some);
@@ -104,9 +104,10 @@ impl Frames {
             return rest;
         }
         let [high, middle, low, which, flags, ..] = self.header;
+        // The length has 24 bits, in network order (RFC 9113 §4.1).
         self.left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.filled = 0;
-        // A larger frame ends the connection.
+        // A larger frame is an error of the connection, and the library buffers none of it.
         self.largest = self.largest.max(self.left.min(BUFFER));
         let is = |bit: u8| flags & bit != 0;
         let is_last = is(flag::END_HEADERS);
@@ -124,14 +125,14 @@ impl Frames {
             }
             _ => Part::Other,
         };
-        // A frame without a payload may end a block as well.
+        // A frame without a payload may also end a block.
         if self.left == 0 {
             self.end_block();
         }
         rest
     }
 
-    /// Takes in bytes of a block.
+    /// Parses bytes of a block of header fields.
     fn follow(&mut self, mut piece: &[u8]) {
         let Part::Block { before, padding, .. } = &mut self.part else { return };
         let padding = *padding.get_or_insert_with(|| {
@@ -141,6 +142,7 @@ impl Frames {
         });
         let skipped = (*before).min(piece.len());
         (*before, piece) = (*before - skipped, &piece[skipped..]);
+        // Padding lies at the end of the payload, and the frame may still have `left` bytes to come.
         let fields = (piece.len() + self.left).saturating_sub(padding).min(piece.len());
         self.fields.take(&piece[..fields]);
         if self.left == 0 {
@@ -148,17 +150,19 @@ impl Frames {
         }
     }
 
-    /// The frame is over, and with it the block, if it is the last one of that.
+    /// Ends the frame, and with it the block if it is the block's last frame.
     fn end_block(&mut self) {
         if !matches!(self.part, Part::Block { is_last: true, .. }) {
             return;
         }
         let block = std::mem::take(&mut self.fields);
+        // An empty table before the acknowledgement may be followed by entries again: the client does not know its
+        // limit yet.
         if block.empties && self.knows {
             (self.has_no_table, self.entries) = (true, 0);
         }
         if block.adds && !self.has_no_table {
-            // What came since the entry before it lies in other buffers, or in the same one.
+            // Bytes received since the entry before it lie in other buffers, or in the same one.
             let most = ENTRIES * (BUFFER + BUFFER);
             self.entries = (self.entries + self.since.min(BUFFER + BUFFER)).min(most);
             self.since = 0;
@@ -166,39 +170,39 @@ impl Frames {
     }
 }
 
-/// A block of fields, of which only the lengths matter.
+/// Scanner of a block of header fields, for which only lengths matter.
 #[derive(Debug, Default)]
 struct Fields {
     at: At,
-    /// Whether it adds an entry to the table.
+    /// True if the block adds an entry to the dynamic table.
     adds: bool,
-    /// Whether it says that the table has no room (RFC 7541 §6.3).
+    /// True if the block announces a table of size 0 (RFC 7541 §6.3).
     empties: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum At {
-    /// A field begins.
+    /// At the first byte of a field.
     #[default]
     Field,
-    /// A number goes on (RFC 7541 §5.1).
+    /// Within a number of several bytes (RFC 7541 §5.1).
     Number { of: Number, value: usize, shift: u32 },
-    /// The length of a string; so many strings come, with this one.
+    /// At the length of a string; `strings` counts the strings to come, including this one.
     Length { strings: u8 },
-    /// So many bytes of a string.
+    /// Within a string, of which `left` bytes are to come.
     Text { left: usize, strings: u8 },
 }
 
-/// What a number says.
+/// Meaning of a number in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
-    /// Which field of the table it is, with its value.
+    /// Index of a table entry that gives name and value.
     Field,
-    /// Which name of the table it is; 0: the name follows.
+    /// Index of a table entry that gives the name; 0: the name follows as a string.
     Name,
-    /// How large the table may be.
+    /// New maximum size of the dynamic table.
     TableSize,
-    /// How long a string is.
+    /// Length of a string in bytes.
     Length { strings: u8 },
 }
 
@@ -238,12 +242,12 @@ impl Fields {
                     self.at = At::Number { of, value, shift: shift.saturating_add(7) };
                 }
             }
-            // Its bytes are passed over.
+            // The bytes of a string are skipped by the caller.
             At::Text { .. } => {}
         }
     }
 
-    /// A number begins in the low bits of a byte.
+    /// Begins a number in the low bits of a byte.
     fn number(&mut self, of: Number, byte: u8, mask: u8) {
         let value = usize::from(byte & mask);
         if byte & mask == mask {
@@ -267,7 +271,7 @@ impl Fields {
     }
 }
 
-/// What comes behind the first of so many strings.
+/// Position behind a string, of `strings` including it.
 fn after_string(strings: u8) -> At {
     if strings > 1 { At::Length { strings: strings - 1 } } else { At::Field }
 }

@@ -1,7 +1,7 @@
-//! Shell: one request from its arrival to its answer.
+//! Shell: one request from its arrival to its response.
 //!
-//! Of a pod's answers those before the final one are passed on over HTTP/1.1, below `hyper`, whose server cannot send
-//! them. 100 it sends itself, once the pod's own has let the body go.
+//! Interim responses of a pod are passed on over HTTP/1.1, below `hyper`, whose server cannot send them. `hyper` sends
+//! 100 itself, once the pod's own 100 has released the body.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -45,25 +45,25 @@ use crate::{
     tunnel::tunnel,
 };
 
-/// A request is tried this often at pods that refuse before the client is told: with the pauses between,
-/// about 5 s.
+/// Number of refused connections of one request after which its client gets an error. With the pauses between, they
+/// take about 5 s.
 const MAX_REFUSALS: u32 = 10;
-/// A request is sent over this many connections that were closed before a byte was sent.
+/// Number of times that a request is sent again because its connection closed before the pod processed it.
 const MAX_STALE: u32 = 10;
 
-/// Where a connection came in.
+/// Listener that a connection came in by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// A service's own port: it is that service's, whatever its Host says.
+    /// A service's own port: requests are for that service, whatever their Host is.
     Port(u16),
-    /// The gateway for workloads of the cluster, which names every service by Host.
+    /// The gateway for workloads of the cluster, which routes to every service by Host.
     Inside,
-    /// The gateway for requests from outside: only public hosts.
+    /// The gateway for requests from outside, which routes to public hosts only.
     Outside,
 }
 
 impl Door {
-    /// Whom it is for.
+    /// Side of the entrypoint: the cluster, or outside.
     pub fn side(self) -> Side {
         match self {
             Self::Port(_) | Self::Inside => Side::Inside,
@@ -72,90 +72,92 @@ impl Door {
     }
 }
 
-/// Whose connection a request came over.
+/// Client connection that a request came over.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
-    /// Its address.
+    /// IP address of the client, or of the proxy in front.
     pub address: IpAddr,
-    /// Its port.
+    /// TCP port of the client's end.
     pub port: u16,
-    /// What the connection told of it.
+    /// Information of the connection about the client behind it.
     pub origin: Origin,
-    /// When the connection is asked to go, among all that are.
+    /// Position of the connection among those that are asked to reconnect.
     pub lot: Lot,
 }
 
 impl Client {
-    /// Its end of the connection.
+    /// Address and port of the client's end of the connection.
     pub fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 
-    /// Who it is for what a pod is told.
+    /// Sender of the request, for the headers that the pod gets.
     fn sender(&self, door: Door) -> Sender {
         Sender { side: door.side(), address: self.address, origin: self.origin }
     }
 }
 
-/// Carries requests to pods.
+/// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
 pub struct Gateway {
-    /// What the table says.
+    /// Services, revisions and pods of the RouteTable.
     pub routes: Routes,
-    /// The other activators.
+    /// View of the other activators.
     pub peers: Arc<Peers>,
-    /// Whose word of a request's way counts.
+    /// Policy for proxies and upgrades.
     pub edge: Edges,
-    /// What finished requests leave.
+    /// Log of finished requests.
     pub request_log: Arc<RequestLog>,
-    /// What happened.
+    /// Counters and gauges of the activator.
     pub metrics: Metrics,
-    /// Connections and tunnels that run.
+    /// Client connections and upgraded connections that are open.
     pub tasks: TaskTracker,
-    /// The cluster's domain, as in `<name>.<namespace>.svc.<domain>`.
+    /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
     pub cluster_domain: String,
-    /// The activator is being stopped: clients are asked to go elsewhere, and served until they do.
+    /// Cancelled once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they
+    /// do.
     pub leaving: CancellationToken,
-    /// Connections end as soon as nothing is in flight on them.
+    /// Cancelled once connections have to end as soon as nothing is in flight on them.
     pub stop: CancellationToken,
-    /// Ends tunnels.
+    /// Cancelled once upgraded connections have to end.
     pub cut: CancellationToken,
 }
 
-/// A request that has been looked at. It stands in one place on the heap while it waits: thousands may.
+/// Pending request that was routed to a revision. It is kept in one heap allocation while it waits, because thousands
+/// may wait at the same time.
 struct Errand {
-    /// As it came, until a pod has room for it; `None` while it is on its way.
+    /// Request as it came, until a pod has room for it; `None` while a pod's connection has it.
     request: Option<Request<Ask>>,
-    /// Whether its head is as the pod gets it.
+    /// True if its head is already in the form for the pod.
     is_ready: bool,
     door: Door,
     client: Client,
     found: ByHostFound,
-    /// Whose revisions serve it.
+    /// Service whose revisions serve it.
     service: Arc<Service>,
-    /// The tag that a header chose.
+    /// Tag that a header chose.
     tag: Option<TagRouting>,
     revision: Arc<Revision>,
     terms: Terms,
-    /// What the client speaks.
+    /// HTTP version of the client.
     version: Version,
-    /// Its side of the connection, once it switches to another protocol.
+    /// Client's side of the connection, for the time after it switches to another protocol.
     upgrade: Option<OnUpgrade>,
-    /// Where it came from, if it hears what comes before the answer.
+    /// Client socket, if the client can get interim responses.
     socket: Option<Socket>,
-    /// The connection that it came over.
+    /// Client connection that the request came over.
     seat: Arc<Seat>,
 }
 
 impl Errand {
-    /// The request, for a pod's connection that has it from here on.
+    /// Takes the request out, for a pod's connection that has it from here on.
     fn take(&mut self) -> Request<Ask> {
         let mut request = self.request.take().expect("it is put back whenever it was not sent");
         held::let_go(&mut request);
         request
     }
 
-    /// Makes the head as the pod gets it, the first time. Only now, since it grows by that.
+    /// Changes the head to the form for the pod, once. It happens only now, because the head grows by it.
     fn prepare(&mut self, edge: &Edge) -> Result<(), Failure> {
         if self.is_ready {
             return Ok(());
@@ -172,6 +174,7 @@ impl Errand {
         };
         let own_host = || format!("{}.{}.svc", self.service.name.name, self.service.name.namespace);
         if headers::to_pod(&mut head, passage, own_host)?.is_some() {
+            // The handle is kept apart from the head: it is needed once the pod has switched.
             self.upgrade = head.extensions.remove::<OnUpgrade>();
             // Only HTTP/1.1 switches that way.
             self.terms.protocol = Protocol::Http1;
@@ -182,13 +185,13 @@ impl Errand {
     }
 }
 
-/// A pod's answer, with what it occupies.
+/// Response of a pod, with the permit of its request.
 struct Answered {
     response: Response<Answer>,
     place: Arc<Place>,
 }
 
-/// Counts a request whose client goes before the answer.
+/// Guard that counts a request whose client is gone before the response.
 struct Cancelled<'a>(Option<&'a Metrics>);
 
 impl Drop for Cancelled<'_> {
@@ -200,14 +203,14 @@ impl Drop for Cancelled<'_> {
 }
 
 impl Gateway {
-    /// Takes over what changed in the table. Returns whether other ports than before should be open.
+    /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
         self.edge.follow(&batch);
         self.request_log.follow(&batch);
         self.routes.apply(batch)
     }
 
-    /// Answers one request. It is looked at at once; what has to wait takes little room.
+    /// Serves one request. It is routed at once, so that a request which waits takes little memory.
     pub fn handle(
         &self,
         request: Request<Incoming>,
@@ -215,6 +218,7 @@ impl Gateway {
         client: Client,
         seat: &Arc<Seat>,
     ) -> impl Future<Output = Response<Reply>> + Send + use<'_> {
+        // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
         let (head, body) = request.into_parts();
         let mut entry = self.request_log.begin(&head, &body, door, client);
         let body = Ask::new(body, head.extensions.get::<Socket>().cloned(), seat);
@@ -226,6 +230,7 @@ impl Gateway {
                 Err(told) => told.map(|response| *response),
             };
             let response = answered.unwrap_or_else(|failure| {
+                // Failures are logged here once, wherever they arose.
                 note(door, client.address, &failure);
                 failure.response(Reply::own)
             });
@@ -237,7 +242,7 @@ impl Gateway {
         }
     }
 
-    /// Finds out whom a request is for; or what it is told at once.
+    /// Routes a request to a revision. The error is a response or a failure that the client gets at once.
     fn look(
         &self,
         head: request::Parts,
@@ -250,6 +255,7 @@ impl Gateway {
         if head.method == Method::CONNECT {
             return Err(Err(Failure::Connect));
         }
+        // A probe of the platform is answered before a revision is chosen, so that it never wakes one.
         if let Some(asked) = probe::probe(&head).filter(|_| door.side() == Side::Inside) {
             return Err(Ok(self.probed(asked, door, &head).into()));
         }
@@ -262,6 +268,7 @@ impl Gateway {
         let (revision, terms) = revision(&service).map_err(Err)?;
         may_ask(door, client.address, &terms).map_err(Err)?;
         let version = head.version;
+        // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
         let socket =
             head.extensions.get::<Socket>().filter(|_| version == Version::HTTP_11).cloned();
         let request = Some(Request::from_parts(head, body));
@@ -292,6 +299,7 @@ impl Gateway {
             entry.set_revision(&errand.revision.name, &errand.terms.owners);
         }
         let mut timer = Timer::start(errand.terms.timeouts);
+        // A response that arrives together with the timeout counts as in time.
         let answered = tokio::select! {
             biased;
             answered = self.forward(&mut errand) => answered?,
@@ -305,8 +313,9 @@ impl Gateway {
         Ok(response)
     }
 
-    /// Asks the client to open another connection for its next request, where that leads somewhere better.
+    /// Asks the client to reconnect for its next request, if another path is better for it.
     fn send_off(&self, response: &mut Response<Reply>, errand: &Errand) {
+        // On a 101 the header `Connection` names the upgrade.
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
@@ -329,7 +338,7 @@ impl Gateway {
                 let host = host();
                 let local = host::local_name(&host, &self.cluster_domain);
                 let local = local.and_then(|name| {
-                    // A revision's own Service leads here as well, while it has no pod to lead to.
+                    // A revision's own Service is routed here too, while it has no pod.
                     self.routes.by_name(&name).or_else(|| self.routes.by_revision(&name))
                 });
                 local.map(ByHostFound::from).or_else(|| self.routes.by_host(&host))
@@ -341,7 +350,7 @@ impl Gateway {
         })
     }
 
-    /// The service whose revisions serve the request: the one that was found, or the tag of it that a header chooses.
+    /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
     fn tagged(
         &self,
         found: &ByHostFound,
@@ -349,6 +358,7 @@ impl Gateway {
     ) -> (Arc<Service>, Option<TagRouting>) {
         let service = Arc::clone(&found.service);
         let Some(TagRouting::Choice(tags)) = service.tags() else { return (service, None) };
+        // A tag without a service in the table falls back to the service itself, as an unknown tag does.
         let asked = head.headers.get(headers::TAG).map(HeaderValue::as_bytes);
         let tag = asked.and_then(|asked| tags.iter().find(|tag| tag.name.as_bytes() == asked));
         let chosen = tag.and_then(|tag| {
@@ -370,11 +380,12 @@ impl Gateway {
         response
     }
 
-    /// Whether a kept connection should end now, because the next one leads straight to a pod.
+    /// Returns true if a persistent connection should close now, because the next one uses the direct path.
     fn may_go(&self, service: &Service, revision: &Revision, lot: Lot) -> bool {
         let Some(ready) = revision.ready_since().filter(|_| service.path == Path::Direct) else {
             return false;
         };
+        // Many connections are spread over time, counted from the moment since which both conditions hold.
         let connections = u32::try_from(self.metrics.connections.get()).unwrap_or(0);
         lot.goes(ready.max(service.since).elapsed(), connections)
     }
@@ -385,17 +396,21 @@ impl Gateway {
         let mut visit = revision.visit(weight);
         let (mut refusals, mut stale) = (0, 0);
         loop {
+            // A permit that comes together with a refusal is used.
             let place = tokio::select! {
                 biased;
                 place = visit.place() => place?,
                 () = errand.seat.refused() => return Err(Failure::TooManyBytes),
             };
             let address = place.pod.key.address;
+            // Only with a permit: waiting heads are charged by their size, and this adds headers.
             errand.prepare(&self.edge.now())?;
             let connection = match connect(&place, errand.terms.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
+                    // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
+                    // behind others.
                     revision.refused(place);
                     if refusals == MAX_REFUSALS {
                         return Err(Failure::Dial { address, reason: error.to_string() });
@@ -404,11 +419,16 @@ impl Gateway {
                     continue;
                 }
             };
+            // From here on the eBPF programs count the request at the pod: it must not count as waiting as well.
             visit.leave();
             let mut request = errand.take();
             let place = Arc::new(place);
+            // A response may end before the request's body does. The body keeps the permit, since it still occupies the
+            // pod.
             request.body_mut().occupy(&place);
             let pace = request.body().pace().map(|pace| (pace, is_stream(&request)));
+            // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
+            // body's progress.
             let mut early = Early(errand.socket.as_ref());
             let sent = connection.send(request, &mut early);
             let sent = match pace {
@@ -421,11 +441,14 @@ impl Gateway {
             };
             let error = match sent {
                 Ok(response) => {
+                    // The pod accepts connections now: more may be dialled at once.
                     place.pod.note_answer();
                     return Ok(Answered { response, place });
                 }
                 Err(error) => error,
             };
+            // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
+            // with its turn.
             match error.unseen {
                 Some(mut unseen) if stale < MAX_STALE => {
                     unseen.body_mut().free();
@@ -453,13 +476,15 @@ impl Gateway {
         if !switched {
             return response.map(|body| Reply::pod(body, timer, place));
         }
+        // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
+        // error.
         let pod = std::mem::replace(response.body_mut(), Answer::Ended).into_raw();
         let Some((client, pod)) = errand.upgrade.take().zip(pod) else {
             let text = "pod switched protocols unasked".to_owned();
             let failure = Failure::Broken { address: place.pod.key.address, reason: text };
             return failure.response(Reply::own);
         };
-        // Such a request lasts for as long as its tunnel.
+        // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_code(status));
         let tunnel = tunnel(client, pod, place, timer, self.cut.clone());
@@ -472,8 +497,10 @@ impl Gateway {
     }
 }
 
-/// A connection to the place's pod. While nobody answers there, another pod is better, if there is one.
+/// Opens a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if there is
+/// one.
 async fn connect(place: &Place, protocol: Protocol) -> Result<Connection, DialError> {
+    // Each round waits for one late dial. It ends when another pod is preferred, or when the dial ends.
     loop {
         match place.pod.connect(protocol).await {
             Err(DialError::Late) if !place.doubt() => {}
@@ -482,7 +509,7 @@ async fn connect(place: &Place, protocol: Protocol) -> Result<Connection, DialEr
     }
 }
 
-/// One of the service's revisions by their shares, and what holds there.
+/// Revision of the service chosen at random by the shares, with its settings.
 fn revision(service: &Service) -> Result<(Arc<Revision>, Terms), Failure> {
     let chosen = split(&service.targets, |it| it.percent, chance());
     let share = chosen.ok_or_else(|| Failure::NoTarget(service.name.to_string()))?;
@@ -491,22 +518,23 @@ fn revision(service: &Service) -> Result<(Arc<Revision>, Terms), Failure> {
     Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?))
 }
 
-/// Waiting gives no client access that the pods' NetworkPolicies keep from it. From outside, who asks is not known by
-/// address, and the policies' word for the activator counts, as for any gateway.
+/// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is
+/// not known; there the policies' rules for the activator apply, as for any gateway.
 fn may_ask(door: Door, client: IpAddr, terms: &Terms) -> Result<(), Failure> {
     let sources = terms.sources.as_ref().filter(|_| door != Door::Outside);
     let is_kept_out = sources.is_some_and(|it| !it.contain(client));
     if is_kept_out { Err(Failure::Forbidden(client)) } else { Ok(()) }
 }
 
-/// Whether its client may say nothing for as long as it likes: calls of gRPC go both ways at once.
+/// Returns true for gRPC, whose clients may pause for as long as they like: its calls have two directions at once.
 fn is_stream<B>(request: &Request<B>) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let kind = request.headers().get(header::CONTENT_TYPE).map(|it| it.as_bytes());
     kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
 }
 
-/// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too much lies here.
+/// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too many bytes are
+/// held.
 async fn slow(seat: &Arc<Seat>, pace: &Pace, is_stream: bool) -> Failure {
     let (seats, _tells) = (seat.seats(), seat.tells());
     tokio::select! {
@@ -518,7 +546,7 @@ async fn slow(seat: &Arc<Seat>, pace: &Pace, is_stream: bool) -> Failure {
     }
 }
 
-/// Leads to the same over https (`http-protocol: Redirected`).
+/// Response that redirects to the same URL over https (`http-protocol: Redirected`).
 fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
     let unnamed = || Failure::UnknownService(String::new());
     let mut response = Response::new(Reply::own(""));
@@ -528,7 +556,7 @@ fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
     Ok(response)
 }
 
-/// Refusals that a flood of requests would repeat are only counted.
+/// Logs a failure. Refusals that a flood of requests would repeat are logged at debug level only.
 fn note(door: Door, client: IpAddr, failure: &Failure) {
     let code = failure.status().as_u16();
     match failure {
@@ -547,7 +575,7 @@ fn note(door: Door, client: IpAddr, failure: &Failure) {
     }
 }
 
-/// A failure that is the client's (its body broke off or made no sense) is not blamed on the pod.
+/// Failure for the client. An error of the client (its body broke off or was invalid) is not attributed to the pod.
 fn broken(address: SocketAddr, fault: &SendFault) -> Failure {
     let reason = common::link::chain(fault);
     match fault {
@@ -556,7 +584,7 @@ fn broken(address: SocketAddr, fault: &SendFault) -> Failure {
     }
 }
 
-/// Passes on what a pod says before its answer.
+/// Sink that passes a pod's interim responses on to the client.
 struct Early<'a>(Option<&'a Socket>);
 
 impl HearEarly for Early<'_> {

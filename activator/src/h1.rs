@@ -1,7 +1,7 @@
-//! Pure: HTTP/1.1 as it is spoken to pods (RFC 9112): heads as bytes, and where a message ends.
+//! Pure: HTTP/1.1 with pods (RFC 9112): heads as bytes, and the message boundaries.
 //!
-//! Bytes are the only bound: a head may have as many fields as fit. Whatever leaves a message's end in doubt is an error,
-//! but for a length beside a coding, where the coding counts and the connection serves no other request (§6.3).
+//! Bytes are the only bound: a head may have as many fields as fit. A response whose end is ambiguous is an error, with
+//! one exception. With both a length and a coding, the coding counts and the connection serves no other request (§6.3).
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{
@@ -13,33 +13,33 @@ pub mod chunked;
 
 use chunked::Chunks;
 
-/// Bytes a pod's head may have.
+/// Maximum number of bytes of a pod's head.
 pub const MAX_HEAD: usize = 1 << 20;
-/// A head of up to this size is looked at whenever more of it comes, so that nonsense is known at once; a longer one only
-/// when its end is there.
+/// Size up to which a head is parsed whenever more of it comes, so that invalid bytes are found at once. A longer head
+/// is parsed only when its end is there.
 const MAX_EAGER: usize = 8 << 10;
-/// Fields a head is expected to have at most; there is room for more on a second try.
+/// Number of fields that a head is parsed with at first; a second parse has room for more.
 const USUAL_FIELDS: usize = 64;
 
-/// A message that is not HTTP/1.1's.
+/// Error of a message that is not valid HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The first line's version.
+    /// The status line has an invalid version.
     #[error("invalid HTTP version parsed")]
     Version,
-    /// The first line's code.
+    /// The status line has an invalid code.
     #[error("invalid HTTP status-code parsed")]
     Status,
-    /// A field's name or value.
+    /// A field has an invalid name or value.
     #[error("invalid HTTP header parsed")]
     Field,
-    /// Lengths that differ or are no numbers.
+    /// Lengths that differ or are not numbers.
     #[error("invalid content-length parsed")]
     Length,
-    /// A coding where none may be.
+    /// A transfer coding in a message that may not have one.
     #[error("unexpected transfer-encoding parsed")]
     Coding,
-    /// Chunks that make no sense.
+    /// Chunks whose framing is invalid.
     #[error("invalid chunk parsed")]
     Chunk,
     /// More bytes than a head may have.
@@ -47,46 +47,46 @@ pub enum Malformed {
     TooLarge,
 }
 
-/// What follows a request's head.
+/// Framing of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sends {
-    /// Nothing.
+    /// The request has no body.
     Nothing,
-    /// So many bytes.
+    /// A body of this many bytes follows.
     Exactly(u64),
-    /// Chunks.
+    /// A body in chunks follows.
     Chunks,
 }
 
-/// How the end of an answer's body is known.
+/// End of a response's body.
 #[derive(Debug)]
 pub enum Ends {
-    /// There is none.
+    /// The response has no body.
     Empty,
-    /// After so many more bytes.
+    /// The body ends after this many more bytes.
     After(u64),
-    /// By chunks.
+    /// The body ends with its last chunk.
     Chunks(Chunks),
-    /// By the connection's end.
+    /// The body ends with the connection.
     AtClose,
 }
 
-/// An answer's head.
+/// Head of a pod's response.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its code.
+    /// Status code of the response.
     pub status: StatusCode,
-    /// Its own words for the code, where they are not the usual ones.
+    /// Reason phrase of the pod, if it is not the standard one for the code.
     pub reason: Option<Bytes>,
-    /// Its fields.
+    /// Header fields, in order of arrival for each name.
     pub headers: HeaderMap,
-    /// What follows it.
+    /// End of the body that follows.
     pub ends: Ends,
-    /// Whether the connection may serve another request afterwards.
+    /// True if the connection may serve another request afterwards.
     pub keeps: bool,
 }
 
-/// Writes a request's head, framed as its body is sent. `target` is what the client wrote where `http::Uri` cannot hold it.
+/// Writes a request's head with the framing of its body. `target` is the client's target if `http::Uri` cannot hold it.
 pub fn write_request(
     head: &request::Parts,
     target: Option<&[u8]>,
@@ -99,6 +99,7 @@ pub fn write_request(
     let own = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     out.put_slice(target.unwrap_or(own.as_bytes()));
     out.put_slice(b" HTTP/1.1\r\n");
+    // The framing headers are written below, by the framing that is really used.
     for (name, value) in &head.headers {
         if *name != header::CONTENT_LENGTH && *name != header::TRANSFER_ENCODING {
             write_field(name, value.as_bytes(), out);
@@ -113,7 +114,7 @@ pub fn write_request(
     out.put_slice(b"\r\n");
 }
 
-/// Whether a request without a body says so (RFC 9110 §8.6): its method expects one, or its client did.
+/// Returns true if a request without a body states that (RFC 9110 §8.6): its method expects one, or its client did so.
 fn has_meaning(head: &request::Parts) -> bool {
     [Method::POST, Method::PUT, Method::PATCH].contains(&head.method)
         || head.headers.contains_key(header::CONTENT_LENGTH)
@@ -123,7 +124,7 @@ fn write_length(length: u64, out: &mut BytesMut) {
     write_field(&header::CONTENT_LENGTH, length.to_string().as_bytes(), out);
 }
 
-/// The codings that the body has besides the last, which is ours.
+/// Writes the transfer codings of the body; the last one is the activator's own.
 fn write_codings(headers: &HeaderMap, out: &mut BytesMut) {
     let all: Vec<&[u8]> =
         headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes).collect();
@@ -142,8 +143,8 @@ fn write_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
     out.put_slice(b"\r\n");
 }
 
-/// Takes the head of an answer to `method` off the front of `from`, once it is whole. `seen` is how much of it was looked at
-/// before.
+/// Removes the head of a response to `method` from the front of `from`, once it is complete. `seen` is the number of
+/// bytes that were parsed before.
 pub fn read_answer(
     from: &mut BytesMut,
     seen: &mut usize,
@@ -153,12 +154,13 @@ pub fn read_answer(
         *seen = from.len();
         return if from.len() > MAX_HEAD { Err(Malformed::TooLarge) } else { Ok(None) };
     }
+    // The number of fields is not bounded, so the room for them grows until all fit.
     let mut fields = USUAL_FIELDS;
     loop {
         let mut room = vec![httparse::EMPTY_HEADER; fields];
         let mut head = httparse::Response::new(&mut room);
         match head.parse(from) {
-            // However much of it came at once.
+            // A head may be too large although all of it came at once.
             Ok(httparse::Status::Complete(length)) if length > MAX_HEAD => {
                 return Err(Malformed::TooLarge);
             }
@@ -178,7 +180,7 @@ pub fn read_answer(
     }
 }
 
-/// Whether an empty line is in what came after `seen`.
+/// Returns true if an empty line ends in the bytes behind `seen`.
 pub fn has_end(bytes: &[u8], seen: usize) -> bool {
     let from = &bytes[seen.saturating_sub(3)..];
     let is_end = |at: usize| matches!(&from[at..], [b'\n', b'\n', ..] | [b'\n', b'\r', b'\n', ..]);
@@ -193,9 +195,10 @@ fn answer(head: &httparse::Response<'_, '_>, method: &Method) -> Result<Answer, 
     let lengths = length(&headers);
     let is_coded = headers.contains_key(header::TRANSFER_ENCODING);
     if is_coded && is_old {
-        // Its sender cannot have meant it, or stands in another's place (§6.1).
+        // The sender is faulty, or a message was smuggled in: HTTP/1.0 knows no coding (§6.1).
         return Err(Malformed::Coding);
     }
+    // These responses have no body, whatever their headers state (§6.3).
     let has_body = *method != Method::HEAD
         && !status.is_informational()
         && status != StatusCode::NO_CONTENT
@@ -204,6 +207,7 @@ fn answer(head: &httparse::Response<'_, '_>, method: &Method) -> Result<Answer, 
     if is_coded {
         headers.remove(header::CONTENT_LENGTH);
     }
+    // Without a length or chunks the body ends with the connection, which then cannot be used again.
     let ends = match (has_body, is_coded) {
         (false, _) => Ends::Empty,
         (true, true) if is_chunked(&headers) => Ends::Chunks(Chunks::default()),
@@ -231,10 +235,12 @@ fn fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Malformed> {
     Ok(headers)
 }
 
-/// The length that a head states, however often it does.
+/// Length that a head states, once or repeatedly with the same value.
 fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut length = None;
     for value in headers.get_all(header::CONTENT_LENGTH) {
+        // A repeated length is allowed only with the same value: recipients that choose differently would lose the
+        // message boundary.
         for one in value.as_bytes().split(|byte| *byte == b',') {
             let one = one.trim_ascii();
             let is_number = !one.is_empty() && one.iter().all(u8::is_ascii_digit);
@@ -249,7 +255,7 @@ fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     Ok(length)
 }
 
-/// Whether the last of the codings is chunks.
+/// Returns true if the last transfer coding is chunked.
 fn is_chunked(headers: &HeaderMap) -> bool {
     let last = headers.get_all(header::TRANSFER_ENCODING).iter().next_back();
     let last = last.and_then(|it| it.as_bytes().rsplit(|byte| *byte == b',').next());
@@ -262,7 +268,7 @@ fn mentions(headers: &HeaderMap, token: &str) -> bool {
     tokens.any(|it| it.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
 }
 
-/// Writes the head of an answer before the final one.
+/// Writes the head of an interim response.
 pub fn write_early(status: StatusCode, headers: &HeaderMap) -> BytesMut {
     let mut out = BytesMut::new();
     out.put_slice(format!("{:?} {status}\r\n", Version::HTTP_11).as_bytes());
@@ -273,19 +279,20 @@ pub fn write_early(status: StatusCode, headers: &HeaderMap) -> BytesMut {
     out
 }
 
-/// What always holds of an answer's bytes, behind one that says in pieces of which size they come: for tests and the fuzzer.
+/// Checks invariants of the parser for tests and the fuzzer: the pieces in which bytes arrive change nothing. The first
+/// byte is the size of the pieces, the others are a response.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// When an invariant does not hold.
 pub fn check(bytes: &[u8]) {
     let Some((size, bytes)) = bytes.split_first() else { return };
     let whole = understood(bytes, bytes.len());
     assert_eq!(understood(bytes, usize::from(*size)), whole, "in pieces of {size}");
 }
 
-/// An answer's code, fields and whether it keeps the connection; what was read of chunks, and whether they are over. `None`
-/// while its head is not whole, and when it makes no sense: that may be known before all of it was looked at.
+/// Result of parsing a response: code, fields, `keeps`, the data of its chunks, and true if these are complete. `None`
+/// while the head is not complete, and for an invalid one, which may be found before all of it was read.
 type Understood = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 
 fn understood(bytes: &[u8], size: usize) -> Understood {

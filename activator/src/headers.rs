@@ -1,4 +1,4 @@
-//! Pure: what changes in a head on its way to a pod and back.
+//! Pure: changes of a head on its way to a pod and back.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header, request,
@@ -19,11 +19,12 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
-/// Chooses a tag of a route, or says which one was chosen (`networking/pkg/http/header/header.go`).
+/// Header by which a client chooses a tag of a route, and by which the pod learns the chosen one
+/// (`networking/pkg/http/header/header.go`).
 pub const TAG: HeaderName = HeaderName::from_static("knative-serving-tag");
 const DEFAULT_ROUTE: HeaderName = HeaderName::from_static("knative-serving-default-route");
 
-/// Headers by which Knative's parts talk to each other; an app never sees what a client wrote there.
+/// Headers between components of Knative. The values that a client wrote there never reach the app.
 const INTERNAL: [HeaderName; 10] = [
     HeaderName::from_static("knative-serving-revision"),
     HeaderName::from_static("knative-serving-namespace"),
@@ -36,14 +37,14 @@ const INTERNAL: [HeaderName; 10] = [
     K_NETWORK_PROBE,
     K_NETWORK_HASH,
 ];
-/// From outside nothing of these names is taken: they are the platform's, also those to come.
+/// Prefixes of the platform's header names, also of future ones. Headers from outside with such names are dropped.
 const PLATFORM: [&str; 2] = ["k-", "knative-serving-"];
 
-/// May always be switched to (RFC 6455).
+/// Protocol to which every client may switch (RFC 6455).
 const WEBSOCKET: &str = "websocket";
 
-/// Meant for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which
-/// needs to see it; `Trailer` has to reach the other end.
+/// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which needs to see
+/// it; `Trailer` has to reach the other end.
 const HOP: [HeaderName; 6] = [
     header::CONNECTION,
     KEEP_ALIVE,
@@ -53,34 +54,34 @@ const HOP: [HeaderName; 6] = [
     HTTP2_SETTINGS,
 ];
 
-/// Where a request came in.
+/// Origin of a request: the cluster, or outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// From a workload of the cluster.
+    /// The sender is a workload of the cluster.
     Inside,
-    /// Through the gateway: what it says of its own way is not believed.
+    /// The sender is outside, so that its headers about the client are not trusted.
     Outside,
 }
 
-/// What the table and the connection say of a request, beyond its own words.
+/// Information of the RouteTable and of the connection about a request, in addition to the request itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage<'a> {
-    /// Who sent it, and where it came in.
+    /// Sender of the request, and its origin.
     pub sender: Sender,
-    /// What operators say of senders and upgrades.
+    /// Policy of operators for proxies and upgrades.
     pub edge: &'a Edge,
-    /// The host its pod is asked for, where that is not the client's.
+    /// Host for the pod's request, if it is not the client's.
     pub rewrite: Option<&'a str>,
-    /// What tags mean for it.
+    /// Tags of the route, or the tag that was chosen.
     pub tags: Option<&'a TagRouting>,
-    /// What its pod speaks.
+    /// HTTP version that its pod speaks.
     pub protocol: Protocol,
-    /// Uniform over u64, for the number of a new trace.
+    /// Source of random numbers, uniform over u64, for the id of a new trace.
     pub chance: fn() -> u64,
 }
 
-/// Turns a head as it arrived into one for a pod. Returns the protocol the client wants to switch to, which only
-/// HTTP/1.1 can: the pod is then asked in HTTP/1.1 too.
+/// Changes a head from the form that arrived to the one for a pod. Returns the protocol that the client wants to switch
+/// to, which is possible over HTTP/1.1 only: the pod's request is in HTTP/1.1 then.
 pub fn to_pod(
     head: &mut request::Parts,
     passage: Passage<'_>,
@@ -90,6 +91,7 @@ pub fn to_pod(
         return Err(Failure::Connect);
     }
     settle_host(head, service_host)?;
+    // Everything that the hop's headers decide is read before they are removed.
     let may_switch = head.version == Version::HTTP_11;
     let upgrade = may_switch.then(|| upgrade_of(&head.headers, passage.edge)).flatten();
     let wants_trailers = mentions(&head.headers, header::TE, "trailers");
@@ -100,10 +102,12 @@ pub fn to_pod(
     if wants_trailers {
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
+    // The upgrade is written again for the next hop, since it was removed with the other headers for one hop.
     if let Some(protocol) = &upgrade {
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
+    // After the platform's headers were removed: from here on these names have the activator's values only.
     say_tag(&mut head.headers, tag, passage.tags)?;
     forwarded(&mut head.headers, passage.sender, passage.edge);
     traced(&mut head.headers, passage.chance);
@@ -118,14 +122,14 @@ pub fn to_pod(
     Ok(upgrade)
 }
 
-/// Where a request from outside is led by `http-protocol: Redirected`: the same over https.
+/// Location of the redirect by `http-protocol: Redirected`: the same URL over https.
 pub fn secure_location(head: &request::Parts) -> Option<HeaderValue> {
     let host = host::host(head)?;
     let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     HeaderValue::try_from(format!("https://{host}{path}")).ok()
 }
 
-/// Turns a pod's head into one for the client, who spoke `version`.
+/// Changes a pod's head to the one for the client, whose HTTP version is `version`.
 pub fn to_client(headers: &mut HeaderMap, status: StatusCode, version: Version) {
     let switched = status == StatusCode::SWITCHING_PROTOCOLS;
     let upgrade = switched.then(|| headers.get(header::UPGRADE).cloned()).flatten();
@@ -139,10 +143,10 @@ pub fn to_client(headers: &mut HeaderMap, status: StatusCode, version: Version) 
     }
 }
 
-/// Bytes a head takes while it waits, roughly: names, values and what the map adds to each. A map that has just grown
-/// takes twice as much, as [`memory_mib`](crate::budget::memory_mib) reckons.
+/// Approximate number of bytes of a head while it waits: names, values and the map's overhead for each. A map that has
+/// just grown takes twice as much, which [`memory_mib`](crate::budget::memory_mib) accounts for.
 pub fn weight<B>(request: &Request<B>) -> usize {
-    // A bucket of `http::HeaderMap` with a name and a value that lie elsewhere, 104 bytes, and its place in the index.
+    // A bucket of `http::HeaderMap` whose name and value are elsewhere, 104 bytes, and its entry in the index.
     const PER_HEADER: usize = 112;
     let line = request.uri().path_and_query().map_or(1, |it| it.as_str().len());
     let fields = request.headers().iter();
@@ -150,7 +154,7 @@ pub fn weight<B>(request: &Request<B>) -> usize {
     PER_REQUEST + line + fields.sum::<usize>()
 }
 
-/// Leaves path and query in the URI, and the host in `Host`: an absolute URI wins (RFC 9112 §3.2.2).
+/// Leaves path and query in the URI, and puts the host into `Host`: an absolute URI takes precedence (RFC 9112 §3.2.2).
 fn settle_host(
     head: &mut request::Parts,
     service_host: impl FnOnce() -> String,
@@ -165,7 +169,7 @@ fn settle_host(
     if head.headers.contains_key(header::HOST) {
         return Ok(());
     }
-    // HTTP/1.0 knows no Host, the request to the pod needs one.
+    // HTTP/1.0 has no Host, but the request to the pod needs one.
     let own = HeaderValue::from_str(&service_host());
     let own = own.map_err(|error| Failure::BadRequest(format!("bad host: {error}")))?;
     head.headers.insert(header::HOST, own);
@@ -176,7 +180,7 @@ fn strip_hop(headers: &mut HeaderMap) {
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = tokens(headers, header::CONNECTION)
             .filter_map(|token| token.parse().ok())
-            // Never what frames or addresses the message, whatever the peer says.
+            // Headers that frame or address the message stay, whatever the peer lists.
             .filter(|name| {
                 ![header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
             })
@@ -190,8 +194,8 @@ fn strip_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol to switch to: one, and only of those that are listed. HTTP/2 is not offered that way any more (RFC 9113
-/// §3.1), and behind a switch to it a client would write heads that no part checks.
+/// Protocol to switch to: a single one, and one of those that are allowed. HTTP/2 is no longer offered that way (RFC
+/// 9113 §3.1), and after a switch to it a client could send heads that no component checks.
 fn upgrade_of(headers: &HeaderMap, edge: &Edge) -> Option<HeaderValue> {
     let mut protocols = headers.get_all(header::UPGRADE).iter();
     let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
@@ -218,7 +222,7 @@ fn strip_platform(headers: &mut HeaderMap, side: Side, edge: &Edge) {
     if side == Side::Inside {
         return;
     }
-    // Servers that hand headers on as variables (CGI, WSGI) take `X_Real_IP` for `X-Real-IP`.
+    // Servers that pass headers on as variables (CGI, WSGI) cannot tell `X_Real_IP` from `X-Real-IP`.
     let is_alias = |name: &str| !edge.underscores && name.contains('_');
     let is_ours = |name: &&HeaderName| {
         PLATFORM.iter().any(|it| name.as_str().starts_with(it)) || is_alias(name.as_str())
@@ -229,7 +233,7 @@ fn strip_platform(headers: &mut HeaderMap, side: Side, edge: &Edge) {
     }
 }
 
-/// Says which tag was chosen, or that none was (`kn.route.tag` of Knative's metrics rests on these two).
+/// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers).
 fn say_tag(
     headers: &mut HeaderMap,
     asked: Option<HeaderValue>,
@@ -261,12 +265,12 @@ fn value(what: &str, text: &str) -> Result<HeaderValue, Failure> {
     HeaderValue::from_str(text).map_err(refused)
 }
 
-/// HTTP/2 names host and scheme in the target, and knows no hops (RFC 9113 §8.3.1).
+/// Changes the head to HTTP/2, which has host and scheme in the target, and no hops (RFC 9113 §8.3.1).
 fn speak_http2(head: &mut request::Parts) {
     head.version = Version::HTTP_2;
     let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {
-        // Not to be named there: `Host` itself stays, as when HTTP/1.1 is passed on.
+        // The host is no valid authority: the request stays in HTTP/1.1 with `Host`.
         head.version = Version::HTTP_11;
         return;
     };
@@ -277,7 +281,7 @@ fn speak_http2(head: &mut request::Parts) {
     head.headers.remove(header::HOST);
 }
 
-/// HTTP/2 may cut cookies into fields, HTTP/1.1 may not (RFC 9113 §8.2.3).
+/// Joins cookies into one field: HTTP/2 may split them, HTTP/1.1 may not (RFC 9113 §8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
         return;

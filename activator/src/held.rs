@@ -1,6 +1,6 @@
-//! Shell: the head of a request counts for what it takes, from when it has come until a pod's connection has it.
+//! Shell: charge of a request's head for its memory, from its arrival until a pod's connection has it.
 //!
-//! The count lies among the request's extensions, so it ends with the request, however that ends.
+//! The charge is among the request's extensions, so that it ends with the request, whatever ends that.
 
 use std::sync::Arc;
 
@@ -11,27 +11,28 @@ use crate::{
     seats::{Held, Seat},
 };
 
-/// The request with its head counted; `None`: it is refused, and nothing of it is kept.
+/// Charges the head of a request; `None`: the request is refused, and nothing of it is kept.
 ///
-/// To be called when the head has come: over HTTP/2 a hundred may have come before the task of the first one runs.
+/// The caller runs it as soon as the head has come: over HTTP/2 a hundred heads may come before the first one's task
+/// runs.
 pub fn taken<B>(mut request: Request<B>, seat: &Arc<Seat>) -> Option<Request<B>> {
     let held = seat.takes_head(weight(&request))?;
     request.extensions_mut().insert(Arc::new(held));
     Some(request)
 }
 
-/// Bytes that its head counts for.
+/// Number of bytes that the head is charged with.
 pub fn bytes<B>(request: &Request<B>) -> usize {
     request.extensions().get::<Arc<Held>>().map_or(0, |held| held.bytes())
 }
 
-/// A pod did not get it after all, and it waits here again.
+/// Charges the head again, because no pod got the request and it waits again.
 pub fn put_back<B>(request: &mut Request<B>, seat: &Arc<Seat>) {
     let held = seat.holds(weight(request));
     request.extensions_mut().insert(Arc::new(held));
 }
 
-/// A pod's connection has it from here on.
+/// Ends the charge, because a pod's connection has the request from here on.
 pub fn let_go<B>(request: &mut Request<B>) {
     request.extensions_mut().remove::<Arc<Held>>();
 }

@@ -1,4 +1,4 @@
-//! Pure: which host a request is for, and which service a name within the cluster means.
+//! Pure: the host of a request, and the service that a name within the cluster means.
 
 use http::{Version, header, request};
 
@@ -6,12 +6,13 @@ use common::wire::Name;
 
 use crate::failure::Failure;
 
-/// The host a request asks for: lower case, without port and final dot.
+/// Host that a request names: lower case, without port and final dot.
 pub fn host(head: &request::Parts) -> Option<String> {
     let named = match head.uri.authority() {
         Some(authority) => authority.as_str(),
         None => head.headers.get(header::HOST)?.to_str().ok()?,
     };
+    // User information and port are no part of the host; an IPv6 address is in brackets and has colons itself.
     let bare = named.rsplit_once('@').map_or(named, |(_, host)| host);
     let end = if bare.starts_with('[') {
         bare.find(']')? + 1
@@ -22,14 +23,14 @@ pub fn host(head: &request::Parts) -> Option<String> {
     (!host.is_empty()).then(|| host.to_ascii_lowercase())
 }
 
-/// Refuses a request that does not say plainly which host it is for (RFC 9112 §3.2): two ends of a way that
-/// choose differently among two hosts would not mean the same request. HTTP/1.0 may leave it out.
+/// Refuses a request whose host is ambiguous (RFC 9112 §3.2): two recipients that choose differently between two hosts
+/// would route the request differently. HTTP/1.0 may leave the host out.
 pub fn check_host(head: &request::Parts) -> Result<(), Failure> {
     let refused = |text: &str| Err(Failure::BadRequest(text.to_owned()));
     let mut named = head.headers.get_all(header::HOST).iter();
     match (named.next(), named.next()) {
         (None, _) if head.version == Version::HTTP_11 => refused("missing required Host header"),
-        // HTTP/2 names it in the target (RFC 9113 §8.3.1).
+        // HTTP/2 has the host in the target (RFC 9113 §8.3.1).
         (None, _) if head.version == Version::HTTP_2 && head.uri.authority().is_none() => {
             refused("missing required :authority")
         }
@@ -42,7 +43,7 @@ pub fn check_host(head: &request::Parts) -> Result<(), Failure> {
     }
 }
 
-/// Whether this is `uri-host [":" port]` (RFC 3986 §3.2); like there, the host may be empty.
+/// Returns true for `uri-host [":" port]` (RFC 3986 §3.2); as there, the host may be empty.
 fn is_host(text: &[u8]) -> bool {
     let (host, port) = match text.iter().rposition(|&byte| byte == b':' || byte == b']') {
         Some(at) if text[at] == b':' => (&text[..at], &text[at + 1..]),
@@ -55,7 +56,7 @@ fn is_host(text: &[u8]) -> bool {
     is_name && port.iter().all(u8::is_ascii_digit)
 }
 
-/// Whether this may stand in brackets: an IPv6 address, with a zone or not.
+/// Returns true for the inside of brackets in a host: an IPv6 address, with or without a zone.
 fn is_literal(inner: &[u8]) -> bool {
     let text = std::str::from_utf8(inner).unwrap_or_default();
     let (address, zone) =
@@ -81,8 +82,8 @@ fn is_reg_name(mut name: &[u8]) -> bool {
     }
 }
 
-/// The service that a name within the cluster means: `name.ns`, `name.ns.svc` or `name.ns.svc.<cluster domain>`,
-/// lower case and without port.
+/// Name of the service that a host within the cluster means: `name.ns`, `name.ns.svc` or `name.ns.svc.<cluster
+/// domain>`, lower case and without port.
 ///
 /// Example: with the cluster domain `cluster.local`, `hello.default.svc` means `default/hello`.
 pub fn local_name(host: &str, cluster_domain: &str) -> Option<Name> {

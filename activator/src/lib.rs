@@ -1,32 +1,33 @@
-//! The activator: holds requests until a pod is ready, then forwards them.
+//! The activator: queues requests until a pod is ready, then forwards them.
 //!
-//! It stands in the way of a request only while its revision sleeps, has a hard limit, shares its name with
-//! others, or comes from outside. A request waits only while no ready pod has room; a change of the table
-//! lets it go in the same call that takes the change in.
+//! It forwards a request only while the request's revision is asleep, has a hard limit, shares its name with others, or
+//! is called from outside. A request waits only while no ready pod has room. The call that applies a change of the
+//! RouteTable also dispatches the requests that need not wait any longer.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`queue`] | Pure: the waiting line of one revision |
-//! | [`balance`] | Pure: which pod, which revision |
-//! | [`dial`] | Pure: one connection, brought about by up to 16 sockets |
-//! | [`slots`] | Pure: who may use which slots of a revision with a hard limit |
-//! | [`pool`] | Pure: one pod's connections and who gets them |
-//! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way |
+//! | [`queue`] | Pure: the wait queue of one revision |
+//! | [`balance`] | Pure: choice of the pod and of the revision |
+//! | [`dial`] | Pure: one connection, opened by up to 16 sockets |
+//! | [`slots`] | Pure: slots of a revision with a hard limit, shared by the activators |
+//! | [`pool`] | Pure: one pod's connections and the requests that wait for them |
+//! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way to the pod and back |
 //! | [`proxy_protocol`] | Pure: the header by which a proxy names its client |
-//! | [`probe`], [`failure`] | Pure: what the platform is asked, and what is said when there is no answer |
-//! | [`config`], [`budget`] | Pure: settings; what clients may take |
-//! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from arrival to answer |
-//! | [`h1`], [`targets`] | Pure: HTTP/1.1 as it is spoken to pods; targets that the library refuses |
-//! | [`revision`], [`pods`], [`connection`] | Shell: a revision's line and the connections to its pods |
-//! | [`single`], [`upload`], [`ask`], [`tcp`] | Shell: one connection in HTTP/1.1, the request on its way, its body, the socket |
-//! | [`server`], [`ports`] | Shell: clients' connections; the listener, or listeners, of services |
-//! | [`seats`] | Shell: what each client's connection takes, and whose requests are refused |
-//! | [`socket`] | Shell: a client's socket, and whether the client is still there |
-//! | [`edge`] | Shell: whose word of a request's way counts |
-//! | [`request_log`] | Shell: a line of each finished request |
+//! | [`probe`], [`failure`] | Pure: requests to the platform itself, and responses to failed requests |
+//! | [`config`], [`budget`] | Pure: settings; bounds on what clients may use |
+//! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from its arrival to its response |
+//! | [`h1`], [`targets`] | Pure: HTTP/1.1 with pods; request targets that the library refuses |
+//! | [`frames`] | Pure: memory that a client's HTTP/2 frames make the library hold |
+//! | [`revision`], [`pods`], [`connection`] | Shell: a revision's queue and the connections to its pods |
+//! | [`single`], [`upload`], [`ask`], [`tcp`] | Shell: an HTTP/1.1 connection, its requests, bodies, keep-alive |
+//! | [`server`], [`ports`], [`range`] | Shell: client connections; the listener, or listeners, of services |
+//! | [`seats`], [`held`] | Shell: memory of each client connection, and the choice of the requests to refuse |
+//! | [`socket`] | Shell: a client's socket, and detection of a client that is gone |
+//! | [`edge`] | Shell: policy for proxies and upgrades |
+//! | [`request_log`] | Shell: a log line of each finished request |
 //! | [`routes`], [`controller`] | Shell: the RouteTable |
 //! | [`autoscaler`], [`peers`] | Shell: usage reports; slots among activators |
-//! | [`admin`], [`clock`] | Shell: metrics; time and chance |
+//! | [`admin`], [`clock`] | Shell: metrics; time and random numbers |
 
 use std::{
     io,
@@ -111,27 +112,27 @@ use crate::{
     server::Server,
 };
 
-/// Idle connections and failed ports are looked after this often.
+/// Interval at which idle connections and failed ports are checked.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// How long lines of the last requests may take to be written.
+/// Time limit for writing the log lines of the last requests.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// The activator could not start or go on.
+/// Error because of which the activator could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A setting is out of its range.
     #[error("bad configuration")]
     Config(#[from] BadSetting),
-    /// A gateway's listener could not be had.
+    /// The listener of a gateway could not be opened.
     #[error("cannot listen for requests by host on {address}")]
     Gateway {
-        /// Where.
+        /// Address of the listener, or a description of a given one.
         address: String,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The other activators could not be served.
+    /// The port for other activators could not be served.
     #[error("cannot hand slots to other activators")]
     Peers(#[from] LinkError),
     /// The admin port could not be served.
@@ -139,21 +140,21 @@ pub enum Error {
     Admin(#[from] AdminError),
 }
 
-/// One activator, put together but not yet connected to the other parts.
+/// One activator, assembled but not yet connected to the other components.
 #[derive(Debug)]
 pub struct Activator {
-    /// Carries requests.
+    /// Forwarder of requests to pods.
     pub gateway: Arc<Gateway>,
-    /// Serves connections.
+    /// Server of client connections.
     pub server: Arc<Server>,
-    /// Listens for services.
+    /// Listeners of the services' own ports.
     pub ports: Arc<Ports>,
-    /// Reports waiting requests.
+    /// Reporter of waiting requests to the autoscaler.
     pub usage: Arc<Usage>,
 }
 
 impl Activator {
-    /// Puts the parts together. `shutdown` closes the listeners and asks connections to end.
+    /// Assembles an activator. `shutdown` closes the listeners and asks connections to end.
     pub fn new(config: &Config, registry: &mut Registry, shutdown: &CancellationToken) -> Self {
         let metrics = Metrics::register(registry);
         let usage = Arc::new(Usage::default());
@@ -209,14 +210,18 @@ impl Activator {
         }
     }
 
-    /// Goes on serving while others may still be led here, for at most the linger time. Clients are asked to connect anew.
+    /// Continues to serve while clients may still be routed here, for at most the linger time. Clients are asked to
+    /// reconnect.
     async fn linger(&self, config: &Config) {
+        // Kubernetes removes a stopping pod from EndpointSlices, but clients learn of that later: until then each new
+        // connection has to be accepted.
         let bound = config.linger();
         self.gateway.leaving.cancel();
         let mut listed = self.gateway.routes.listed();
         let left = async {
-            // The sender lives in the gateway.
+            // The sender cannot be gone, since it is in the gateway.
             let _ = listed.wait_for(|it| *it == Listed::NoMore).await;
+            // Kube-proxies of other nodes follow EndpointSlices later than this activator follows the table.
             tokio::time::sleep(config.settle()).await;
         };
         info!(?bound, "leaving: connections are still taken");
@@ -224,11 +229,12 @@ impl Activator {
         info!(is_left, "no connections are taken any more");
     }
 
-    /// Lets requests in flight end.
+    /// Waits for requests in flight to end, for at most the drain time.
     async fn drain(&self, config: &Config) {
         let (tasks, bound) = (&self.gateway.tasks, config.drain());
         tasks.close();
         info!(connections = tasks.len(), ?bound, "draining");
+        // Upgraded connections can last forever. They get a part of the drain time only.
         let cut = async {
             tokio::time::sleep(config.tunnel_drain()).await;
             self.gateway.cut.cancel();
@@ -246,9 +252,11 @@ impl Activator {
     }
 }
 
-/// Runs the activator until `shutdown`; then it lingers until nobody is led here, and lets requests in flight end.
+/// Runs the activator until `shutdown`. Then it lingers until no clients are routed here, and drains requests in
+/// flight.
 pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     config.validate()?;
+    // A port that is taken has to be an error before the controller learns of this activator.
     let gateways = gateways(&mut config)?;
     let mut registry = Registry::default();
     let stop = CancellationToken::new();
@@ -257,7 +265,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
         let server = Arc::clone(&activator.server);
         tokio::spawn(server.accept(listener, Some(door), stop.clone()));
     }
-    // Routes and reports outlive the signal: waiting requests still want their pod while we drain.
+    // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
     let finished = CancellationToken::new();
     let links = Arc::new(Links::new(&config, &finished));
     let admin = Admin { registry, troubles: troubles(&activator, &links, &shutdown) };
@@ -279,6 +287,8 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
         shutdown.cancelled().await;
         activator.linger(&config).await;
         stop.cancel();
+        // Slots are announced as free only after the last request, and the log is written last, since each request adds
+        // to it.
         activator.drain(&config).await;
         peers.leave().await;
         activator.gateway.request_log.flush(LAST_LINES).await;
@@ -298,7 +308,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
     }
 }
 
-/// The streams to the other parts.
+/// Streams to the controller and the autoscaler.
 #[derive(Debug)]
 struct Links {
     routes: Link,
@@ -327,6 +337,7 @@ impl Links {
             tokio::spawn(enrol::keep(credentials, controllers, files, finished.clone()));
         }
         let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), finished.clone());
+        // The stream of routes also lists the replicas of both components, which the resolvers follow.
         let routes = link(&controllers).tells(wire::Part::Controller, Arc::clone(&controllers));
         Self {
             routes: routes.tells(wire::Part::Autoscaler, Arc::clone(&autoscalers)),
@@ -360,13 +371,13 @@ fn troubles(
     })
 }
 
-/// Descriptors that this process may have.
+/// Number of file descriptors that this process may open.
 fn open_files() -> u64 {
-    // Only a bad name of a limit is refused.
+    // An error means an unknown resource, which this one is not.
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _most)| now)
 }
 
-/// The gateways' listeners, bound before anything else starts.
+/// Listeners of the gateways, bound before anything else starts.
 fn gateways(config: &mut Config) -> Result<Vec<(TcpListener, Door)>, Error> {
     let failed = |address: String| move |source| Error::Gateway { address, source };
     if let Some(listener) = config.outside_listener.take() {

@@ -1,7 +1,7 @@
-//! Shell: the other activators: who they are, and the streams by which slots are handed between them.
+//! Shell: the other activators and the streams by which slots are passed between them.
 //!
-//! Each dials every other one that the table lists and holds, on that stream, slots of the revisions which that one owns.
-//! Nothing is decided here: [`crate::slots`] says what each is told.
+//! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the revisions which
+//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -38,48 +38,51 @@ use crate::{
     slots::{Peer, Said, View, lasting},
 };
 
-/// One that is not listed and has no stream is taken for gone after this time: long enough for a stream that broke to be
-/// opened once more, and for a dead connection to be noticed.
+/// Time after which an activator that is not listed and has no stream is taken to be gone. It is long enough to open a
+/// broken stream again, and to notice a dead connection.
 const GONE_AFTER: Duration = Duration::from_secs(5);
-/// One that refuses connections for so long has ended: by then every activator has the tables from before.
+/// Time after which an activator that refuses connections has ended: by then no older table is in force anywhere.
 const REFUSED_FOR: Duration = Duration::from_secs(2);
-/// For so long after its first table an activator is new, by the same rule.
+/// Time after its first table for which an activator is new, by the same rule as [`REFUSED_FOR`].
 const NEW_FOR: Duration = REFUSED_FOR;
-/// Those that are gone are looked for this often.
+/// Interval at which activators that are gone are looked for.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long it may take to say that this one ends.
+/// Time limit for announcing to owners that this activator ends.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Who the other activators are, and what each is to be told.
+/// Other activators as this one sees them, and the outboxes for their claims and grants.
 #[derive(Debug)]
 pub struct Peers {
     view: RwLock<Arc<View>>,
     known: Mutex<Known>,
     boxes: Mutex<Boxes>,
-    /// Where those are that the table lists.
+    /// Addresses of the other activators that the RouteTable lists.
     dials: watch::Sender<BTreeMap<Peer, SocketAddr>>,
-    /// Their port, and this one's addresses; `None`: other activators are not spoken to.
+    /// Port of the streams between activators, the same at each; `None`: there are no such streams.
     port: Option<NonZeroU16>,
+    /// Addresses of this activator.
     addresses: Vec<IpAddr>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// When the first table came.
+    /// Time at which the first table came; `None`: none has come.
     first: Option<Instant>,
+    /// Activators that the RouteTable lists, with their addresses.
     listed: BTreeMap<Peer, Vec<IpAddr>>,
-    /// Streams that stand, by their holder.
+    /// Holders with an open stream to this activator.
     streams: BTreeSet<Peer>,
-    /// Those that are neither listed nor connected any more, and since when.
+    /// Activators that are neither listed nor connected any more, with the time since when.
     left: BTreeMap<Peer, Instant>,
-    /// Those that said that they end, or have refused connections for a while.
+    /// Activators that have announced their end, or have refused connections for a while.
     ended: BTreeSet<Peer>,
-    /// Those that refuse connections, and since when.
+    /// Activators that refuse connections, with the time since when.
     refused: BTreeMap<Peer, Instant>,
 }
 
 impl Known {
-    /// No process listens where it should be. If that lasts, none of its requests goes on; unless a stream says otherwise.
+    /// Registers that no process listens at the activator's address. If that lasts, the activator has ended: none of
+    /// its requests goes on. An open stream of it disproves that.
     fn on_refused(&mut self, peer: &Peer) {
         let since = *self.refused.entry(peer.clone()).or_insert_with(Instant::now);
         if since.elapsed() >= REFUSED_FOR && !self.streams.contains(peer) {
@@ -87,6 +90,7 @@ impl Known {
         }
     }
 
+    /// Registers a sign of life of an activator.
     fn on_met(&mut self, peer: &Peer) {
         self.ended.remove(peer);
         self.refused.remove(peer);
@@ -95,14 +99,16 @@ impl Known {
 
 #[derive(Debug, Default)]
 struct Boxes {
+    /// Claims of this activator, by owner.
     claims: HashMap<Peer, Outbox<Name, Claim>>,
+    /// Grants of this activator, by holder.
     grants: HashMap<Peer, Outbox<Name, Grant>>,
-    /// Which stream of a holder's counts.
+    /// Number of each holder's latest stream: only messages of that one count.
     turns: HashMap<Peer, Arc<Mutex<u64>>>,
 }
 
 impl Peers {
-    /// An activator that has met no other one. Without a port it never will.
+    /// Creates the state of an activator that has met no other one. Without a port it never meets any.
     pub fn new(own: &str, port: Option<NonZeroU16>, addresses: Vec<IpAddr>) -> Self {
         let view = Arc::new(View { own: own.into(), is_new: port.is_some(), ..View::default() });
         Self {
@@ -115,13 +121,14 @@ impl Peers {
         }
     }
 
-    /// The activators, as this one sees them.
+    /// Activators as this one sees them now.
     pub fn view(&self) -> Arc<View> {
         Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The table lists these. Returns whether the view has changed.
+    /// Applies the activators of the RouteTable, with their addresses. Returns true if the view has changed.
     pub fn list(&self, all: impl IntoIterator<Item = (Peer, Vec<IpAddr>)>) -> bool {
+        // Without a port there are no streams: the activator stays alone in its view.
         let Some(port) = self.port else { return false };
         let listed: BTreeMap<_, _> = all.into_iter().collect();
         let others = listed.iter().filter(|(peer, _)| **peer != self.view().own);
@@ -129,6 +136,7 @@ impl Peers {
             Some((peer.clone(), SocketAddr::new(self.reachable(addresses)?, port.get())))
         };
         let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
+        // An activator that is no longer listed may still have requests at pods, and so is known for a while.
         let is_other = self.look(|known| {
             known.first.get_or_insert_with(Instant::now);
             let before = std::mem::replace(&mut known.listed, listed);
@@ -142,13 +150,13 @@ impl Peers {
         is_other
     }
 
-    /// Of another one's addresses, one of a family that this one has too.
+    /// Address of another activator in an IP family that this one has too; otherwise its first address.
     fn reachable(&self, all: &[IpAddr]) -> Option<IpAddr> {
         let ours = |it: &&IpAddr| self.addresses.iter().any(|own| own.is_ipv4() == it.is_ipv4());
         all.iter().find(ours).or_else(|| all.first()).copied()
     }
 
-    /// Takes in what has changed. Returns whether the view has.
+    /// Applies `change` and computes the view again. Returns true if the view has changed.
     fn look(&self, change: impl FnOnce(&mut Known)) -> bool {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut known);
@@ -158,8 +166,10 @@ impl Peers {
             let is_back = listed.contains_key(peer) || streams.contains(peer);
             !is_back && since.elapsed() < GONE_AFTER && !ended.contains(peer)
         });
+        // Only listed activators are remembered as ended: others are not in the view anyway.
         ended.retain(|peer| listed.contains_key(peer));
         refused.retain(|peer, _| listed.contains_key(peer));
+        // The view is replaced while `known` is locked, so that no older view overwrites a newer one.
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let listed = lasting(&listed.keys().cloned().collect(), ended);
         let others = listed.iter().chain(&*streams).chain(left.keys());
@@ -174,11 +184,12 @@ impl Peers {
         is_other
     }
 
-    /// Says what a revision has to say.
+    /// Puts the claims and grants of a revision into the outboxes of their receivers.
     pub fn say(&self, revision: &Name, said: Said) {
         if said == Said::default() {
             return;
         }
+        // The outboxes keep the latest state of each revision, so that a slow stream costs no more memory than that.
         let mut boxes = self.boxes();
         for (peer, claim) in said.claims {
             let outbox = boxes.claims.entry(peer).or_default();
@@ -213,22 +224,22 @@ impl Peers {
     }
 }
 
-/// Everything that the streams between activators need.
+/// Streams of slots to and from the other activators, with all that they need.
 #[derive(Debug)]
 pub struct Streams {
     gateway: Arc<Gateway>,
     who: Subscriber,
     credentials: Option<Arc<Credentials>>,
-    /// Ends the streams at once.
+    /// Ends all streams at once.
     stop: CancellationToken,
-    /// Says to owners that this one ends.
+    /// Announces to owners that this activator ends.
     bye: CancellationToken,
-    /// Streams to owners.
+    /// Number of streams to owners that are open or being opened.
     holding: AtomicUsize,
 }
 
 impl Streams {
-    /// The streams of an activator until `stop`; over mutual TLS where there are credentials.
+    /// Creates the streams of an activator, which run until `stop`; over mutual TLS if there are credentials.
     pub fn new(
         gateway: Arc<Gateway>,
         who: Subscriber,
@@ -244,7 +255,7 @@ impl Streams {
         &self.gateway.peers
     }
 
-    /// Serves holders and dials owners until the end.
+    /// Serves holders and dials owners until the streams end.
     pub async fn run(self: &Arc<Self>) -> Result<(), LinkError> {
         let Some(port) = self.peers().port else {
             return std::future::pending().await;
@@ -253,6 +264,7 @@ impl Streams {
         let serving = addresses.map(|ip| self.serve(SocketAddr::new(*ip, port.get())));
         let serving = async {
             let ended: Result<Vec<()>, _> = join_all(serving).await.into_iter().collect();
+            // The listeners themselves end only with an error; a regular end comes from `dial`.
             ended?;
             std::future::pending().await
         };
@@ -276,13 +288,14 @@ impl Streams {
         link::serve_to(&endpoint, router, door.as_ref(), self.stop.clone()).await
     }
 
-    /// Keeps a stream to every other activator that the table lists.
+    /// Keeps a stream to every other activator that the RouteTable lists.
     async fn dial(self: &Arc<Self>) {
         let mut dials = self.peers().dials.subscribe();
         let mut kept: HashMap<Peer, (SocketAddr, CancellationToken, JoinHandle<()>)> =
             HashMap::new();
         loop {
             let wanted = dials.borrow_and_update().clone();
+            // A stream to an address that is not listed any more, or to one that has moved, ends on its own.
             for (peer, (address, last, _)) in &kept {
                 if wanted.get(peer) != Some(address) {
                     last.cancel();
@@ -299,7 +312,7 @@ impl Streams {
                 let streams = Arc::clone(self);
                 let (to, end) = (peer.clone(), last.clone());
                 let task = tokio::spawn(async move {
-                    // What the last stream said is forgotten first.
+                    // The grants of the last stream are withdrawn before a new stream to the same owner begins.
                     if let Some((.., before)) = before {
                         let _ended = before.await;
                     }
@@ -314,17 +327,20 @@ impl Streams {
         }
     }
 
-    /// Holds slots of one other activator. Once `last`, when it is listed no more, the stream that stands is the last one.
+    /// Holds slots of one other activator. `last` is cancelled when the owner is not listed any more: the stream that
+    /// is open then is the last one.
     async fn hold(&self, owner: &Peer, address: SocketAddr, last: CancellationToken) {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
         let finder = Finder::known_as(Holder::Activator, &endpoint, self.credentials.as_ref());
         let link = Link::to(finder, self.who.clone(), self.stop.clone());
         let claims = self.peers().claims(owner);
-        // Of a stream that has just been opened: what it has named.
+        // Revisions that a newly opened stream has named; `None` after its first `Synced`.
         let named: Mutex<Option<BTreeSet<Name>>> = Mutex::default();
         let each = |heard| {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+            // Grants of a broken stream count until a new one has sent its snapshot: after `Synced`, what it has not
+            // named is withdrawn. A refusal shows that the process is gone, and its grants with it.
             match heard {
                 Heard::Refused => {
                     self.forget(owner, &BTreeSet::new());
@@ -354,14 +370,14 @@ impl Streams {
         self.forget(owner, &BTreeSet::new());
     }
 
-    /// Takes in what is known of the others.
+    /// Applies a change of what is known of the others, and updates the slots of all revisions if the view changes.
     fn change(&self, change: impl FnOnce(&mut Known)) {
         if self.peers().look(change) {
             self.gateway.routes.settle();
         }
     }
 
-    /// The owner says nothing of any revision but these.
+    /// Withdraws the owner's grants of all revisions except those in `but`.
     fn forget(&self, owner: &Peer, but: &BTreeSet<Name>) {
         for revision in self.gateway.routes.revisions() {
             if !but.contains(&revision.name) {
@@ -370,7 +386,7 @@ impl Streams {
         }
     }
 
-    /// Notices those that are gone, and when this one is new no more.
+    /// Finds activators that are gone, and the end of this one's time as a new one, by a periodic update of the view.
     async fn look_after(&self) {
         let mut tick = tokio::time::interval(LOOK);
         loop {
@@ -382,7 +398,7 @@ impl Streams {
         }
     }
 
-    /// A holder's stream has begun or ended.
+    /// Registers that a holder's stream has begun or ended.
     fn again(&self, holder: &Peer, change: impl FnOnce(&mut Known)) {
         self.peers().look(change);
         for revision in self.gateway.routes.revisions() {
@@ -390,11 +406,12 @@ impl Streams {
         }
     }
 
-    /// Says to owners that this one ends, unless some request of its own is still at a pod.
+    /// Announces to owners that this activator ends, unless a request of its own is still at a pod.
     pub async fn leave(&self) {
         if self.gateway.routes.revisions().iter().any(|it| it.is_at_pods()) {
             return;
         }
+        // Each stream to an owner ends once it has sent its last message, and `holding` counts those left.
         self.bye.cancel();
         let said = async {
             while self.holding.load(Ordering::Relaxed) > 0 {
@@ -405,7 +422,7 @@ impl Streams {
     }
 }
 
-/// Serves holders.
+/// gRPC service of the owner, for the streams of holders.
 #[derive(Debug)]
 struct Owner(Arc<Streams>);
 
@@ -417,6 +434,7 @@ impl Slots for Owner {
         &self,
         request: Request<Streaming<raw::ClaimItem>>,
     ) -> Result<Response<Self::HoldStream>, Status> {
+        // A holder is trusted only as far as its certificate: one activator cannot claim slots as another one.
         let peer = tls::peer(&request);
         let mut items = request.into_inner();
         let first = items.message().await?.map(ClaimItem::try_from);
@@ -440,13 +458,14 @@ impl Slots for Owner {
     }
 }
 
-/// A holder's stream. Dropping it ends it.
+/// Stream of one holder at its owner. Dropping it registers the end of the stream.
 struct Held {
     streams: Arc<Streams>,
     peer: Peer,
-    /// The number of the holder's latest stream: what an earlier one still says does not count.
+    /// Number of the holder's latest stream: messages of an earlier one do not count.
     latest: Arc<Mutex<u64>>,
     number: u64,
+    /// True if the holder has announced its end.
     has_left: bool,
 }
 
@@ -469,6 +488,7 @@ impl Held {
     fn take(&mut self, item: ClaimItem) {
         let latest = Arc::clone(&self.latest);
         let latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+        // A message of a stream that a newer one has replaced is stale.
         if *latest != self.number {
             return;
         }
@@ -494,6 +514,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        // After an announced end, or with a newer stream, the end of this stream reveals nothing.
         if *latest == self.number && !self.has_left {
             self.streams.again(&self.peer, |known| {
                 known.streams.remove(&self.peer);

@@ -25,45 +25,45 @@ use crate::{
     pool::{Next, Pool},
 };
 
-/// A pod that refused is tried again after 10 ms, then after twice as long each time, at most 1.28 s.
+/// Pause after the first refusal of a pod. Each further refusal doubles it, up to 1.28 s.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const RETRY_DOUBLINGS: u32 = 7;
 
-/// A pod that leaves a dial unanswered for this long may be gone with its node: TCP's own first wait.
+/// Time after which a pod with an unanswered dial may be gone with its node: TCP's own first wait.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Why a dial brought no connection. Cheap to clone: everyone who waited for it is told.
+/// Error of a dial. Cheap to clone, since all requests that waited for the dial get it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DialError {
-    /// It has failed.
+    /// The dial has failed.
     #[error("{0}")]
     Failed(Arc<io::Error>),
-    /// It goes on, and nobody has answered yet.
+    /// The dial goes on, but nothing has answered yet.
     #[error("no answer yet")]
     Late,
 }
 
 type Answer = Result<Connection, DialError>;
 
-/// What all pods share.
+/// Settings that all pods share.
 #[derive(Debug, Clone)]
 pub struct PodSettings {
-    /// Listen backlog assumed.
+    /// Listen backlog that is assumed of a pod.
     pub backlog: u32,
-    /// How long a connection is kept idle.
+    /// Time for which a connection is kept idle.
     pub max_idle: Duration,
-    /// Where dials are counted.
+    /// Metrics, in which dials are counted.
     pub metrics: Metrics,
 }
 
 /// One pod and the connections to it.
 #[derive(Debug)]
 pub struct Pod {
-    /// Its place in the balance.
+    /// Key of the pod in the queue and for balancing.
     pub key: PodKey,
-    /// Its uid, for the log.
+    /// Uid of the pod, for logs and slots.
     pub uid: SmolStr,
-    /// Its name, for the log of requests.
+    /// Name of the pod, for the request log.
     pub name: SmolStr,
     protocol: Protocol,
     settings: PodSettings,
@@ -72,17 +72,17 @@ pub struct Pod {
     refusals: AtomicU32,
 }
 
-/// What a pod is called.
+/// Uid and name of a pod.
 #[derive(Clone, Debug)]
 pub struct Named {
-    /// Unique for ever.
+    /// Uid of the pod, never used for another one.
     pub uid: SmolStr,
-    /// Unique in its namespace.
+    /// Name of the pod, unique in its namespace.
     pub name: SmolStr,
 }
 
 impl Pod {
-    /// A pod nobody has talked to yet, that speaks `protocol`.
+    /// Creates a pod without connections that speaks `protocol`.
     pub fn new(key: PodKey, named: Named, protocol: Protocol, settings: PodSettings) -> Self {
         let pool = Mutex::new(match protocol {
             Protocol::Http1 => Pool::new(settings.backlog),
@@ -93,12 +93,12 @@ impl Pod {
         Self { key, uid, name, protocol, settings, pool, answered, refusals }
     }
 
-    /// A connection to send one request over: one that has room for it, or the first that comes. In HTTP/1.1 it is one
-    /// of its own where the pod speaks HTTP/2: nobody else would use it.
+    /// Connection for one request: one that has room for it, or the first that is opened or given back. For HTTP/1.1 to
+    /// a pod that speaks HTTP/2 it is a new one, because no other request would use it.
     pub async fn connect(self: &Arc<Self>, protocol: Protocol) -> Answer {
         if protocol != self.protocol {
             self.settings.metrics.dials.inc();
-            // Rare, and it would take room in everybody's wait.
+            // Boxed, because it is rare and would enlarge the future of every waiting request.
             let opened = Box::pin(self.open(protocol)).await;
             return opened.map_err(DialError::from);
         }
@@ -117,15 +117,15 @@ impl Pod {
         answer.await.map_err(gone)?
     }
 
-    /// Takes a connection back whose exchange has ended in order.
+    /// Gives a connection back whose exchange has ended in order.
     pub fn give_back(self: &Arc<Self>, connection: Connection) {
-        // A shared one has never left the pool; one beside shared ones has no other user.
+        // A shared one has never left the pool; an HTTP/1.1 one to a pod with HTTP/2 has no other use.
         if self.protocol == Protocol::Http1 && matches!(connection, Connection::Single(_)) {
             self.free(connection, Pool::on_free);
         }
     }
 
-    /// The pod has answered a request: its process accepts connections.
+    /// Registers that the pod has answered a request, so that its process accepts connections.
     pub fn note_answer(self: &Arc<Self>) {
         if !self.answered.swap(true, Ordering::Relaxed) {
             let dials = self.pool().on_answer();
@@ -133,14 +133,14 @@ impl Pod {
         }
     }
 
-    /// How long to leave the pod alone after one more refusal.
+    /// Registers a refusal. Returns the time for which the pod gets no requests.
     pub fn note_refusal(&self) -> Duration {
         let before = self.refusals.fetch_add(1, Ordering::Relaxed);
         FIRST_RETRY * 2u32.pow(before.min(RETRY_DOUBLINGS))
     }
 
-    /// Whether the pod takes requests; if not, no connection to it is kept idle, so that it may drain, and
-    /// requests that still wait for one look elsewhere.
+    /// Opens the pod for requests, or closes it. A closed pod keeps no idle connection, so that it can drain, and
+    /// requests that wait for one try another pod.
     pub fn set_open(&self, open: bool) {
         if open {
             return self.pool().open();
@@ -149,23 +149,23 @@ impl Pod {
         tell(wanting, &io::Error::other("pod is leaving").into());
     }
 
-    /// Everyone who waits for a connection looks elsewhere.
+    /// Makes all requests that wait for a connection try another pod.
     pub fn send_away(&self) {
         let wanting = self.pool().send_away();
         tell(wanting, &DialError::Late);
     }
 
-    /// Ends connections that lay idle too long.
+    /// Closes connections that were idle for too long.
     pub fn prune(&self) {
         self.pool().prune(Connection::is_good);
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool<Connection, oneshot::Sender<Answer>>> {
-        // A pool is whole between any two of its own steps, so a panic elsewhere cannot have broken it.
+        // A panic elsewhere cannot leave a pool inconsistent: each of its own steps completes or does not begin.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a free connection into the pool by `put`, handing it on while those who wanted one are gone.
+    /// Puts a free connection into the pool by `put`, and hands it on while the requests that wanted one are gone.
     fn free(
         self: &Arc<Self>,
         connection: Connection,
@@ -175,11 +175,14 @@ impl Pod {
         ) -> Next<Connection, oneshot::Sender<Answer>>,
     ) {
         let mut next = put(&mut self.pool(), connection);
+        // A request may be gone when its connection comes. The connection then goes to the next one that waits, in a
+        // loop, so that none is lost.
         loop {
             self.dial(next.dial);
             let Some((whom, connection)) = next.hand else { return };
             next = match whom.send(Ok(connection)) {
                 Err(Ok(unwanted @ Connection::Single(_))) => self.pool().on_free(unwanted),
+                // One more use of the connection may be possible for the next request that waits.
                 _ if self.protocol == Protocol::H2c => self.pool().on_served(),
                 _ => return,
             };
@@ -194,6 +197,8 @@ impl Pod {
     }
 
     async fn dial_once(self: Arc<Self>) {
+        // A late dial goes on, since the pod may only be slow to accept. The first request that waits tries another
+        // pod, if there is one.
         let opened = {
             let open = self.open(self.protocol);
             tokio::pin!(open);
@@ -208,8 +213,11 @@ impl Pod {
         };
         match opened {
             Ok(connection) => {
+                // The pod accepts again: the pause after its next refusal begins with the shortest one.
                 self.refusals.store(0, Ordering::Relaxed);
                 self.free(connection, Pool::on_dialled);
+                // Before the first response an accepted connection may still wait in the pod's accept queue. It counts
+                // as a dial a moment longer, so that the queue does not overflow.
                 if !self.answered.load(Ordering::Relaxed) {
                     tokio::time::sleep(FIRST_WAIT).await;
                 }
@@ -242,20 +250,21 @@ impl From<io::Error> for DialError {
     }
 }
 
-/// Tells those who wait for a connection why they get none. Whoever is gone needs no answer.
+/// Sends the error to the requests that wait for a connection. One that is gone needs no message.
 fn tell(wanting: impl IntoIterator<Item = oneshot::Sender<Answer>>, error: &DialError) {
     for whom in wanting {
         let _ = whom.send(Err(error.clone()));
     }
 }
 
-/// Carries out one [`Dial`]. Returns the connection and how many sockets it took.
+/// Runs one [`Dial`]. Returns the connection and the number of sockets opened for it.
 async fn dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
     let (mut dial, mut open) = (Dial::default(), FuturesUnordered::new());
     let (mut event, mut won) = (Event::Unanswered, None);
     let mut last = io::Error::from(io::ErrorKind::TimedOut);
     let wait = tokio::time::sleep(Duration::ZERO);
     tokio::pin!(wait);
+    // The first socket that is connected ends the dial; dropping the future closes the others.
     loop {
         match dial.step(event) {
             Action::Open(next) => {

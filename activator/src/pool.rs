@@ -1,70 +1,73 @@
-//! Pure: the connections to one pod, and which request gets which.
+//! Pure: the connections to one pod, and their assignment to requests.
 //!
-//! A request that finds no idle connection waits for the first to come, new or given back. New ones are
-//! dialled with care: a pod's accept queue holds its listen backlog and drops what is beyond. Until the pod
-//! has answered its first request, a dial counts as under way from its start until that answer, or until it
-//! has stood for a moment; afterwards only until it is connected.
+//! A request that finds no idle connection waits for the next one, new or given back. New ones are dialled with care: a
+//! pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a dial counts
+//! as under way until that response, or until a moment after it is connected. Afterwards it counts only until it is
+//! connected.
 //!
-//! A connection that carries several requests at once stays in the pool while requests use it, and serves everyone who
-//! wants one for as long as it has room.
+//! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
+//! requests for as long as it has room.
 //!
-//! `C` is a connection or one use of it, `W` whom to hand one to; the pool only keeps and returns them.
+//! `C` is a connection or one use of it. `W` is the waiter that gets one. The pool only keeps and returns them.
 
 use std::collections::VecDeque;
 
-/// Listen backlog of a pod where it is not known: the least common default (libuv, Python, Java: 50 to 511).
+/// Listen backlog of a pod if it is not known: a low one among common defaults (libuv, Python, Java: 50 to 511).
 pub const BACKLOG: u32 = 128;
 
-/// What a connection that lies in the pool is to a request.
+/// Use of a pooled connection for one more request.
 #[derive(Debug)]
 pub enum Offer<C> {
-    /// It is the request's alone.
+    /// The connection serves this request alone.
     Whole,
-    /// One more use of it.
+    /// The connection is shared; this is one more use of it.
     Share(C),
-    /// It is in use as much as it can be.
+    /// The connection is used by as many requests as it can carry.
     Busy,
-    /// It is of no use any more.
+    /// The connection cannot be used any more.
     Stale,
 }
 
-/// A connection as the pool sees it.
+/// Connection that a pool can lend to requests.
 pub trait Lend: Sized {
-    /// What it is to a request now.
+    /// Use of the connection that a request can get now.
     fn offer(&self) -> Offer<Self>;
 }
 
-/// One pod's connections.
+/// Connections of one pod, and the requests that wait for them.
 #[derive(Debug)]
 pub struct Pool<C, W> {
     idle: Vec<C>,
     wanting: VecDeque<W>,
-    /// Dials without a connection yet.
+    /// Dials that are not connected yet.
     connecting: u32,
-    /// Connections dialled before the first answer that have not stood for a moment yet.
+    /// Connections dialled before the pod's first response, and opened only a moment ago.
     fresh: u32,
+    /// Maximum number of dials under way.
     at_once: u32,
+    /// True once the pod has answered a request.
     answered: bool,
+    /// True while the pod takes no new requests, so that no connection is kept idle.
     closed: bool,
 }
 
-/// What the shell does next.
+/// Next actions for the shell.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Next<C, W> {
-    /// Hand this connection to this request; if it is gone, give the connection back.
+    /// Connection to hand to this waiter; if the waiter is gone, the connection is to be given back.
     pub hand: Option<(W, C)>,
-    /// Start this many dials.
+    /// Number of dials to start.
     pub dial: u32,
 }
 
 impl<C: Lend, W> Pool<C, W> {
-    /// No connections yet, to a pod with this listen backlog.
+    /// Creates the pool of a pod with this listen backlog, without connections.
     pub fn new(backlog: u32) -> Self {
         Self::dialling((backlog / 2).max(1))
     }
 
-    /// The same, for connections that carry several requests: one is dialled at a time.
+    /// Creates the pool of a pod whose connections carry several requests: one is dialled at a time.
     pub fn shared() -> Self {
         Self::dialling(1)
     }
@@ -81,7 +84,7 @@ impl<C: Lend, W> Pool<C, W> {
         }
     }
 
-    /// A connection for one request: the one that came last and can be had. Stale ones met on the way are dropped.
+    /// Connection for one request: the newest one that is usable. Stale ones found on the way are dropped.
     pub fn take(&mut self) -> Option<C> {
         for at in (0..self.idle.len()).rev() {
             match self.idle[at].offer() {
@@ -94,28 +97,29 @@ impl<C: Lend, W> Pool<C, W> {
         None
     }
 
-    /// A request wants a connection, and none was idle. Returns the dials to start.
+    /// Queues a request that found no idle connection. Returns the number of dials to start.
     #[must_use]
     pub fn want(&mut self, whom: W) -> u32 {
         self.wanting.push_back(whom);
         self.more_dials()
     }
 
-    /// A dial has brought a connection.
+    /// Registers the connection of a dial. Returns the next actions.
     pub fn on_dialled(&mut self, connection: C) -> Next<C, W> {
         self.connecting = self.connecting.saturating_sub(1);
         self.fresh += u32::from(!self.answered);
         self.on_free(connection)
     }
 
-    /// A connection dialled before the first answer has stood for a moment. Returns the dials to start.
+    /// Registers that a connection dialled before the first response is a moment old. Returns the number of dials to
+    /// start.
     #[must_use]
     pub fn on_stood(&mut self) -> u32 {
         self.fresh = self.fresh.saturating_sub(1);
         self.more_dials()
     }
 
-    /// The pod has answered a request. Returns the dials to start.
+    /// Registers that the pod has answered a request. Returns the number of dials to start.
     #[must_use]
     pub fn on_answer(&mut self) -> u32 {
         self.answered = true;
@@ -123,30 +127,30 @@ impl<C: Lend, W> Pool<C, W> {
         self.more_dials()
     }
 
-    /// Whether the pod has answered a request. Until then [`on_stood`](Self::on_stood) must follow each
+    /// Returns true if the pod has answered a request. Until then [`on_stood`](Self::on_stood) must follow each
     /// [`on_dialled`](Self::on_dialled).
     pub fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// A dial has failed. Returns everyone who waits for a connection: they look for another pod.
+    /// Registers a failed dial. Returns all waiters, which try another pod.
     pub fn on_dial_failed(&mut self) -> VecDeque<W> {
         self.connecting = self.connecting.saturating_sub(1);
         std::mem::take(&mut self.wanting)
     }
 
-    /// A dial has gone on for long without an answer. Returns the first who waits: it looks whether another pod is there.
+    /// Registers a dial that is late. Returns the first waiter, which tries another pod if there is one.
     #[must_use]
     pub fn on_late(&mut self) -> Option<W> {
         self.wanting.pop_front()
     }
 
-    /// Another pod is better for now. Returns everyone who waits for a connection.
+    /// Returns all waiters, because another pod is better for now.
     pub fn send_away(&mut self) -> VecDeque<W> {
         std::mem::take(&mut self.wanting)
     }
 
-    /// A connection is free for the next request.
+    /// Registers a connection that is free for the next request. Returns the next actions.
     pub fn on_free(&mut self, connection: C) -> Next<C, W> {
         let hand = match self.wanting.pop_front() {
             Some(whom) => Some((whom, self.hand_out(connection))),
@@ -158,8 +162,9 @@ impl<C: Lend, W> Pool<C, W> {
         Next { hand, dial: self.more_dials() }
     }
 
-    /// Somebody was served: whether a shared connection has room for another.
+    /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
     pub fn on_served(&mut self) -> Next<C, W> {
+        // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.wanting.is_empty() { None } else { self.take() };
         let hand = free.and_then(|connection| Some((self.wanting.pop_front()?, connection)));
         if self.closed && self.wanting.is_empty() {
@@ -168,14 +173,15 @@ impl<C: Lend, W> Pool<C, W> {
         Next { hand, dial: self.more_dials() }
     }
 
-    /// What one request gets of a connection that is new or free.
+    /// Share of one request in a connection that is new or free.
     fn hand_out(&mut self, connection: C) -> C {
         match connection.offer() {
             Offer::Share(one) => {
                 self.idle.push(connection);
                 one
             }
-            // Of what use it is shows when it is used; whoever uses it counts that.
+            // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
+            // tries again.
             Offer::Whole | Offer::Busy | Offer::Stale => connection,
         }
     }
@@ -186,35 +192,36 @@ impl<C: Lend, W> Pool<C, W> {
         }
     }
 
-    /// Drops idle connections that `keep` does not accept.
+    /// Drops idle connections for which `keep` returns false.
     pub fn prune(&mut self, keep: impl FnMut(&C) -> bool) {
         self.idle.retain(keep);
     }
 
-    /// The pod takes requests.
+    /// Registers that the pod takes requests.
     pub fn open(&mut self) {
         self.closed = false;
     }
 
-    /// The pod takes no new requests: no connection is kept idle. Returns everyone who waits for one: they
-    /// look for another pod.
+    /// Registers that the pod takes no new requests, so that no connection is kept idle. Returns all waiters, which try
+    /// another pod.
     pub fn close(&mut self) -> VecDeque<W> {
         self.closed = true;
         self.idle.clear();
         std::mem::take(&mut self.wanting)
     }
 
-    /// Connections that lie idle.
+    /// Number of idle connections.
     pub fn idle(&self) -> usize {
         self.idle.len()
     }
 
-    /// Dials under way.
+    /// Number of dials under way.
     fn dials(&self) -> u32 {
         self.connecting + self.fresh
     }
 
     fn more_dials(&mut self) -> u32 {
+        // No more dials than waiters, and no more under way than the pod's accept queue has room for.
         let wanting = u32::try_from(self.wanting.len()).unwrap_or(u32::MAX);
         let more = wanting.min(self.at_once).saturating_sub(self.dials());
         self.connecting += more;
@@ -236,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Carries two requests at once; each use is a connection without room of its own.
+    /// Connection for two requests at once. Each use is a connection without room of its own.
     #[derive(Debug, Clone)]
     struct Two(Rc<Cell<u32>>, bool);
 
@@ -319,11 +326,11 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, dials under way stay bounded and whoever wants a connection has one coming.
+        /// Whatever happens, dials under way stay bounded, and every waiter has a connection on its way.
         #[test]
         fn nobody_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
             let mut pool = Pool::<u32, u32>::new(8);
-            // Dials without a connection, and connections that have not stood for a moment yet.
+            // Model: dials without a connection, and connections that are not a moment old yet.
             let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
             for op in ops {
                 match op {

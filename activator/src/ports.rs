@@ -1,5 +1,5 @@
-//! Shell: where services' own ports are listened on: by one listener for all of them where the kernel leads there, else by
-//! one a port.
+//! Shell: listeners of the services' own ports: one for all ports if the eBPF program `ports` routes to it, otherwise
+//! one for each port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,16 +19,16 @@ use crate::{
     server::Server,
 };
 
-/// Connections the kernel keeps for us until they are accepted; it cuts this to net.core.somaxconn.
+/// Connections that the kernel queues until they are accepted; net.core.somaxconn limits it further.
 const BACKLOG: u32 = 4_096;
 
-/// The listeners that are open.
+/// Listeners that are open, and all that is needed to open others.
 #[derive(Debug)]
 pub struct Ports {
     server: Arc<Server>,
     gateway: Arc<Gateway>,
     addresses: Vec<IpAddr>,
-    /// The kernel's map that leads all ports to one listener an address.
+    /// Pinned eBPF map by which all ports are routed to one listener for each address.
     map: Option<PathBuf>,
     stop: CancellationToken,
     open: Mutex<Open>,
@@ -36,16 +36,17 @@ pub struct Ports {
 
 #[derive(Debug, Default)]
 struct Open {
-    /// Serves every port, those without a listener of their own.
+    /// Listener of all ports; `None`: each port has a listener of its own.
     range: Option<Range>,
-    /// Whether it was said that there is none.
+    /// True once it was logged that there is no such listener.
     told: bool,
     listeners: BTreeMap<SocketAddr, CancellationToken>,
     failed: BTreeSet<SocketAddr>,
 }
 
 impl Ports {
-    /// No port open yet; each will be opened on all of `addresses`, by way of `map` if that can be used.
+    /// Creates the state without open ports. Each port is opened on all of `addresses`, through `map` if it can be
+    /// used.
     pub fn new(
         server: Arc<Server>,
         gateway: Arc<Gateway>,
@@ -56,13 +57,14 @@ impl Ports {
         Self { server, gateway, addresses, map, stop, open: Mutex::default() }
     }
 
-    /// Opens and closes listeners until exactly the table's ports are open. What cannot be opened is tried
-    /// again with the next call.
+    /// Opens and closes listeners until exactly the ports of the RouteTable are open. The next call tries ports again
+    /// that cannot be opened.
     pub fn apply(&self) {
         if self.stop.is_cancelled() {
             return;
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        // One listener for all ports makes those for single ports needless: they are closed below.
         let want = match self.keep_range(&mut open) {
             true => BTreeSet::new(),
             false => self.wanted(&self.gateway.routes.ports()),
@@ -86,7 +88,7 @@ impl Ports {
         self.gateway.metrics.ports_failed.set(count(open.failed.len()));
     }
 
-    /// Tries again what could not be opened, and follows the map when an agent has made it anew.
+    /// Tries failed ports again, and opens the listener again if an agent has replaced the map.
     pub fn retry(&self) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let stale = self.map.is_some() && !open.range.as_ref().is_some_and(Range::is_current);
@@ -97,13 +99,13 @@ impl Ports {
         }
     }
 
-    /// Whether one listener serves all ports now.
+    /// Returns true if one listener serves all ports now. Opens it if necessary.
     fn keep_range(&self, open: &mut Open) -> bool {
         let Some(map) = &self.map else { return false };
         if open.range.as_ref().is_some_and(Range::is_current) {
             return true;
         }
-        // The old one still serves those that had reached it.
+        // Connections that have reached the old one stay open.
         open.range = None;
         match self.open_range(map) {
             Ok(range) => {
@@ -111,7 +113,7 @@ impl Ports {
                 (open.range, open.told) = (Some(range), false);
             }
             Err(error) if !open.told => {
-                // No warning: at start the agent may need a moment more than we do.
+                // No warning, since the agent may start a moment later than the activator.
                 open.told = true;
                 info!(error = %common::link::chain(&error), "each service port has a listener of its own");
             }
@@ -129,7 +131,7 @@ impl Ports {
         Ok(range)
     }
 
-    /// What keeps services from being reached, for `/readyz`.
+    /// Reasons for `/readyz` why services cannot be reached.
     pub fn troubles(&self) -> Vec<String> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.failed.iter().map(|address| format!("cannot listen on {address}")).collect()
@@ -159,7 +161,7 @@ impl Ports {
     }
 }
 
-/// Opens one listener.
+/// Opens one listener on an address.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,

@@ -1,54 +1,55 @@
-//! Pure: requests that ask the platform, not the app.
+//! Pure: requests to the platform itself, not to the app.
 //!
-//! From inside they are answered here and never wake a service, in Knative's words (`pkg/activator/handler`,
-//! `pkg/queue/health`, `networking/pkg/probe`): whoever asks for `queue` would reach a pod's sidecar there, which this
-//! activator stands in for. From outside none of this is a probe: the headers are dropped, and the request is the app's.
+//! Requests from inside the cluster are answered here and never wake a service. Responses are Knative's
+//! (`pkg/activator/handler`, `pkg/queue/health`, `networking/pkg/probe`). A probe of `queue` would reach a pod's
+//! sidecar in Knative, which this activator replaces. From outside none of this is a probe: the headers are dropped,
+//! and the request is the app's.
 
 use http::{HeaderName, HeaderValue, StatusCode, header, request};
 
-/// Asks the platform, not the app (`networking/pkg/http/header/header.go`).
+/// Header of a probe to the platform (`networking/pkg/http/header/header.go`).
 pub const K_NETWORK_PROBE: HeaderName = HeaderName::from_static("k-network-probe");
-/// Goes with a probe.
+/// Header with the version of a route, sent with a probe of Knative.
 pub const K_NETWORK_HASH: HeaderName = HeaderName::from_static("k-network-hash");
-/// Marks a kubelet's probe that a mesh has rewritten.
+/// Header of a kubelet's probe that a mesh has rewritten.
 pub const K_KUBELET_PROBE: HeaderName = HeaderName::from_static("k-kubelet-probe");
 
-/// What a probe asks.
+/// Probe of the platform, by its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Whether this process is well: a kubelet asks, by its name or by a header.
+    /// Health of this process, probed by a kubelet: known by its User-Agent or by a header.
     Health,
-    /// Whether an activator is in the way.
+    /// Presence of an activator on the path.
     Activator,
-    /// Whether a pod of the service is ready.
+    /// Readiness of a pod of the service.
     Queue,
-    /// Which version of a route is in force: the number comes back.
+    /// Version of a route in force: the response repeats the number of the request.
     Route(Option<HeaderValue>),
-    /// Nothing we know.
+    /// Target that is not known.
     Unknown(String),
 }
 
-/// What is known when a probe is answered.
+/// State of the activator and the service on which the response depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// The activator is being stopped.
+    /// True if the activator is being stopped.
     pub is_leaving: bool,
-    /// The service that was asked for has a ready pod.
+    /// True if the probed service has a ready pod.
     pub has_pod: bool,
 }
 
-/// What a probe is told.
+/// Response to a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The code.
+    /// Status code of the response.
     pub status: StatusCode,
-    /// The text.
+    /// Text of the response's body.
     pub text: String,
-    /// Comes back as `K-Network-Hash`.
+    /// Value of the response's `K-Network-Hash`.
     pub hash: Option<HeaderValue>,
 }
 
-/// What this request asks of the platform. `None`: it is for the app.
+/// Probe that a request contains; `None`: the request is for the app.
 pub fn probe(head: &request::Parts) -> Option<Probe> {
     let headers = &head.headers;
     let agent = headers.get(header::USER_AGENT);
@@ -69,7 +70,7 @@ pub fn probe(head: &request::Parts) -> Option<Probe> {
 }
 
 impl Probe {
-    /// What it is told.
+    /// Response to the probe in the given state.
     pub fn answer(self, health: Health) -> Told {
         let told = |status, text: &str| Told { status, text: text.to_owned(), hash: None };
         match self {

@@ -1,71 +1,71 @@
-//! Pure: the header by which a proxy tells whom it connects for, in versions 1 and 2 of the PROXY protocol
+//! Pure: the header by which a proxy names its client, in versions 1 and 2 of the PROXY protocol
 //! (HAProxy's `doc/proxy-protocol.txt`).
 //!
-//! [`read`] is given what has come and says how much more to read, never beyond the header's end: what follows belongs
-//! to the HTTP library.
+//! [`read`] gets the received bytes and returns the number of bytes to read next, never beyond the header's end. The
+//! bytes behind it belong to the HTTP library.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// What a header of version 2 begins with.
+/// First bytes of a header of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// What one of version 1 begins with.
+/// First bytes of a header of version 1.
 const WORD: &[u8] = b"PROXY ";
-/// The shortest header, `PROXY UNKNOWN` with its line end.
+/// Length of the shortest header, `PROXY UNKNOWN` with its line end.
 const SHORTEST: usize = 15;
-/// The longest of version 1, by the specification.
+/// Length of the longest header of version 1, by the specification.
 const LONGEST_LINE: usize = 107;
-/// Bytes before the addresses in version 2.
+/// Number of bytes before the addresses in version 2.
 const FIXED: usize = 16;
-/// Bytes of addresses and further fields that are taken in version 2: the specification asks for 536 - 16, certificates
-/// of clients need more.
+/// Maximum number of bytes of addresses and further fields in version 2. The specification asks for 536 - 16; client
+/// certificates need more.
 const LONGEST_REST: usize = 8 << 10;
-/// Further fields of version 2: what is told of TLS, and the bit in its first byte that says that the client used it.
+/// Further field of version 2 about TLS, and the bit in its first byte that is set if the client used TLS.
 const SSL: u8 = 0x20;
 const CLIENT_SSL: u8 = 1;
-/// Where clients connect for HTTPS. As the request comes without TLS, a proxy has ended it.
+/// Port to which clients connect for HTTPS. The request comes without TLS, so a proxy has ended it.
 const HTTPS: u16 = 443;
 
-/// Whom a connection is for.
+/// Client that a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// A client with this address.
+    /// The header names a client by its address.
     Client {
-        /// The client's end.
+        /// Address and port of the client's end.
         source: SocketAddr,
-        /// Whether the client's connection had TLS: the header says so, or the client has connected to port 443.
+        /// True if the client's connection had TLS: by the header, or because the client has connected to port 443.
         is_secure: bool,
     },
-    /// The proxy itself (a health check), or a client that it does not name.
+    /// The connection is for the proxy itself (a health check), or for a client that it does not name.
     Unknown,
 }
 
-/// What to do next.
+/// Next step of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Read so many bytes more. All of them belong to the header.
+    /// Read this many bytes more. All of them belong to the header.
     Read(usize),
-    /// The header is whole.
+    /// The header is complete.
     Done(Header),
 }
 
-/// What has come is no header.
+/// Error of bytes that are no valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Bad {
-    /// It begins like none.
+    /// The bytes do not begin like a header.
     #[error("does not begin with a PROXY protocol header")]
     Signature,
-    /// A line of version 1 has no end, or makes no sense.
+    /// A line of version 1 has no end, or is invalid.
     #[error("malformed header of version 1")]
     Line,
-    /// A field of version 2 has a value without meaning, or does not fit.
+    /// A field of version 2 has an undefined value, or does not fit.
     #[error("malformed header of version 2")]
     Binary,
-    /// It is longer than is taken.
+    /// The header is longer than this reader accepts.
     #[error("header of more than 8 KiB")]
     Long,
 }
 
-/// Reads a header from the first bytes of a connection.
+/// Parses a header from the first bytes of a connection.
 pub fn read(bytes: &[u8]) -> Result<Step, Bad> {
     let begins = |with: &[u8]| bytes.iter().zip(with).all(|(it, with)| it == with);
     if begins(&SIGNATURE) && !bytes.is_empty() {
@@ -78,13 +78,13 @@ pub fn read(bytes: &[u8]) -> Result<Step, Bad> {
         Some(line) if bytes.len() >= SHORTEST => words(line).map(Step::Done),
         _ if bytes.len() < SHORTEST => Ok(Step::Read(SHORTEST - bytes.len())),
         _ if bytes.len() >= LONGEST_LINE || bytes.contains(&b'\n') => Err(Bad::Line),
-        // The line end alone has two bytes.
+        // The line end alone has two bytes, so two more bytes cannot go beyond it.
         _ if bytes.ends_with(b"\r") => Ok(Step::Read(1)),
         _ => Ok(Step::Read(2.min(LONGEST_LINE - bytes.len()))),
     }
 }
 
-/// `PROXY TCP4 192.0.2.1 198.51.100.1 56324 443`.
+/// Parses the words of version 1: `PROXY TCP4 192.0.2.1 198.51.100.1 56324 443`.
 fn words(line: &[u8]) -> Result<Header, Bad> {
     let line = std::str::from_utf8(line).map_err(|_not_text| Bad::Line)?;
     let mut words = line.split(' ').skip(1);
@@ -102,6 +102,7 @@ fn words(line: &[u8]) -> Result<Header, Bad> {
         };
         Some(address)
     };
+    // The order of the words is both addresses, then both ports, each the client's first.
     let ends = address().zip(address());
     let mut port = || {
         let word = words.next().filter(|it| it.bytes().all(|byte| byte.is_ascii_digit()))?;
@@ -122,7 +123,7 @@ fn binary(bytes: &[u8]) -> Result<Step, Bad> {
     if length > LONGEST_REST {
         return Err(Bad::Long);
     }
-    // Version, and whether the proxy speaks for itself.
+    // Version, and the command: 0 if the proxy connects for itself.
     let is_own = match fixed[12] {
         0x20 => true,
         0x21 => false,
@@ -139,7 +140,7 @@ fn binary(bytes: &[u8]) -> Result<Step, Bad> {
     named(fixed[13], rest).ok_or(Bad::Binary).map(Step::Done)
 }
 
-/// The client's addresses, by family and transport.
+/// Client's addresses in a header of version 2, by family and transport.
 fn named(family: u8, rest: &[u8]) -> Option<Header> {
     let port = |bytes: [u8; 2]| u16::from_be_bytes(bytes);
     match family {
@@ -156,13 +157,13 @@ fn named(family: u8, rest: &[u8]) -> Option<Header> {
             let is_secure = fields(more)? || port([to_high, to_low]) == HTTPS;
             Some(client(Ipv6Addr::from(*source).into(), port([from_high, from_low]), is_secure))
         }
-        // Unspecified, UDP and UNIX sockets: a client without an address that means something here.
+        // Unspecified, UDP and UNIX sockets: a client without an address that can be used here.
         0x00 | 0x12 | 0x22 | 0x31 | 0x32 => Some(Header::Unknown),
         _ => None,
     }
 }
 
-/// Whether the fields behind the addresses say that the client used TLS. `None`: one does not fit.
+/// Returns true if the fields behind the addresses state that the client used TLS. `None`: one does not fit.
 fn fields(mut rest: &[u8]) -> Option<bool> {
     let mut is_secure = false;
     while !rest.is_empty() {
@@ -178,11 +179,11 @@ fn client(address: IpAddr, port: u16, is_secure: bool) -> Header {
     Header::Client { source: SocketAddr::new(address.to_canonical(), port), is_secure }
 }
 
-/// What always holds, of any bytes: for tests and the fuzzer.
+/// Checks invariants of the reader on any bytes, for tests and the fuzzer.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// When an invariant does not hold.
 pub fn check(bytes: &[u8]) {
     let mut end = 0;
     while let Ok(Step::Read(more)) = read(&bytes[..end]) {

@@ -1,10 +1,10 @@
-//! Pure: the waiting line of one revision.
+//! Pure: the wait queue of one revision.
 //!
-//! A request waits only while no ready pod has room: whoever makes room (a pod that became ready, a request
-//! that ended, a slot that is granted) lets the first in the line go in the same call. So whenever a call returns,
-//! either no request waits or no pod has room. Room under a hard limit is what [`crate::slots`] says.
+//! A request waits only while no ready pod has room. Room arises when a pod becomes ready, when a request ends, or when
+//! a slot is granted. The call that makes room also dispatches the first request of the queue. Therefore, whenever a
+//! call returns, either no request waits or no pod has room. Under a hard limit, [`crate::slots`] defines the room.
 //!
-//! `W` is what the shell needs to tell a waiting request that it may go; the line only hands it back.
+//! `W` is the shell's handle of a waiting request, by which it resumes that request. The queue only hands it back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,35 +13,36 @@ use crate::{
     budget::LineBounds,
 };
 
-/// Requests that may wait for each pod with a hard limit, in multiples of that limit: what Knative's sidecar lets wait
-/// (`cmd/queue`, `pkg/queue/breaker.go`), for which this line stands in.
+/// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
+/// wait (`cmd/queue`, `pkg/queue/breaker.go`); this queue replaces the sidecar's.
 const PER_POD: usize = 10;
 
-/// A request's place in the order of arrival. It keeps it when it has to wait once more.
+/// Position of a request in the order of arrival. A request keeps it when it has to wait a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Turn(u64);
 
-/// Nothing more may wait.
+/// Error of [`Line::wait`]: the queue has reached one of its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// A request that may go: whom to tell, and which pod has room for it. The room is taken already.
+/// Dispatched request: its waiter, and the pod that has room for it. The room is already occupied.
 pub type Go<W> = (W, PodKey);
 
-/// The pods of one revision as far as they take requests, and who waits for them.
+/// Wait queue of one revision: the pods that take requests, their requests in flight, and the waiting requests.
 #[derive(Debug)]
 pub struct Line<W> {
     bounds: LineBounds,
-    /// containerConcurrency; 0: no limit.
+    /// Hard limit of each pod (containerConcurrency); 0: no limit.
     limit: u32,
-    /// Pods that the table calls ready, also those that refuse for a moment.
+    /// Pods that the RouteTable lists as ready, including those that refuse at the moment.
     ready: BTreeSet<PodKey>,
-    /// Pods that take requests, by key.
+    /// Pods that take requests, sorted by key.
     open: Vec<Slot>,
-    /// Pods that take none for now and still have requests: draining, gone or refusing.
+    /// Pods that take no requests now and still have some in flight: draining, gone or refusing.
     closed: BTreeMap<PodKey, u32>,
-    /// Pods the table calls ready but that refused a connection a moment ago.
+    /// Pods that the RouteTable lists as ready, but that refused a connection a moment ago.
     refusing: BTreeSet<PodKey>,
+    /// Position of round robin among the open pods.
     cursor: usize,
     waiting: BTreeMap<Turn, Waiting<W>>,
     bytes: usize,
@@ -55,7 +56,7 @@ struct Waiting<W> {
 }
 
 impl<W> Line<W> {
-    /// An empty line without pods.
+    /// Creates an empty queue, without any pods.
     pub fn new(bounds: LineBounds) -> Self {
         Self {
             bounds,
@@ -71,13 +72,13 @@ impl<W> Line<W> {
         }
     }
 
-    /// A request arrives and takes its turn.
+    /// Registers the arrival of a request. Returns its position in the order of arrival.
     pub fn on_request(&mut self) -> Turn {
         self.next += 1;
         Turn(self.next)
     }
 
-    /// Takes room at a pod. `None`: there is none, so the request has to [`wait`](Self::wait).
+    /// Occupies room at a pod and returns its key. `None`: no pod has room, so the request has to [`wait`](Self::wait).
     pub fn admit(&mut self, chance: u64) -> Option<PodKey> {
         let at = pick(&self.open, self.limit, &mut self.cursor, chance)?;
         let slot = &mut self.open[at];
@@ -86,7 +87,7 @@ impl<W> Line<W> {
         Some(slot.pod)
     }
 
-    /// Puts a request in the line, at the place of its turn.
+    /// Puts a request of `bytes` bytes into the queue, at the position of its turn. Fails if a bound is reached.
     pub fn wait(&mut self, turn: Turn, bytes: usize, waiter: W) -> Result<(), Full> {
         let held = self.bytes.saturating_add(bytes);
         if self.waiting.len() >= self.room() || held > self.bounds.bytes {
@@ -97,21 +98,21 @@ impl<W> Line<W> {
         Ok(())
     }
 
-    /// A waiting request's client is gone, or its time is up. `None`: it does not wait any more.
+    /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
     pub fn on_leave(&mut self, turn: Turn) -> Option<W> {
         let left = self.waiting.remove(&turn)?;
         self.bytes -= left.bytes;
         Some(left.waiter)
     }
 
-    /// Nothing will ever have room: all who wait leave.
+    /// Empties the queue, because no pod will ever have room. Returns all waiters.
     pub fn give_up(&mut self) -> Vec<W> {
         self.bytes = 0;
         std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
     }
 
-    /// The table has changed: these pods are ready, with this limit. A limit leaves no room but what
-    /// [`on_spare`](Self::on_spare) gives.
+    /// Applies a change of the RouteTable: the ready pods and their hard limit. With a limit the pods have no room
+    /// until [`on_spare`](Self::on_spare) assigns some. Returns the requests that are dispatched by the change.
     pub fn on_routes(
         &mut self,
         ready: impl IntoIterator<Item = PodKey>,
@@ -121,6 +122,7 @@ impl<W> Line<W> {
         let ready: BTreeSet<PodKey> = ready.into_iter().collect();
         self.limit = limit;
         self.refusing.retain(|pod| ready.contains(pod));
+        // Requests in flight survive the change: a pod that is ready again continues with the number it had.
         for slot in std::mem::take(&mut self.open) {
             self.closed.insert(slot.pod, slot.in_flight);
         }
@@ -133,7 +135,7 @@ impl<W> Line<W> {
         self.release(chance)
     }
 
-    /// Where there is a limit: so many further requests may be given to each pod.
+    /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
     pub fn on_spare(
         &mut self,
         mut spare: impl FnMut(PodKey) -> u32,
@@ -145,35 +147,35 @@ impl<W> Line<W> {
         self.release(chance)
     }
 
-    /// Where there is a limit: `pod` may be given one more.
+    /// With a hard limit: adds room for one request at `pod`. Returns the request dispatched by it, if any.
     pub fn on_spare_one(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
         let Ok(at) = self.find(pod) else { return Vec::new() };
         self.open[at].spare += 1;
         self.release(chance)
     }
 
-    /// Whether a pod takes requests.
+    /// Returns true if `pod` takes requests.
     pub fn is_open(&self, pod: PodKey) -> bool {
         self.find(pod).is_ok()
     }
 
-    /// Pods that the table calls ready.
+    /// Pods that the RouteTable lists as ready, in the order of their keys.
     pub fn ready(&self) -> impl Iterator<Item = PodKey> {
         self.ready.iter().copied()
     }
 
-    /// Requests in flight at a pod.
+    /// Requests in flight at one pod, also at one that takes no new requests.
     pub fn at(&self, pod: PodKey) -> u32 {
         let open = self.find(pod).ok().map(|at| self.open[at].in_flight);
         open.or_else(|| self.closed.get(&pod).copied()).unwrap_or(0)
     }
 
-    /// Pods that take requests.
+    /// Keys of the pods that take requests.
     pub fn open(&self) -> impl Iterator<Item = PodKey> {
         self.open.iter().map(|slot| slot.pod)
     }
 
-    /// A request has ended at `pod`.
+    /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
     pub fn on_done(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
         if let Ok(at) = self.find(pod) {
             self.open[at].in_flight -= 1;
@@ -188,8 +190,8 @@ impl<W> Line<W> {
         Vec::new()
     }
 
-    /// `pod` refused a connection. It gets no request until [`on_retry`](Self::on_retry) or until the table
-    /// names it anew. Returns whether it was open until now.
+    /// Registers that `pod` refused a connection. It gets no request until [`on_retry`](Self::on_retry), or until the
+    /// RouteTable lists it again after it was not ready. Returns true if it took requests until now.
     pub fn on_refused(&mut self, pod: PodKey) -> bool {
         let Ok(at) = self.find(pod) else { return false };
         let slot = self.open.remove(at);
@@ -199,12 +201,12 @@ impl<W> Line<W> {
         self.refusing.insert(pod)
     }
 
-    /// Whether a pod besides `pod` takes requests.
+    /// Returns true if a pod other than `pod` takes requests.
     pub fn has_other(&self, pod: PodKey) -> bool {
         self.open.iter().any(|slot| slot.pod != pod)
     }
 
-    /// `pod` may be tried again.
+    /// Lets a refusing pod take requests again. Returns the requests dispatched by it.
     pub fn on_retry(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
         if !self.refusing.remove(&pod) {
             return Vec::new();
@@ -215,20 +217,21 @@ impl<W> Line<W> {
         self.release(chance)
     }
 
-    /// Requests that wait.
+    /// Number of requests that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Requests in flight, over all pods.
+    /// Number of requests in flight, over all pods.
     pub fn in_flight(&self) -> u64 {
         let open = self.open.iter().map(|slot| slot.in_flight);
         open.chain(self.closed.values().copied()).map(u64::from).sum()
     }
 
-    /// Requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
+    /// Number of requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
     fn room(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        // Ready pods count even while they refuse, so that a short refusal does not fill the queue's bound.
         let of_pods = self.ready.len().saturating_mul(limit).saturating_mul(PER_POD);
         self.bounds.requests.saturating_add(of_pods)
     }
@@ -238,6 +241,8 @@ impl<W> Line<W> {
     }
 
     fn release(&mut self, mut chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+        // One random value for each pick: with one value for all, every request of the batch would compare the same two
+        // pods.
         let mut out = Vec::new();
         while !self.waiting.is_empty() {
             let Some(pod) = self.admit(chance()) else { break };

@@ -1,7 +1,7 @@
-//! Shell: one listener for the ports of all services, which the kernel's program `ports` leads to.
+//! Shell: one listener for the ports of all services, to which the eBPF program `ports` routes.
 //!
-//! The agent, which has the rights, attaches the program and pins its map of listeners; this part only puts its sockets
-//! there. A socket that closes leaves the map by itself.
+//! The agent has the rights to attach the program, and pins its map of listeners. The activator only puts its sockets
+//! there. A socket that is closed disappears from the map.
 
 use std::{
     fs, io,
@@ -16,28 +16,28 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::ports::listen;
 
-/// One listener cannot serve all ports.
+/// Error because of which one listener cannot serve all ports.
 #[derive(Debug, thiserror::Error)]
 pub enum RangeError {
-    /// The map is not there, or not ours to use.
+    /// The map is missing, or may not be used.
     #[error("cannot use the map of listeners {}", map.display())]
     Map {
-        /// Where it is pinned.
+        /// Path of its pin in bpffs.
         map: PathBuf,
-        /// Why not.
+        /// Error of the map operation.
         source: MapError,
     },
-    /// No socket, or no pin.
+    /// The listener could not be opened.
     #[error("cannot open the listener of all service ports on {address}")]
     Listen {
-        /// Where.
+        /// IP address of the listener.
         address: IpAddr,
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// The listeners' stay in the map. Dropping it ends them.
+/// Listeners in the map. Dropping it closes them.
 #[derive(Debug)]
 pub struct Range {
     map: PathBuf,
@@ -46,7 +46,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Opens a listener on each of `addresses` and lets the kernel lead to it. `closed` is cancelled when the range is
+    /// Opens a listener on each of `addresses` and puts it into the map. `closed` is cancelled when the range is
     /// dropped.
     pub fn open(
         map: &Path,
@@ -54,12 +54,13 @@ impl Range {
         closed: CancellationToken,
     ) -> Result<(Self, Vec<TcpListener>), RangeError> {
         let failed = |source| RangeError::Map { map: map.to_owned(), source };
+        // The inode is read before the map is opened: if the map is replaced in between, `is_current` finds that out.
         let inode = inode(map);
         let data = Map::SockHash(MapData::from_pin(map).map_err(failed)?);
         let mut led = SockHash::<_, [u8; 16]>::try_from(data).map_err(failed)?;
         let mut listeners = Vec::new();
         for &address in addresses {
-            // Its own port is any free one: clients never learn it.
+            // Any free port will do: clients connect to the services' ports, and the program selects the socket.
             let listener = listen(SocketAddr::new(address, 0))
                 .map_err(|source| RangeError::Listen { address, source })?;
             led.insert(key(address), listener.as_raw_fd(), 0).map_err(failed)?;
@@ -69,7 +70,7 @@ impl Range {
         Ok((range, listeners))
     }
 
-    /// Whether the map is still the one that is pinned: an agent may have made another one.
+    /// Returns true if the map is still the one that is pinned: an agent may have replaced it.
     pub fn is_current(&self) -> bool {
         inode(&self.map) == self.inode
     }
@@ -79,7 +80,7 @@ fn inode(map: &Path) -> Option<u64> {
     fs::metadata(map).ok().map(|found| found.ino())
 }
 
-/// An address as the program knows it: in memory order, IPv4 as mapped.
+/// Key of an address in the map: 16 bytes in network order, IPv4 as IPv4-mapped IPv6.
 fn key(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(four) => four.to_ipv6_mapped().octets(),

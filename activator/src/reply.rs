@@ -1,8 +1,8 @@
-//! Shell: the body of an answer, carried from the pod to the client as it comes.
+//! Shell: the body of a response, passed on from the pod to the client as it comes.
 //!
-//! A bound that is over after the answer has begun ends it in Knative's way (`pkg/http/handler/timeout.go`): the code
-//! stays, the text of the failure is appended, and the answer ends. One whose length was promised cannot end before it:
-//! it is cut off behind the text, or without it where the text would not fit.
+//! A timeout after the response has begun ends it in Knative's way (`pkg/http/handler/timeout.go`). The code stays, the
+//! text of the failure is appended, and the response ends. A response with a stated length cannot end before that
+//! length. It is cut off behind the text, or without the text if that would not fit.
 
 use std::{
     pin::Pin,
@@ -23,39 +23,39 @@ use crate::{
     revision::{Place, Timeouts},
 };
 
-/// Body of an answer.
+/// Body of a response to a client.
 #[derive(Debug)]
 pub enum Reply {
-    /// Our own words, until they are sent.
+    /// Text of the activator itself; `None` once it is sent.
     Own(Option<Bytes>),
-    /// A pod's.
+    /// Body of a pod's response.
     Pod(Box<FromPod>),
-    /// Either of them, and its request leaves a line.
+    /// Body of either kind, for a request that is logged.
     Logged(Box<Logged>),
 }
 
-/// A body whose end ends its entry in the log of requests.
+/// Body whose end completes its entry in the request log.
 #[derive(Debug)]
 pub struct Logged {
     reply: Reply,
     entry: Box<Entry>,
 }
 
-/// Why an answer that had begun was cut off.
+/// Error because of which a response that had begun was cut off.
 #[derive(Debug, thiserror::Error)]
 pub enum CutOff {
-    /// The pod broke it off.
+    /// The pod's response broke off.
     #[error("answer of pod broke off")]
     Pod(#[source] PodError),
-    /// A bound of the revision was over.
+    /// A timeout of the revision is over.
     #[error("activator request timeout")]
     Timeout,
-    /// Nobody listens any more.
+    /// The client is gone, so the response has no reader.
     #[error("client has gone")]
     Client,
 }
 
-/// One request's clock: a single timer, set to whichever bound is over first.
+/// Timeouts of one request: a single timer, set to the timeout that is over first.
 #[derive(Debug)]
 pub struct Timer {
     sleep: Pin<Box<Sleep>>,
@@ -65,10 +65,11 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Starts now.
+    /// Starts the timeouts of a request now.
     pub fn start(timeouts: Timeouts) -> Self {
         let now = Instant::now();
         let whole = now + timeouts.whole;
+        // The timer is set to the earliest of the timeouts, and set again when the response begins.
         let first = [timeouts.start, timeouts.idle].into_iter().flatten().min();
         let until = first.map_or(whole, |it| whole.min(now + it));
         let start = timeouts.start.map(|it| now + it);
@@ -76,27 +77,27 @@ impl Timer {
         Self { sleep, whole, start, idle: timeouts.idle }
     }
 
-    /// Waits until a bound is over.
+    /// Waits until a timeout is over.
     pub async fn expired(&mut self) {
         self.sleep.as_mut().await;
     }
 
-    /// When the whole request has to be over.
+    /// Time at which the whole request has to be over.
     pub fn whole(&self) -> Instant {
         self.whole
     }
 
-    /// When the first byte has to have come.
+    /// Time by which the first byte of the response has to have come; `None`: there is no such timeout.
     pub fn start_by(&self) -> Option<Instant> {
         self.start
     }
 
-    /// How long nothing may be said.
+    /// Time for which the response may be silent; `None`: there is no such timeout.
     pub fn idle(&self) -> Option<Duration> {
         self.idle
     }
 
-    /// The answer has begun: from here on only the whole and the idle bound count.
+    /// Registers that the response has begun. From here on only the timeouts of the whole request and of silence apply.
     fn answered(&mut self) {
         let until = self.idle.map_or(self.whole, |it| self.whole.min(Instant::now() + it));
         if until != self.sleep.deadline() {
@@ -105,7 +106,7 @@ impl Timer {
     }
 }
 
-/// A pod's body, with what has to be given back once it has ended.
+/// Body of a pod's response, with the connection and the permit to be released at its end.
 #[derive(Debug)]
 pub struct FromPod {
     body: Answer,
@@ -114,26 +115,26 @@ pub struct FromPod {
     end: End,
 }
 
-/// How an answer ends whose time is over.
+/// State of a response with regard to its timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It is not over.
+    /// The timeout is not over.
     Open,
-    /// All is said.
+    /// The text was sent, and the response has ended in order.
     Whole,
-    /// The text is said, and has to leave before the connection breaks.
+    /// The text was sent, and has to reach the client before the connection is closed.
     Said,
-    /// Nothing can be added to what was promised.
+    /// The text does not fit into the stated length, so the connection is closed.
     Broken,
 }
 
 impl Reply {
-    /// Our own words.
+    /// Creates a response body of the activator itself.
     pub fn own(text: impl Into<Bytes>) -> Self {
         Self::Own(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
     }
 
-    /// A pod's body; its connection and place are given back at its end.
+    /// Creates a response body from a pod's. Its connection and permit are released at its end.
     pub fn pod(body: Answer, mut timer: Timer, place: Arc<Place>) -> Self {
         timer.answered();
         let mut reply = FromPod { body, timer, place: Some(place), end: End::Open };
@@ -144,14 +145,14 @@ impl Reply {
         Self::Pod(Box::new(reply))
     }
 
-    /// The same, and its request leaves a line once it has been passed on.
+    /// Adds the entry in the request log, which is written once the body was passed on.
     pub fn logged(self, entry: Box<Entry>) -> Self {
         Self::Logged(Box::new(Logged { reply: self, entry }))
     }
 }
 
 impl Reply {
-    /// Bytes of it at most that may lie here before they are asked for.
+    /// Maximum number of its bytes that may be buffered here before the client asks for them.
     pub fn ahead(&self) -> usize {
         match self {
             Self::Own(_) => 0,
@@ -164,7 +165,7 @@ impl Reply {
         }
     }
 
-    /// Tells the pod that its client has closed its sending half. `false`: it cannot be told.
+    /// Passes on to the pod that the client has closed its sending half. Returns false if the pod cannot be notified.
     pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Own(_) => false,
@@ -185,7 +186,7 @@ impl Logged {
 }
 
 impl FromPod {
-    /// The exchange has ended in order: the connection may be used again.
+    /// Ends an exchange that is complete: the connection may be used again.
     fn finish(&mut self) {
         let connection = self.body.end();
         if let (Some(place), Some(connection)) = (self.place.take(), connection) {
@@ -193,7 +194,7 @@ impl FromPod {
         }
     }
 
-    /// The exchange is broken off: the connection ends with it.
+    /// Ends an exchange that has failed: the connection is closed.
     fn give_up(&mut self) {
         self.body = Answer::Ended;
         self.place = None;
@@ -203,6 +204,7 @@ impl FromPod {
         match self.end {
             End::Open => {}
             End::Whole => return Poll::Ready(None),
+            // One more turn of the task lets the library write the text before the error closes the connection.
             End::Said => {
                 self.end = End::Broken;
                 cx.waker().wake_by_ref();
@@ -211,10 +213,12 @@ impl FromPod {
             End::Broken => return Poll::Ready(Some(Err(CutOff::Timeout))),
         }
         let Poll::Ready(next) = self.body.poll_frame(cx) else {
+            // The timer is polled only while the pod is silent: a frame that is there is passed on first.
             ready!(self.timer.sleep.as_mut().poll(cx));
             return Poll::Ready(Some(self.time_out()));
         };
         match &next {
+            // The connection is free again with the last frame, before the client has read it.
             Some(Ok(_)) if self.body.is_end() => self.finish(),
             Some(Ok(_)) if self.timer.idle.is_some() => self.timer.answered(),
             Some(Ok(_)) => {}
@@ -224,7 +228,7 @@ impl FromPod {
         Poll::Ready(next.map(|frame| frame.map_err(CutOff::Pod)))
     }
 
-    /// Says that a bound is over, as far as there is room for it.
+    /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
     fn time_out(&mut self) -> Result<Frame<Bytes>, CutOff> {
         if let Some(place) = &self.place {
             warn!(pod = %place.pod.uid, "answer cut off: request timeout");

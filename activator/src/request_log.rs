@@ -1,7 +1,7 @@
-//! Shell: one line on standard output of each finished request, while the operator asks for it.
+//! Shell: one line on standard output for each finished request, while operators have the request log on.
 //!
-//! A request leaves its line in a bounded queue, and a thread of its own writes from there: a full pipe, a slow disk or
-//! a closed output holds up no request. What finds no room, or cannot be written, is counted.
+//! A request puts its line into a bounded queue, and a thread writes the lines from there. A full pipe, a slow disk or
+//! a closed output therefore delays no request. Lines that find no room, or cannot be written, are counted.
 
 use std::{
     borrow::Cow,
@@ -33,48 +33,48 @@ use crate::{
     revision::Owners,
 };
 
-/// Lines that may wait to be written.
+/// Maximum number of lines that wait to be written.
 const MOST_LINES: usize = 8192;
-/// Bytes of all of them.
+/// Maximum number of bytes of these lines.
 const MOST_BYTES: usize = 8 << 20;
-/// Bytes that are written at once where so many wait.
+/// Bytes that are written at once if as many wait.
 const BATCH: usize = 64 << 10;
-/// Code of a request whose client went before its answer: nginx's, as HTTP has none.
+/// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
 const CLIENT_GONE: u16 = 499;
 
-/// Where lines are written.
+/// Output that lines are written to.
 pub type Sink = Box<dyn io::Write + Send>;
 
-/// How many lines there were.
+/// Counters of lines, by outcome.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// Lines written.
+    /// Number of lines written.
     pub written: Counter,
-    /// Lines that found no room or could not be written.
+    /// Number of lines that found no room or could not be written.
     pub dropped: Counter,
 }
 
-/// The log of requests. Off until the table says otherwise.
+/// Request log, off until the settings of the RouteTable turn it on.
 pub struct RequestLog {
     is_on: AtomicBool,
     rules: RwLock<Option<Arc<wire::RequestLog>>>,
     sink: Mutex<Option<Sink>>,
-    /// To the thread that writes, which is started with the first rules.
+    /// Channel to the writing thread, which is started with the first rules.
     lines: OnceLock<SyncSender<Word>>,
-    /// Bytes that wait.
+    /// Bytes of the lines that wait.
     queued: Arc<AtomicUsize>,
     counts: Counts,
 }
 
-/// What the writing thread is told.
+/// Message to the writing thread.
 enum Word {
     Line(String),
-    /// Everything before this is to be written, and then said so.
+    /// Request for a notice once everything before it is written.
     Flush(oneshot::Sender<()>),
 }
 
 impl RequestLog {
-    /// A log that writes to standard output, once it is on.
+    /// Creates a log that writes to standard output, once it is on.
     pub fn new(counts: Counts) -> Self {
         Self {
             is_on: AtomicBool::new(false),
@@ -86,12 +86,12 @@ impl RequestLog {
         }
     }
 
-    /// Writes elsewhere. Means nothing any more once it was on.
+    /// Sets another output. It has no effect once the log was on.
     pub fn write_to(&self, sink: Sink) {
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
     }
 
-    /// Takes over what a batch of the table says of it.
+    /// Applies the settings of a batch of the RouteTable.
     pub fn follow(&self, batch: &RouteBatch) {
         match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => self.set(it.request_log.clone()),
@@ -100,7 +100,7 @@ impl RequestLog {
         }
     }
 
-    /// Holds for requests that come from now on. `None`: they are not logged.
+    /// Sets the rules for requests that arrive from now on. `None`: requests are not logged.
     fn set(&self, rules: Option<wire::RequestLog>) {
         let mut now = self.rules.write().unwrap_or_else(PoisonError::into_inner);
         if now.as_deref() == rules.as_ref() {
@@ -108,6 +108,7 @@ impl RequestLog {
         }
         let (is_on, probes) = (rules.is_some(), rules.as_ref().is_some_and(|it| it.probes));
         info!(is_on, probes, "request log set");
+        // The thread is running before the first request can see the log as on.
         if is_on {
             self.start();
         }
@@ -128,7 +129,7 @@ impl RequestLog {
         }
     }
 
-    /// A request has come. `None`: it leaves no line.
+    /// Starts the entry of a request that has arrived. `None`: the request is not logged.
     pub fn begin(
         self: &Arc<Self>,
         head: &request::Parts,
@@ -136,6 +137,7 @@ impl RequestLog {
         door: Door,
         client: Client,
     ) -> Option<Box<Entry>> {
+        // Off is the usual case: it costs one relaxed load for each request, and no lock.
         if !self.is_on.load(Ordering::Relaxed) {
             return None;
         }
@@ -158,7 +160,7 @@ impl RequestLog {
         }))
     }
 
-    /// Waits until what was said is written, at most for `bound`.
+    /// Waits until the lines so far are written, at most for `bound`.
     pub async fn flush(&self, bound: Duration) {
         let Some(lines) = self.lines.get() else { return };
         let (done, written) = oneshot::channel();
@@ -170,6 +172,7 @@ impl RequestLog {
     fn push(&self, line: String) {
         let Some(lines) = self.lines.get() else { return };
         let size = line.len();
+        // Reserved before it is sent, so that several requests at once cannot exceed the bound together.
         let has_room = self.queued.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES;
         if !has_room || lines.try_send(Word::Line(line)).is_err() {
             self.queued.fetch_sub(size, Ordering::Relaxed);
@@ -184,7 +187,7 @@ impl fmt::Debug for RequestLog {
     }
 }
 
-/// What the template needs of a request.
+/// Captures the parts of a request that the template needs.
 fn take(
     rules: &wire::RequestLog,
     head: &request::Parts,
@@ -193,7 +196,7 @@ fn take(
 ) -> Taken {
     let headers = |name: &str| head.headers.get_all(name).iter().map(text).collect();
     let uri = &head.uri;
-    // In HTTP/2 every request names scheme and host, and Go shows none of them here.
+    // In HTTP/2 every request has scheme and host in its target, and Go shows neither in this field.
     let is_whole = uri.scheme().is_some() && head.version < Version::HTTP_2;
     let target = match uri.path_and_query() {
         Some(target) if !is_whole => Cow::Borrowed(target.as_str()),
@@ -216,7 +219,7 @@ fn take(
     })
 }
 
-/// A header's value; Go shows no byte that is not UTF-8 either.
+/// Value of a header as text; Go shows no byte that is not UTF-8 either.
 fn text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
@@ -229,7 +232,7 @@ fn version(version: Version) -> (u8, u8) {
     }
 }
 
-/// A request that leaves a line once it has ended, however that comes: dropping this writes it.
+/// Entry of a request that is logged once it has ended, for whatever reason: dropping the entry queues the line.
 #[derive(Debug)]
 pub struct Entry {
     log: Arc<RequestLog>,
@@ -237,7 +240,7 @@ pub struct Entry {
     taken: Taken,
     begun: Instant,
     is_probe: bool,
-    /// Whose it is. Requests for nobody leave no line, probes do.
+    /// Revision of the request, with its owners. Requests without a revision are not logged, except probes.
     revision: Option<(Name, Owners)>,
     pod: Option<Arc<Pod>>,
     code: u16,
@@ -245,22 +248,22 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// It is for this revision.
+    /// Sets the revision of the request.
     pub fn set_revision(&mut self, name: &Name, owners: &Owners) {
         self.revision = Some((name.clone(), owners.clone()));
     }
 
-    /// This pod has answered it.
+    /// Sets the pod that has answered the request.
     pub fn set_pod(&mut self, pod: &Arc<Pod>) {
         self.pod = Some(Arc::clone(pod));
     }
 
-    /// Its answer has begun.
+    /// Sets the status code of the response, which has begun.
     pub fn set_code(&mut self, code: http::StatusCode) {
         self.code = code.as_u16();
     }
 
-    /// So many bytes more of its answer were passed on.
+    /// Adds bytes of the response that were passed on.
     pub fn passed_on(&mut self, bytes: usize) {
         self.size = self.size.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
@@ -292,12 +295,13 @@ impl Drop for Entry {
     }
 }
 
-/// Writes lines until nobody can send any more.
+/// Writes lines until all senders are gone.
 fn write(mut sink: Sink, words: &Receiver<Word>, queued: &AtomicUsize, counts: &Counts) {
     let mut is_broken = false;
     while let Ok(word) = words.recv() {
-        // Half a line may stand there.
+        // The last write may have ended within a line.
         let mut batch = if is_broken { "\n".to_owned() } else { String::new() };
+        // Lines that wait together are written together: one system call for each line would limit the rate.
         let (mut lines, mut size, mut flushed) = (0, 0, Vec::new());
         let mut next = Some(word);
         while let Some(word) = next {
@@ -312,6 +316,7 @@ fn write(mut sink: Sink, words: &Receiver<Word>, queued: &AtomicUsize, counts: &
             next = if batch.len() < BATCH { words.try_recv().ok() } else { None };
         }
         let written = sink.write_all(batch.as_bytes()).and_then(|()| sink.flush());
+        // Written or not, the bytes do not wait any more.
         queued.fetch_sub(size, Ordering::Relaxed);
         match &written {
             Ok(()) => {

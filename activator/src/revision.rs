@@ -1,4 +1,4 @@
-//! Shell: one revision at this activator: its line, its pods, and who waits.
+//! Shell: one revision at this activator: its wait queue, its pods and its slots.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -32,52 +32,53 @@ use crate::{
 
 mod visit;
 
-/// For how long requests go past a pod that left a dial unanswered: as long as connects that the kernel leads.
+/// Time for which requests avoid a pod that left a dial unanswered: the same as for connects that the eBPF programs
+/// route.
 const DOUBTED: Duration = Duration::from_nanos(abi::UNANSWERED_NS);
 
 pub use visit::Visit;
 
-/// What all revisions share.
+/// Settings and services that all revisions share.
 #[derive(Debug)]
 pub struct RevisionSettings {
-    /// The other activators.
+    /// View of the other activators, and the outboxes for claims and grants.
     pub peers: Arc<Peers>,
-    /// Bounds of each line.
+    /// Bounds of each revision's wait queue.
     pub bounds: LineBounds,
-    /// For their pods.
+    /// Settings for the pods of all revisions.
     pub pods: PodSettings,
-    /// Who is told of waiting requests.
+    /// Reporter of waiting requests to the autoscaler.
     pub usage: Arc<Usage>,
-    /// Pods met so far: no two have the same key.
+    /// Number of pods seen so far: the next pod's [`PodKey::id`], so that no two pods share a key.
     pub met: AtomicU64,
 }
 
-/// What the table says of a revision.
+/// Settings of a revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// containerConcurrency; 0: no limit.
+    /// Hard limit of each pod (containerConcurrency); 0: no limit.
     pub limit: u32,
-    /// What its pods speak.
+    /// HTTP version that its pods speak.
     pub protocol: Protocol,
-    /// Bounds in time of its requests.
+    /// Timeouts of its requests.
     pub timeouts: Timeouts,
-    /// Who may ask; `None`: everybody.
+    /// Clients that may send requests, by the pods' NetworkPolicies; `None`: all clients.
     pub sources: Option<Arc<Sources>>,
-    /// Whose it is.
+    /// Service and Configuration that own the revision.
     pub owners: Owners,
 }
 
-/// Whose a revision is, for the log of requests.
+/// Owners of a revision, for the request log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owners {
-    /// The Service's name; empty: none.
+    /// Name of the Service; empty: a Configuration without a Service.
     pub service: SmolStr,
-    /// The Configuration's name.
+    /// Name of the Configuration that made the revision.
     pub configuration: SmolStr,
 }
 
 impl Terms {
-    /// The terms of a revision.
+    /// Extracts the settings from a revision of the RouteTable.
     pub fn new(told: &wire::Revision) -> Self {
         let timeouts = Timeouts {
             whole: told.timeout,
@@ -92,37 +93,37 @@ impl Terms {
     }
 }
 
-/// One pod, as the table has it.
+/// One pod of a revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodTold {
-    /// Where it serves, once that is known.
+    /// Address and port of its container, once they are known.
     pub address: Option<SocketAddr>,
-    /// Whether it takes new requests.
+    /// True if the pod takes new requests.
     pub is_ready: bool,
-    /// What it is called.
+    /// Name of the pod, without its namespace.
     pub name: SmolStr,
 }
 
-/// Pods by uid.
+/// Pods of one revision in the RouteTable, by uid.
 pub type PodsTold = BTreeMap<String, PodTold>;
 
-/// Bounds in time of a revision's requests.
+/// Timeouts of a revision's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Of a whole request, waiting included.
+    /// Time for a whole request, including the time it waits (`timeoutSeconds`).
     pub whole: Duration,
-    /// Until the answer begins.
+    /// Time until the response begins (`responseStartTimeoutSeconds`).
     pub start: Option<Duration>,
-    /// Between bytes of the answer.
+    /// Time between two pieces of the response (`idleTimeoutSeconds`).
     pub idle: Option<Duration>,
 }
 
-/// One revision. While it sleeps and nobody waits, little more than its name.
+/// One revision at this activator. While it is asleep and no request waits, it stores little more than its name.
 #[derive(Debug)]
 pub struct Revision {
-    /// Its name.
+    /// Name and namespace of the revision.
     pub name: Name,
-    /// Whether it stands in the list of revisions whose usage is to be reported.
+    /// True if the revision is in the list of revisions whose usage is still to be reported.
     pub in_report: AtomicBool,
     settings: Arc<RevisionSettings>,
     core: Mutex<Core>,
@@ -130,36 +131,37 @@ pub struct Revision {
 
 #[derive(Debug, Default)]
 struct Core {
-    /// `None`: the table does not name it.
+    /// Settings from the RouteTable; `None`: the table does not contain the revision.
     terms: Option<Terms>,
     totals: Totals,
-    /// Made when there is a pod or a request, gone when there is neither.
+    /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
     live: Option<Box<Live>>,
-    /// Made when there is a hard limit and something to do with it, or another activator has a word about it.
+    /// State of the hard limit. Created when requests need slots, or when another activator sends a claim or grant.
     slots: Option<Box<Slots>>,
 }
 
-/// What a revision needs while it has pods or requests.
+/// State of a revision while it has pods or requests.
 #[derive(Debug)]
 struct Live {
     line: Line<oneshot::Sender<Place>>,
     pods: HashMap<PodKey, Arc<Pod>>,
-    /// Since when the table names a ready pod.
+    /// Start of the time in which the RouteTable lists at least one ready pod.
     ready_since: Option<Instant>,
-    /// Requests that have taken a turn and may take it up again.
+    /// Queue entries that have a turn and may wait with it again.
     visits: usize,
 }
 
-/// Room for one request at one pod. Dropping it says that the request has ended there.
+/// Room for one request at one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
 pub struct Place {
-    /// The pod.
+    /// Pod at which the request has room.
     pub pod: Arc<Pod>,
     revision: Arc<Revision>,
 }
 
 impl Place {
-    /// Nobody answers at the pod. Returns whether the request had better go elsewhere.
+    /// Reports that the pod leaves a dial unanswered. Returns true if another pod takes requests, which is then
+    /// preferred.
     pub fn doubt(&self) -> bool {
         self.revision.doubt(&self.pod)
     }
@@ -172,38 +174,38 @@ impl Drop for Place {
 }
 
 impl Revision {
-    /// A revision without pods, of which the table has not told yet.
+    /// Creates a revision without pods, which the RouteTable has not described yet.
     pub fn new(name: Name, settings: Arc<RevisionSettings>) -> Self {
         Self { name, in_report: AtomicBool::new(false), settings, core: Mutex::default() }
     }
 
-    /// Takes over what the table says now. `None`: it does not name the revision any more.
+    /// Sets the settings of the RouteTable. `None`: the table does not contain the revision any more.
     pub fn tell(&self, terms: Option<Terms>) {
         self.core().terms = terms;
     }
 
-    /// What the table says of it.
+    /// Settings of the revision in the RouteTable; `None`: the table does not contain it.
     pub fn terms(&self) -> Option<Terms> {
         self.core().terms.clone()
     }
 
-    /// Since when the table names a ready pod.
+    /// Start of the time in which the RouteTable lists at least one ready pod; `None`: it lists none.
     pub fn ready_since(&self) -> Option<Instant> {
         self.core().live.as_ref().and_then(|live| live.ready_since)
     }
 
-    /// Totals of the requests that waited here, and the time they were read.
+    /// Totals of the requests that waited here, and the time at which they were read, in ns of [`now_ns`].
     pub fn totals(&self) -> (Totals, u64) {
         let core = self.core();
         (core.totals, now_ns())
     }
 
-    /// Requests that wait.
+    /// Number of requests that wait here.
     pub fn waiting(&self) -> usize {
         self.core().live.as_ref().map_or(0, |live| live.line.waiting())
     }
 
-    /// Whether some pod is ready, and requests by where they are: waiting, at pods.
+    /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
     pub fn figures(&self) -> (bool, usize, u64) {
         let core = self.core();
         let of =
@@ -211,16 +213,17 @@ impl Revision {
         core.live.as_deref().map_or((false, 0, 0), of)
     }
 
-    /// Ends connections to pods that lay idle too long.
+    /// Closes connections to pods that were idle for too long.
     pub fn prune(&self) {
         let pods: Vec<Arc<Pod>> =
             self.core().live.iter().flat_map(|live| live.pods.values().cloned()).collect();
         pods.iter().for_each(|pod| pod.prune());
     }
 
-    /// Takes over its pods. Requests that wait for one that is ready now go at once.
+    /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
     pub fn set_pods(self: &Arc<Self>, pods: &PodsTold) {
         let mut core = self.core();
+        // Most revisions are asleep: one without pods and state must not allocate anything on each change of the table.
         if pods.is_empty() && core.live.is_none() && core.slots.is_none() {
             return;
         }
@@ -233,11 +236,14 @@ impl Revision {
         let since = live.ready_since.unwrap_or_else(Instant::now);
         live.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), live.line.waiting());
+        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `settle` assigns
+        // it.
         let mut gone = live.line.on_routes(ready, limit, chance);
         core.went(&gone);
         gone.extend(self.settle(&mut core));
         let places = self.places(&core, gone);
         core.tidy();
+        // The waiters run as soon as they have their permits, so the lock is released before.
         drop(core);
         let released = places.len();
         tell(places);
@@ -246,7 +252,7 @@ impl Revision {
         }
     }
 
-    /// The table lacks it for good: nobody needs to wait any longer.
+    /// Fails all waiting requests, because the RouteTable has not contained the revision for some time.
     pub fn give_up(self: &Arc<Self>) {
         let mut core = self.core();
         let is_back = core.terms.is_some();
@@ -260,16 +266,17 @@ impl Revision {
         }
     }
 
-    /// A request arrives. `bytes` is what it holds while it waits.
+    /// Creates the queue entry of an arriving request, which holds `bytes` bytes while it waits.
     pub fn visit(self: &Arc<Self>, bytes: usize) -> Visit {
         Visit::new(Arc::clone(self), bytes)
     }
 
-    /// `place`'s pod has refused a connection; it is left alone for a moment.
+    /// Handles a refused connection to the permit's pod: the pod gets no requests for a short pause.
     pub fn refused(self: &Arc<Self>, place: Place) {
         let pod = Arc::clone(&place.pod);
         let newly = self.close(pod.key);
         drop(place);
+        // Of several requests that are refused at the same time, only the first pauses the pod and starts the timer.
         if !newly {
             return;
         }
@@ -282,7 +289,7 @@ impl Revision {
         });
     }
 
-    /// Nobody answers at the pod: where there is another one, requests go past it for a while. Returns whether there is.
+    /// Handles an unanswered dial: requests avoid the pod for a while if another one is open. Returns true if one is.
     fn doubt(self: &Arc<Self>, pod: &Pod) -> bool {
         let has_other = self.has_other(pod.key);
         if has_other && self.close(pod.key) {
@@ -293,7 +300,7 @@ impl Revision {
         has_other
     }
 
-    /// Leaves a pod alone for a while, but no longer than another one is there.
+    /// Waits until the pod may get requests again: after [`DOUBTED`], or as soon as no other pod takes requests.
     async fn pass_over(self: Arc<Self>, pod: PodKey) {
         let until = Instant::now() + DOUBTED;
         while Instant::now() < until && self.has_other(pod) {
@@ -306,7 +313,7 @@ impl Revision {
         self.core().live.as_ref().is_some_and(|live| live.line.has_other(pod))
     }
 
-    /// The pod gets no request for now: its slots are of use elsewhere. Returns whether it was open.
+    /// Stops requests to the pod for now, and frees its slots for other activators. Returns true if it took requests.
     fn close(self: &Arc<Self>, pod: PodKey) -> bool {
         let mut newly = false;
         self.release(|core| {
@@ -328,6 +335,7 @@ impl Revision {
         let Some(live) = core.live.as_mut() else { return };
         let mut gone = live.line.on_done(pod.key, chance);
         core.went(&gone);
+        // A slot that is spare again at once needs no new distribution: the common case under load stays cheap.
         let is_open = core.live.as_ref().is_some_and(|live| live.line.is_open(pod.key));
         let again = core.slots.as_mut().is_some_and(|slots| slots.ended(&pod.uid)) && is_open;
         match &mut core.live {
@@ -344,7 +352,7 @@ impl Revision {
         tell(places);
     }
 
-    /// Lets go whoever may go after `step`.
+    /// Runs `step` on the state and resumes the requests that may be dispatched after it.
     fn release(self: &Arc<Self>, step: impl FnOnce(&mut Core) -> Vec<Go<oneshot::Sender<Place>>>) {
         let mut core = self.core();
         let mut gone = step(&mut core);
@@ -356,7 +364,7 @@ impl Revision {
         tell(places);
     }
 
-    /// Draws the consequences for the slots, and says what other activators have to know. Returns those that may go.
+    /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
     fn settle(&self, core: &mut Core) -> Vec<Go<oneshot::Sender<Place>>> {
         let (limit, _) = core.rules();
         let Core { live, slots: Some(slots), .. } = core else { return Vec::new() };
@@ -365,6 +373,8 @@ impl Revision {
             slots.on_table(limit, live.ready());
         }
         let mut all = Vec::new();
+        // Slots and queue depend on each other: a dispatched request changes what is spare, until no request is
+        // dispatched.
         loop {
             let (waiting, open) = live.as_deref().map(Live::line).unwrap_or_default();
             slots.on_line(waiting, open);
@@ -379,6 +389,8 @@ impl Revision {
             gone.iter().for_each(|(_, key)| slots.took(&pods[key].uid));
             all.extend(gone);
         }
+        // Published even when nothing was dispatched: other activators may need to know of the new number of waiting
+        // requests.
         self.settings.peers.say(&self.name, slots.said());
         if slots.is_void() {
             core.slots = None;
@@ -386,7 +398,8 @@ impl Revision {
         all
     }
 
-    /// As [`settle`](Self::settle), where all that has changed is how many wait: who is alone need not do anything.
+    /// Updates the slots after only the number of waiting requests has changed. Without other activators there is
+    /// nothing to do.
     fn wanting(&self, core: &mut Core) -> Vec<Go<oneshot::Sender<Place>>> {
         match &core.slots {
             Some(slots) if !slots.is_alone() => self.settle(core),
@@ -394,24 +407,24 @@ impl Revision {
         }
     }
 
-    // What other activators say.
+    // Messages of other activators.
 
-    /// An owner has said this of the revision.
+    /// Applies the latest grant of an owner; `None`: the owner has withdrawn it.
     pub fn on_grant(self: &Arc<Self>, from: &Peer, grant: Option<Grant>) {
         self.hear(grant.is_some(), |slots| slots.on_grant(from, grant));
     }
 
-    /// A holder has said this of the revision.
+    /// Applies the latest claim of a holder; `None`: the holder has withdrawn it.
     pub fn on_claim(self: &Arc<Self>, from: &Peer, claim: Option<Claim>) {
         self.hear(claim.is_some(), |slots| slots.on_claim(from, claim));
     }
 
-    /// A holder's stream has begun or ended.
+    /// Registers that a holder's stream has begun or ended.
     pub fn on_stream(self: &Arc<Self>, from: &Peer) {
         self.hear(false, |slots| slots.on_stream(from));
     }
 
-    /// Other activators are known now.
+    /// Registers a change of the known activators.
     pub fn on_view(self: &Arc<Self>) {
         self.hear(false, |_| {});
     }
@@ -428,12 +441,12 @@ impl Revision {
         });
     }
 
-    /// Whether there is anything to remember of its slots.
+    /// Returns true if the revision keeps state of its slots.
     pub fn has_slots(&self) -> bool {
         self.core().slots.is_some()
     }
 
-    /// Whether any request of it is at a pod.
+    /// Returns true if any request of the revision is at a pod.
     pub fn is_at_pods(&self) -> bool {
         self.core().live.as_ref().is_some_and(|live| live.line.in_flight() > 0)
     }
@@ -450,14 +463,16 @@ impl Revision {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        // Line and totals are whole between any two of their own steps.
+        // A panic elsewhere cannot leave queue and totals inconsistent: each of their own steps completes or does not
+        // begin.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 type Told = Vec<(oneshot::Sender<Place>, Place)>;
 
-/// Lets requests go. Call it without the lock: a place whose request is gone is given up at once.
+/// Resumes dispatched requests. Call it without the lock: if a request is gone, its permit is dropped here, which
+/// locks.
 fn tell(places: Told) {
     for (whom, place) in places {
         drop(whom.send(place));
@@ -465,12 +480,12 @@ fn tell(places: Told) {
 }
 
 impl Core {
-    /// Limit of a pod, and what it speaks.
+    /// Hard limit of each pod, and the HTTP version of the pods.
     fn rules(&self) -> (u32, Protocol) {
         self.terms.as_ref().map_or((0, Protocol::Http1), |it| (it.limit, it.protocol))
     }
 
-    /// Its slots; requests that are at pods already use some.
+    /// Slots of the revision, created if needed. Requests that are already at pods use some of them.
     fn slots(&mut self, name: &Name, settings: &RevisionSettings) -> &mut Slots {
         let live = &self.live;
         self.slots.get_or_insert_with(|| {
@@ -480,21 +495,21 @@ impl Core {
         })
     }
 
-    /// A request arrives: where there is a limit, it needs a slot.
+    /// Prepares an arriving request: with a hard limit it needs slots.
     fn begin(&mut self, revision: &Revision) {
         if self.rules().0 > 0 && self.slots.is_none() {
             self.slots(&revision.name, &revision.settings);
         }
     }
 
-    /// A request goes to a pod.
+    /// Registers that one request is sent to `pod`.
     fn took(&mut self, pod: &Pod) {
         if let Some(slots) = &mut self.slots {
             slots.took(&pod.uid);
         }
     }
 
-    /// These requests go to pods.
+    /// Registers that these requests are sent to pods.
     fn went<W>(&mut self, gone: &[Go<W>]) {
         let (Some(live), Some(slots)) = (&self.live, &mut self.slots) else { return };
         gone.iter().filter_map(|(_, key)| live.pods.get(key)).for_each(|pod| slots.took(&pod.uid));
@@ -507,7 +522,7 @@ impl Core {
         })
     }
 
-    /// Keeps nothing for pods and requests where there are none.
+    /// Drops the queue and the pods if there are no pods and no requests.
     fn tidy(&mut self) {
         let is_idle = |live: &mut Box<Live>| {
             live.pods.is_empty() && live.visits == 0 && live.line.in_flight() == 0
@@ -517,20 +532,20 @@ impl Core {
 }
 
 impl Live {
-    /// Uids of the pods that the table calls ready.
+    /// Uids of the pods that the RouteTable lists as ready.
     fn ready(&self) -> BTreeSet<SmolStr> {
         let ready = self.line.ready().filter_map(|key| self.pods.get(&key));
         ready.map(|pod| pod.uid.clone()).collect()
     }
 
-    /// Requests that wait, and uids of the pods that take some.
+    /// Number of waiting requests, and uids of the pods that take requests.
     fn line(&self) -> (u32, BTreeSet<SmolStr>) {
         let open = self.line.open().filter_map(|key| self.pods.get(&key));
         let waiting = u32::try_from(self.line.waiting()).unwrap_or(u32::MAX);
         (waiting, open.map(|pod| pod.uid.clone()).collect())
     }
 
-    /// Requests at pods, by uid.
+    /// Number of requests at pods, by uid.
     fn busy(&self) -> Held {
         let mut busy = Held::new();
         for (key, pod) in &self.pods {
@@ -541,13 +556,15 @@ impl Live {
         busy
     }
 
-    /// Keeps a [`Pod`] for each pod of the table that has an address. Returns the ready ones by address.
+    /// Keeps a [`Pod`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones, sorted.
     fn meet(
         &mut self,
         told: &PodsTold,
         protocol: Protocol,
         settings: &RevisionSettings,
     ) -> Vec<PodKey> {
+        // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
+        // key.
         let mut before: HashMap<(SmolStr, SocketAddr), Arc<Pod>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
@@ -565,6 +582,7 @@ impl Live {
             }
             self.pods.insert(pod.key, pod);
         }
+        // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
         before.values().for_each(|pod| pod.set_open(false));
         ready.sort_unstable();
         ready
@@ -580,7 +598,7 @@ impl Revision {
         }
     }
 
-    /// Marks the revision as standing in the report list. Returns whether it did not before.
+    /// Puts the revision into the report list. Returns true if it was not in it before.
     pub fn enter_report(&self) -> bool {
         !self.in_report.swap(true, Ordering::AcqRel)
     }

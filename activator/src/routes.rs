@@ -1,7 +1,7 @@
-//! Shell: what the RouteTable says, ready for look-up while requests arrive.
+//! Shell: the RouteTable, indexed for look-ups by requests.
 //!
-//! Ten thousand services may sleep here: each name stands once, in the thing that it names, and the indexes hold
-//! nothing but references to that.
+//! Ten thousand services may be asleep here. Each name is stored once, in the object that it names, and the indexes
+//! hold only references to that object.
 
 use std::{
     borrow::Borrow as _,
@@ -23,11 +23,11 @@ mod keys;
 
 use keys::{ByHost, ByName};
 
-/// Requests wait so long for a revision that has left the table to come back: another controller may know of it a little
-/// later, and one that is made anew has the same name.
+/// Time for which requests wait for a revision that is not in the RouteTable. Another controller may know of it a
+/// little later, and a revision that is made again has the same name.
 const AWAY: Duration = Duration::from_secs(2);
 
-/// Look-ups by port, host and name. Shared by all connections; locks are held for single look-ups.
+/// Indexes of the RouteTable by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
 pub struct Routes {
     settings: Arc<RevisionSettings>,
@@ -35,49 +35,49 @@ pub struct Routes {
     listed: watch::Sender<Listed>,
 }
 
-/// Whether the table names this activator: while it does, connections are led here.
+/// Presence of this activator in the RouteTable: while it is listed, connections are routed here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Listed {
-    /// It never has, so it says nothing.
+    /// It was never listed, so the table gives no information.
     #[default]
     Never,
-    /// It does.
+    /// It is listed now.
     Now,
-    /// Not any more.
+    /// It was listed, and is not any more.
     NoMore,
 }
 
-/// One addressable name, as requests see it.
+/// One addressable name: a service, for requests.
 #[derive(Debug)]
 pub struct Service {
-    /// Namespace and name.
+    /// Namespace and name of the service.
     pub name: Name,
-    /// Revisions and their shares. Empty: nothing to route to yet.
+    /// Revisions with their shares of traffic. Empty: there is nothing to route to yet.
     pub targets: Box<[Share]>,
-    /// Whether new connections inside the cluster may go straight to pods.
+    /// Path of new connections inside the cluster: directly to pods, or by activators.
     pub path: Path,
-    /// Since when it has its present path.
+    /// Start of the time in which it has its present path.
     pub since: Instant,
     port: u16,
     hosts: Box<[Box<str>]>,
     ingress: Option<Box<Ingress>>,
 }
 
-/// A service, and the DomainMapping by which it was found.
+/// Service, with the DomainMapping by which it was found.
 #[derive(Debug)]
 pub struct ByHostFound {
-    /// The service.
+    /// Service that was found by its host or port.
     pub service: Arc<Service>,
     domain: Option<usize>,
 }
 
 impl ByHostFound {
-    /// The DomainMapping.
+    /// DomainMapping that has the host; `None`: the service was found by its port, its name or a host of its own.
     pub fn domain(&self) -> Option<&Domain> {
         self.service.domains().get(self.domain?)
     }
 
-    /// Whether http from outside is led to https.
+    /// Returns true if http from outside is redirected to https.
     pub fn redirects(&self) -> bool {
         match self.domain() {
             Some(domain) => domain.redirects,
@@ -93,7 +93,7 @@ impl From<Arc<Service>> for ByHostFound {
 }
 
 impl Service {
-    /// What tags mean for its requests.
+    /// Meaning of tags for the service's requests: a choice of tags, or the tag that it is itself.
     pub fn tags(&self) -> Option<&TagRouting> {
         self.ingress.as_ref()?.tags.as_ref()
     }
@@ -102,19 +102,19 @@ impl Service {
         self.ingress.as_ref().map_or(&[], |it| &it.domains)
     }
 
-    /// Every host that reaches it from outside: its own, then its DomainMappings'.
+    /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.
     fn host(&self, at: usize) -> Option<&str> {
         let own = self.hosts.get(at).map(AsRef::as_ref);
         own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
     }
 }
 
-/// One revision's share of a service.
+/// Share of one revision in the traffic of a service.
 #[derive(Debug)]
 pub struct Share {
-    /// The revision, which the table may not name.
+    /// Revision, which may be missing in the RouteTable.
     pub revision: Arc<Revision>,
-    /// Its share in percent.
+    /// Share of the requests in percent.
     pub percent: u8,
 }
 
@@ -123,32 +123,33 @@ struct Index {
     services: HashSet<ByName<Service>>,
     by_port: HashMap<u16, Arc<Service>>,
     by_host: HashSet<ByHost>,
-    /// Services that name a host which another one has.
+    /// Services whose host belongs to another service too, by host.
     waiting: HashMap<Box<str>, Vec<ByHost>>,
-    /// Those that the table names or somebody refers to.
+    /// Revisions that are in the table or are referred to.
     revisions: HashSet<ByName<Revision>>,
-    /// Those of them that the table does not name, or not yet; since when.
+    /// Revisions of these that are not in the table, not yet or not any more, with the time since when.
     untold: BTreeMap<Name, Instant>,
-    /// Pods by revision; revisions without any are not here.
+    /// Pods by revision; revisions without pods have no entry.
     pods: BTreeMap<Name, PodsTold>,
+    /// Revision of each pod, by the pod's uid.
     revision_of: HashMap<String, Name>,
-    /// Where the activators are.
+    /// Addresses of the activators, by name.
     activators: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Routes {
-    /// Nothing is routed yet.
+    /// Creates empty indexes, by which nothing is routed.
     pub fn new(settings: RevisionSettings) -> Self {
         let listed = watch::Sender::new(Listed::Never);
         Self { settings: Arc::new(settings), index: RwLock::default(), listed }
     }
 
-    /// The service behind a port of the activator.
+    /// Service behind a port of the activator.
     pub fn by_port(&self, port: u16) -> Option<Arc<Service>> {
         self.read().by_port.get(&port).cloned()
     }
 
-    /// The service behind a host, lower case and without port.
+    /// Service behind a host, which is in lower case and without port.
     pub fn by_host(&self, host: &str) -> Option<ByHostFound> {
         let index = self.read();
         let ByHost { service, at } = index.by_host.get(host)?;
@@ -156,16 +157,16 @@ impl Routes {
         Some(ByHostFound { service: Arc::clone(service), domain })
     }
 
-    /// A service by name.
+    /// Service with this name.
     pub fn by_name(&self, name: &Name) -> Option<Arc<Service>> {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
     }
 
-    /// The Service that bears the name of a revision: all of its requests are that one's.
+    /// Service of a revision's own name: all of its requests are for that revision.
     pub fn by_revision(&self, name: &Name) -> Option<Arc<Service>> {
         let index = self.read();
         let revision = Arc::clone(&index.revisions.get(name)?.0);
-        // One that is only referred to, or not any more: the table does not know it.
+        // A revision that is only referred to is not in the table, not yet or not any more.
         if index.untold.contains_key(name) {
             return None;
         }
@@ -180,35 +181,35 @@ impl Routes {
         }))
     }
 
-    /// Whether the table names this activator, and every change of that.
+    /// Presence of this activator in the table, with every change of it.
     pub fn listed(&self) -> watch::Receiver<Listed> {
         self.listed.subscribe()
     }
 
-    /// A revision by name.
+    /// Revision with this name.
     pub fn revision(&self, name: &Name) -> Option<Arc<Revision>> {
         self.read().revisions.get(name).map(|it| Arc::clone(&it.0))
     }
 
-    /// A revision by name, whether the table names it or not: another activator may know of it earlier or longer.
+    /// Revision with this name, in the table or not: another activator may know of it earlier or longer.
     pub fn meet(&self, name: &Name) -> Arc<Revision> {
         let known = self.revision(name);
         known.unwrap_or_else(|| self.write().meet(name, &self.settings))
     }
 
-    /// Other activators are known than before.
+    /// Updates the slots of all revisions, because the known activators have changed.
     pub fn settle(&self) {
         self.revisions().iter().for_each(|revision| revision.on_view());
     }
 
-    /// Every revision that has pods.
+    /// All revisions that have pods.
     pub fn awake(&self) -> Vec<Arc<Revision>> {
         let index = self.read();
         let found = index.pods.keys().filter_map(|name| index.revisions.get(name));
         found.map(|it| Arc::clone(&it.0)).collect()
     }
 
-    /// Every revision there is.
+    /// All revisions that are known.
     pub fn revisions(&self) -> Vec<Arc<Revision>> {
         self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
     }
@@ -218,13 +219,13 @@ impl Routes {
         self.read().by_port.keys().copied().collect()
     }
 
-    /// How many services and pods there are.
+    /// Number of services and number of pods.
     pub fn counts(&self) -> (usize, usize) {
         let index = self.read();
         (index.services.len(), index.revision_of.len())
     }
 
-    /// Forgets revisions that the table lacks once nobody refers to them: no service, no request.
+    /// Drops revisions that are not in the table and not referred to, by any service or request.
     pub fn forget_left(&self) {
         if self.read().untold.is_empty() {
             return;
@@ -234,7 +235,8 @@ impl Routes {
         }
     }
 
-    /// Lets those go who wait at a revision that the table lacked for `AWAY` at `now`: no pod of it will come.
+    /// Fails requests that wait at a revision which, at `now`, was missing in the table for `AWAY`: it will have no
+    /// pod.
     pub fn give_up_left(&self, now: Instant) {
         let index = self.read();
         let long = |since: Instant| now.saturating_duration_since(since) >= AWAY;
@@ -245,12 +247,13 @@ impl Routes {
         left.iter().for_each(|revision| revision.give_up());
     }
 
-    /// Takes over what changed in the table. Requests that wait for a pod that is ready now go at once.
-    /// Returns whether other ports than before should be open.
+    /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
+    /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
         let (mut touched, mut other_ports, mut other_peers) = (BTreeSet::new(), false, false);
         let mut index = self.write();
         let mut changes = batch.changes;
+        // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_whole {
             let gone = index.missing(&changes);
             changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
@@ -285,6 +288,8 @@ impl Routes {
                 | RouteChange::Synced => {}
             }
         }
+        // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
+        // order.
         if other_peers {
             let all = index.activators.iter();
             let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
@@ -296,6 +301,7 @@ impl Routes {
         if other_peers {
             self.settle();
         }
+        // Revisions dispatch requests, so they are updated without the lock, which a request's look-up needs.
         touched.iter().for_each(|name| self.update(name));
         self.forget_left();
         other_ports
@@ -315,7 +321,7 @@ impl Routes {
     fn update(&self, name: &Name) {
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
-        // A revision that the table does not name has no pods, whatever else it says.
+        // A revision that is not in the table has no pods, whatever the table's pods state.
         let pods = index.pods.get(name).filter(|_| !index.untold.contains_key(name)).cloned();
         drop(index);
         revision.set_pods(&pods.unwrap_or_default());
@@ -335,8 +341,10 @@ fn first_by_name(all: &[ByHost]) -> Option<usize> {
 }
 
 impl Index {
-    /// Returns whether its port is another one than before.
+    /// Adds or replaces a service. Returns true if its port has changed.
     fn set_service(&mut self, told: wire::Service, settings: &Arc<RevisionSettings>) -> bool {
+        // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
+        // again.
         let same_path = |it: &&ByName<Service>| it.0.path == told.path;
         let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.since);
         let port_before = self.remove_service(&told.name);
@@ -353,6 +361,7 @@ impl Index {
             hosts: told.hosts.into_iter().map(Into::into).collect(),
             ingress: told.ingress,
         });
+        // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
         for at in 0..service.hosts.len() + service.domains().len() {
             self.add_host(ByHost { service: Arc::clone(&service), at });
@@ -362,10 +371,10 @@ impl Index {
         port_before != Some(port)
     }
 
-    /// Returns its port.
+    /// Removes a service. Returns the port that it had.
     fn remove_service(&mut self, name: &Name) -> Option<u16> {
         let ByName(old) = self.services.take(name)?;
-        // Another service may have taken over port or host in the same batch.
+        // Another service may have got the port or the host in the same batch.
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
         }
@@ -375,8 +384,8 @@ impl Index {
         Some(old.port)
     }
 
-    /// The controller names each host once. Should a table name one twice, the service that comes first by name has it,
-    /// at every activator the same, in whatever order it was told.
+    /// Adds a host. The controller lists each host once. Should a table list one twice, the service that is first by
+    /// name has it. That is the same at every activator, in any order of the entries.
     fn add_host(&mut self, new: ByHost) {
         let host: &str = new.borrow();
         let lost = match self.by_host.get(host) {
@@ -405,7 +414,7 @@ impl Index {
         }
     }
 
-    /// The revision as requests see it, whether the table names it or not.
+    /// Revision with this name, created if necessary, also if it is not in the table.
     fn meet(&mut self, name: &Name, settings: &Arc<RevisionSettings>) -> Arc<Revision> {
         if let Some(known) = self.revisions.get(name) {
             return Arc::clone(&known.0);
@@ -416,7 +425,8 @@ impl Index {
         revision
     }
 
-    /// One that the table lacks leaves; requests that wait there stay for a while, should it come back.
+    /// Sets a revision's settings. Requests that wait at a revision that leaves the table stay for a while, in case it
+    /// returns.
     fn tell(&mut self, name: &Name, terms: Option<Terms>, settings: &Arc<RevisionSettings>) {
         if terms.is_some() {
             self.meet(name, settings).tell(terms);
@@ -427,9 +437,10 @@ impl Index {
         }
     }
 
-    /// Returns the names of those it forgot.
+    /// Drops revisions that are not referred to. Returns their names.
     fn forget_left(&mut self) -> Vec<Name> {
-        // References come from here or from another reference: who has the only one keeps it.
+        // References are copied from this index or from another reference. If the index has the only one, no other can
+        // arise while the index is locked.
         let is_left = |name: &&Name| {
             let known = self.revisions.get(*name);
             known.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
@@ -442,7 +453,7 @@ impl Index {
         left
     }
 
-    /// Returns the revisions whose pods have changed.
+    /// Adds or replaces a pod. Returns the revisions whose pods have changed.
     fn set_pod(&mut self, told: wire::Pod) -> Vec<Name> {
         let mut touched: Vec<Name> = self.remove_pod(&told.uid).into_iter().collect();
         let is_ready = told.phase == PodPhase::Ready;
@@ -453,7 +464,7 @@ impl Index {
         touched
     }
 
-    /// Returns its revision.
+    /// Removes a pod. Returns the revision that it had.
     fn remove_pod(&mut self, uid: &str) -> Option<Name> {
         let revision = self.revision_of.remove(uid)?;
         if let Some(pods) = self.pods.get_mut(&revision) {
@@ -465,7 +476,7 @@ impl Index {
         Some(revision)
     }
 
-    /// Subjects that a whole table does not name any more.
+    /// Subjects that are missing in a snapshot.
     fn missing(&self, named: &Changes) -> Vec<RouteKey> {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));

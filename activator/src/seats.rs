@@ -1,9 +1,10 @@
-//! Shell: clients' connections, what each of them takes, and whose requests are refused when all of it is too much.
+//! Shell: client connections, the memory that each of them uses, and the choice of those to refuse at a bound.
 //!
-//! Bytes count from the socket until a pod takes them or they are given up. Room that a library keeps for a connection counts
-//! until the connection ends. Where both come to be too much, the connection that holds most is the one that suffers, not
-//! the one whose byte was the last: its requests are refused and it is asked to go. Those that were asked may keep a part
-//! of the bound until they have gone; beyond that part the largest of them are cut off.
+//! Bytes of requests count from the socket until a pod takes them or they are given up. Buffers that a library keeps
+//! for a connection count until the connection ends. If both together exceed a bound, the connection that holds most is
+//! refused, not the one that added the last byte. Its requests are refused and it is asked to close. Connections that
+//! were asked to close may keep a part of the bound until they are closed. Beyond that part the largest of them are cut
+//! off.
 
 use std::{
     collections::HashMap,
@@ -24,21 +25,26 @@ use crate::{
     clock::now_ns,
 };
 
-/// Of the connections that lie idle so many at once make room for others, so that not each newcomer looks through all.
+/// Divisor of the number of connections: as many idle ones are closed at once to make room, so that not each new
+/// connection searches all.
 const SHED: usize = 128;
 
-/// Bytes are given up until one part in so many of their bound is free.
+/// Divisor of a bound: as much is freed below it, so that not each further byte searches all connections.
 const SPARE_PART: usize = 16;
 
-/// All client connections.
+/// Table of all client connections, with the totals of what they hold.
 #[derive(Debug)]
 pub struct Seats {
-    /// What holds.
+    /// Bounds that the connections are held to.
     pub budget: Budget,
     refused: Refused,
+    /// Bytes of requests that no pod has taken, over all connections.
     bytes: AtomicUsize,
+    /// Bytes of buffers that the library keeps for connections that stay.
     kept: AtomicUsize,
+    /// Bytes of buffers that the library keeps for connections that were asked to close.
     leaving: AtomicUsize,
+    /// Bytes of responses that wait for their clients.
     answers: AtomicUsize,
     table: Mutex<Table>,
 }
@@ -48,11 +54,11 @@ struct Table {
     next: u64,
     seats: HashMap<u64, Weak<Seat>>,
     clients: HashMap<Subscriber, Weak<Tally>>,
-    /// Connections that were asked to make room and have not ended yet.
+    /// Number of connections that were cut off to make room and have not ended yet.
     going: usize,
 }
 
-/// What one client takes.
+/// Usage of one client, over its connections.
 #[derive(Debug)]
 struct Tally {
     client: Subscriber,
@@ -60,48 +66,49 @@ struct Tally {
     connections: AtomicUsize,
 }
 
-/// One connection. It counts for as long as anything holds it.
+/// One client connection. It counts for as long as any reference to it exists.
 #[derive(Debug)]
 pub struct Seat {
     number: u64,
     seats: Arc<Seats>,
-    /// The client it belongs to; none of a trusted proxy.
+    /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
     tally: OnceLock<Arc<Tally>>,
     takes: Mutex<Takes>,
-    /// Bytes of answers that its client has not been sent.
+    /// Bytes of responses that were not sent to its client yet.
     answers: AtomicUsize,
-    /// Requests whose answers have not ended.
+    /// Number of requests whose responses have not ended.
     asked: AtomicUsize,
-    /// When the last of them ended.
+    /// Time at which the last request ended, in ns of [`now_ns`].
     idle_since_ns: AtomicU64,
-    /// Requests that could be told that they are refused.
+    /// Number of requests that can be notified when they are refused.
     tellable: AtomicUsize,
-    /// Its requests are refused from now on, as far as they wait or have a body.
+    /// Cancelled once its requests are refused, if they wait or have a body.
     refuse: CancellationToken,
-    /// The connection has to end at once.
+    /// Cancelled once the connection has to end at once.
     pub cut: CancellationToken,
 }
 
-/// Bytes a connection holds.
+/// Bytes of requests and buffers that a connection holds.
 #[derive(Debug, Default)]
 struct Takes {
-    /// Of bodies that no pod has taken.
+    /// Bytes of bodies that no pod has taken.
     ahead: usize,
-    /// Of heads that wait, or have not come whole.
+    /// Bytes of heads that wait, or that are incomplete.
     heads: usize,
-    /// Bodies under way.
+    /// Number of bodies that are being received.
     bodies: usize,
-    /// Of room that the library keeps for what comes in.
+    /// Bytes of the library's buffer for received data.
     room: usize,
-    /// The most requests that there ever were at once.
+    /// Highest number of concurrent requests so far.
     streams: usize,
-    /// Its requests are refused.
+    /// True once its requests are refused.
     is_refused: bool,
+    /// True once it was cut off to make room.
     is_going: bool,
 }
 
 impl Takes {
-    /// What the library keeps while the connection lasts, beside the room that each connection has.
+    /// Bytes that the library keeps while the connection lasts, beyond the buffer that every connection has.
     fn kept(&self) -> usize {
         (self.room + self.streams.saturating_sub(1) * PER_STREAM).saturating_sub(ROOM)
     }
@@ -112,25 +119,25 @@ impl Takes {
     }
 }
 
-/// What a connection counts for among all.
+/// Amounts by which a connection counts in the totals.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    /// Bytes of requests.
+    /// Bytes of requests that no pod has taken.
     bytes: usize,
-    /// Bytes of room that the library keeps.
+    /// Bytes of buffers that the library keeps.
     kept: usize,
-    /// Bytes of room that the library keeps for a connection that was asked to go.
+    /// Bytes of buffers that the library keeps for a connection that was asked to close.
     leaving: usize,
 }
 
 impl Counts {
-    /// What the bounds of bytes are about.
+    /// Bytes that count towards the bounds of bytes.
     fn held(self) -> usize {
         self.bytes + self.kept
     }
 }
 
-/// Adds what a connection counts for now, instead of `before`, to a total. The sum wraps on its way, never in the end.
+/// Replaces a connection's amount `before` in a total by `now`. The addition may wrap, but the sum is always right.
 fn replace(total: &AtomicUsize, before: usize, now: usize) {
     if before != now {
         total.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -138,14 +145,16 @@ fn replace(total: &AtomicUsize, before: usize, now: usize) {
 }
 
 impl Seats {
-    /// No connections yet.
+    /// Creates a table without connections.
     pub fn new(budget: Budget, refused: Refused) -> Self {
         let [bytes, kept, leaving, answers] = [0; 4].map(AtomicUsize::new);
         Self { budget, refused, bytes, kept, leaving, answers, table: Mutex::default() }
     }
 
-    /// A connection comes. `None`: there is no room for it.
+    /// Registers a new connection. `None`: there is no room for it.
     pub fn take(self: &Arc<Self>) -> Option<Arc<Seat>> {
+        // Connections that were cut off end only when their tasks run. They do not count, so that a burst of new
+        // connections does not close more idle ones than needed.
         let is_full = {
             let table = self.table();
             table.seats.len() - table.going >= self.budget.connections
@@ -177,12 +186,12 @@ impl Seats {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of room that the library keeps for connections that stay.
+    /// Bytes of buffers that the library keeps for connections that stay.
     pub fn kept(&self) -> usize {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// Bytes of room that it keeps for connections that were asked to go.
+    /// Bytes of buffers that the library keeps for connections that were asked to close.
     pub fn leaving(&self) -> usize {
         self.leaving.load(Ordering::Relaxed)
     }
@@ -191,25 +200,26 @@ impl Seats {
         self.bytes() + self.kept()
     }
 
-    /// Whether more is held than may be, until what is refused or cut off has gone.
+    /// Returns true if more is held than a bound allows, until what is refused or cut off has ended.
     pub fn is_full(&self) -> bool {
         self.held() > self.budget.bytes || self.answers() > self.budget.answer_bytes
     }
 
-    /// Bytes of answers that wait for clients to read them.
+    /// Bytes of responses that wait for clients to read them.
     pub fn answers(&self) -> usize {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Counts a client that was refused, or whose connection was ended.
+    /// Counts a client that was refused, or whose connection was closed, because of `bound`.
     pub fn note(&self, bound: Bound) {
         self.refused.note(bound);
     }
 
-    /// Ends connections that have been idle for longest. `false`: none is.
+    /// Closes the connections that have been idle for longest. Returns false if none is idle.
     pub fn make_room(&self) -> bool {
         let all = self.all();
         let mut idle: Vec<_> = all.iter().filter_map(|it| Some((it.idle_since()?, it))).collect();
+        // A part of all is closed at once: searching all connections for each new one would take quadratic time.
         let some = (all.len() / SHED).max(1).min(idle.len());
         if some == 0 {
             return false;
@@ -221,11 +231,14 @@ impl Seats {
         true
     }
 
-    /// Too many bytes are held, by all or by one client: the connections that hold most of them lose their requests.
+    /// Refuses the requests of the connections that hold most, because all connections or one client's hold too many
+    /// bytes.
     fn relieve(&self, of: Option<&Arc<Tally>>, cause: u64) {
         let all = self.all();
         let of_it = |seat: &&Arc<Seat>| of.is_none_or(|it| seat.is_of(it));
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
+        // The counts may include bytes that the library has discarded. They are corrected before anything is refused,
+        // except on the connection that has grown: its bytes may have come before their request.
         candidates.iter().filter(|it| it.number != cause).for_each(|it| it.settle());
         let (bound, held, most) = match of {
             Some(it) => {
@@ -233,7 +246,7 @@ impl Seats {
             }
             None => (Bound::Bytes, self.held(), self.budget.bytes),
         };
-        // What is refused already is on its way out, and another one's turn if that is not enough.
+        // Connections that are refused already will free their bytes. Others are refused only if that is not enough.
         let (going, staying): (Vec<&Arc<Seat>>, Vec<_>) =
             candidates.into_iter().partition(|it| it.is_refused());
         let leaves: usize = going.iter().map(|it| it.held()).sum();
@@ -246,7 +259,8 @@ impl Seats {
         }
     }
 
-    /// Those that were asked to go and keep most are cut off, as far as they keep more than their part.
+    /// Cuts off the connections that were asked to close and keep most, as far as together they keep more than their
+    /// part.
     fn hurry(&self) {
         let most = self.budget.leaving_bytes();
         if self.leaving() <= most {
@@ -261,7 +275,7 @@ impl Seats {
         }
     }
 
-    /// Too many bytes of answers wait: the connection that holds most of them ends.
+    /// Ends the connection that holds most bytes of responses, because too many of them wait.
     fn relieve_answers(&self) {
         let all = self.all();
         let held = |seat: &&Arc<Seat>| seat.answers.load(Ordering::Relaxed);
@@ -270,18 +284,19 @@ impl Seats {
         if self.answers().saturating_sub(leaves) <= self.budget.answer_bytes {
             return;
         }
+        // A response cannot be refused once it has begun, so the connection ends.
         if let Some(most) = staying.into_iter().max_by_key(held) {
             self.note(Bound::AnswerBytes);
             most.cut.cancel();
         }
     }
 
-    /// All of them, so that what happens to one needs no lock over all.
+    /// References to all connections, so that an action on one needs no lock of the table.
     fn all(&self) -> Vec<Arc<Seat>> {
         self.table().seats.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// One connection more of a client's. Returns how many it had.
+    /// Adds a connection to a client's usage. Returns the usage and the number of connections before.
     fn join(&self, client: Subscriber) -> (Arc<Tally>, usize) {
         let mut table = self.table();
         if let Some(known) = table.clients.get(&client).and_then(Weak::upgrade) {
@@ -295,13 +310,13 @@ impl Seats {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Each change of the table is whole.
+        // A panic cannot leave the table inconsistent: each change of it completes.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The connections that hold most of the `held` bytes, until the rest hold somewhat less than `most`: enough that not each
-/// byte that comes later looks through all of them again.
+/// Connections that hold most of the `held` bytes, until the rest hold somewhat less than `most`. The margin keeps
+/// later bytes from searching all connections again.
 fn largest(
     mut seats: Vec<(usize, &Arc<Seat>)>,
     mut held: usize,
@@ -317,44 +332,44 @@ fn largest(
 }
 
 impl Seat {
-    /// It is this client's. `false`: that one has enough of them.
+    /// Assigns the connection to a client. Returns false if the client has too many connections.
     pub fn belongs_to(&self, client: IpAddr) -> bool {
         let (tally, before) = self.seats.join(Subscriber::of(client));
         let has_room = before < self.seats.budget.client_connections;
         if !has_room {
             self.seats.note(Bound::ClientConnections);
         }
-        // The count ends with the seat, also of one that is refused.
+        // Counted even if it is refused: the count ends when the connection is dropped.
         let _ = self.tally.set(tally);
         has_room
     }
 
-    /// Bytes of a body have come; a connection holds `most` of them.
+    /// Adds received bytes of a body; one connection can hold at most `most` of them.
     pub fn came(&self, count: usize, most: usize) {
         self.change(|takes| takes.ahead += count.min(most.saturating_sub(takes.ahead)));
     }
 
-    /// A pod has taken bytes of a body.
+    /// Subtracts bytes of a body that a pod has taken.
     pub fn passed(&self, count: usize) {
         self.change(|takes| takes.ahead -= count.min(takes.ahead));
     }
 
-    /// A head has come further, or whole: it takes so much now.
+    /// Changes the bytes of one head from `before` to `now`, because more of it has come or it has left.
     pub fn holds_head(&self, before: usize, now: usize) {
         self.change(|takes| takes.heads = takes.heads - before + now);
     }
 
-    /// The library has room of so many bytes for what comes in, and keeps it while the connection lasts.
+    /// Sets the size of the library's buffer for received data, which lasts as long as the connection.
     pub fn keeps(&self, room: usize) {
         self.change(|takes| takes.room = room);
     }
 
-    /// A body begins.
+    /// Registers that a body begins.
     pub fn body_begins(&self) {
         self.change(|takes| takes.bodies += 1);
     }
 
-    /// A body is over, or given up: without any, nothing is held.
+    /// Registers that a body has ended or was given up. Without any body no bytes of bodies are held.
     pub fn body_ends(&self) {
         self.change(|takes| {
             takes.bodies -= 1;
@@ -364,7 +379,7 @@ impl Seat {
         });
     }
 
-    /// Counts bytes of an answer until they have been sent.
+    /// Counts bytes of a response until they were sent.
     pub fn sends(self: &Arc<Self>, data: Bytes) -> Bytes {
         if data.is_empty() {
             return data;
@@ -373,30 +388,31 @@ impl Seat {
         Bytes::from_owner(Unsent { _waits: waits, data })
     }
 
-    /// Counts bytes of answers that lie here, or may, until the guard is dropped.
+    /// Counts bytes of responses that are or may be buffered here, until the guard is dropped.
     pub fn waits(self: &Arc<Self>, count: usize) -> Waiting {
         self.answers.fetch_add(count, Ordering::Relaxed);
         let all = self.seats.answers.fetch_add(count, Ordering::Relaxed) + count;
+        // The bytes are added first, so that of several threads at least one sees the bound exceeded.
         if all > self.seats.budget.answer_bytes {
             self.seats.relieve_answers();
         }
         Waiting { seat: Arc::clone(self), count }
     }
 
-    /// A request begins; it lasts until the guard is dropped.
+    /// Registers a request, which lasts until the guard is dropped.
     pub fn asks(self: &Arc<Self>) -> Asked {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         self.change(|takes| takes.streams = takes.streams.max(asked));
         Asked(Arc::clone(self))
     }
 
-    /// For how long nothing has been asked; `None`: something is.
+    /// Time since the last request ended; `None`: a request is in progress.
     pub fn idle(&self) -> Option<Duration> {
         self.idle_since().map(|since| Duration::from_nanos(now_ns().saturating_sub(since)))
     }
 
-    /// Counts `bytes` of a head that has come, until it goes to a pod or is given up. `None`: the connection's requests are
-    /// refused, or it holds more than its equal part while those that are refused have not gone yet.
+    /// Counts `bytes` of a received head until it is sent to a pod or given up. `None`: the connection's requests are
+    /// refused, or it holds more than its equal share while a bound is exceeded.
     pub fn takes_head(self: &Arc<Self>, bytes: usize) -> Option<Held> {
         let held = self.holds(bytes);
         if self.is_refused() {
@@ -409,19 +425,19 @@ impl Seat {
         Some(held)
     }
 
-    /// Counts `bytes` of a head in any case.
+    /// Counts `bytes` of a head without checking a bound.
     pub fn holds(self: &Arc<Self>, bytes: usize) -> Held {
         self.holds_head(0, bytes);
         Held { tells: self.tells(), bytes }
     }
 
-    /// A request begins that is told when its connection's are refused; until the guard is dropped.
+    /// Registers a request that is notified when the connection's requests are refused, until the guard is dropped.
     pub fn tells(self: &Arc<Self>) -> Tells {
         self.tellable.fetch_add(1, Ordering::Relaxed);
         Tells(Arc::clone(self))
     }
 
-    /// Waits until its requests are refused for what the connection holds.
+    /// Waits until its requests are refused because of the bytes that the connection holds.
     pub async fn refused(&self) {
         self.refuse.cancelled().await;
     }
@@ -430,9 +446,10 @@ impl Seat {
         self.refuse.is_cancelled()
     }
 
-    /// The bound of bytes that is passed, where this connection holds more than its equal part of them.
+    /// Bound of bytes that is exceeded, if this connection holds more than its equal share of it.
     fn excess(&self) -> Option<Bound> {
         let budget = &self.seats.budget;
+        // A share is equal for all connections, so that one with few bytes is not refused for the bytes of others.
         let is_most = |bytes: usize, sharers: usize| self.held() > bytes / sharers.max(1);
         if self.seats.held() > budget.bytes && is_most(budget.bytes, self.seats.table().seats.len())
         {
@@ -445,12 +462,13 @@ impl Seat {
             .then_some(Bound::ClientBytes)
     }
 
-    /// All that is bound to this client.
+    /// Table of all connections.
     pub fn seats(&self) -> &Seats {
         &self.seats
     }
 
     fn idle_since(&self) -> Option<u64> {
+        // A connection that is cut off already makes no more room.
         let is_idle = self.asked.load(Ordering::Relaxed) == 0 && !self.takes().is_going;
         is_idle.then(|| self.idle_since_ns.load(Ordering::Relaxed))
     }
@@ -463,7 +481,7 @@ impl Seat {
         }
     }
 
-    /// What no body and no request stands for was thrown away by the library.
+    /// Drops the count of bytes for which there is no body and no request: the library has discarded them.
     fn settle(&self) {
         self.change(|takes| {
             if takes.bodies == 0 && self.asked.load(Ordering::Relaxed) == 0 {
@@ -472,12 +490,13 @@ impl Seat {
         });
     }
 
-    /// Its requests are refused, and it is asked to go; where some of what it holds belongs to none that can be told, it ends.
+    /// Refuses its requests and asks it to close. If some of its bytes belong to no request that can be notified, it is
+    /// cut off.
     fn refuse(&self) {
         let tellable = self.tellable.load(Ordering::Relaxed);
         let is_untold = self.change(|takes| {
             let bytes = takes.counts().bytes;
-            // It is on its way out, and another one's turn if that is not enough.
+            // These bytes are about to be freed, so they must not cause further refusals.
             (takes.ahead, takes.is_refused) = (0, true);
             (bytes > 0 && tellable == 0) || takes.bodies > tellable
         });
@@ -499,8 +518,8 @@ impl Seat {
         self.tally.get().is_some_and(|it| Arc::ptr_eq(it, tally))
     }
 
-    /// Changes what it takes, and the totals with it: a total that another thread sees has each change whole. Makes room
-    /// where it takes more than before.
+    /// Changes the amounts of the connection and the totals together: other threads see each change complete in every
+    /// total. Enforces the bounds if the connection holds more than before.
     fn change<R>(&self, change: impl FnOnce(&mut Takes) -> R) -> R {
         let (result, before, now) = {
             let mut takes = self.takes();
@@ -510,6 +529,7 @@ impl Seat {
             self.count(before, now);
             (result, before, now)
         };
+        // Without the lock of this connection: the search locks the others one by one, and this one too.
         if now.held() > before.held() {
             self.keep_bounds();
         }
@@ -541,16 +561,17 @@ impl Seat {
     }
 
     fn takes(&self) -> MutexGuard<'_, Takes> {
-        // Each change of the figures is whole.
+        // A panic cannot leave the amounts inconsistent: each change of them completes.
         self.takes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        // Emptying the amounts subtracts them from the totals.
         let Takes { is_going, .. } = self.change(std::mem::take);
         let tally = self.tally.take();
-        // A client's connections are counted up under the same lock.
+        // Connections of a client are added under the same lock.
         let mut table = self.seats.table();
         table.seats.remove(&self.number);
         table.going -= usize::from(is_going);
@@ -561,7 +582,7 @@ impl Drop for Seat {
     }
 }
 
-/// A request under way.
+/// Guard of a request in progress.
 #[derive(Debug)]
 pub struct Asked(Arc<Seat>);
 
@@ -573,13 +594,13 @@ impl Drop for Asked {
 }
 
 impl Asked {
-    /// The connection that it came over.
+    /// Connection that the request came over.
     pub fn seat(&self) -> &Arc<Seat> {
         &self.0
     }
 }
 
-/// Bytes of an answer that have not been sent.
+/// Bytes of a response that were not sent yet.
 struct Unsent {
     _waits: Waiting,
     data: Bytes,
@@ -591,7 +612,7 @@ impl AsRef<[u8]> for Unsent {
     }
 }
 
-/// Bytes of an answer that are counted.
+/// Guard of counted bytes of responses.
 #[derive(Debug)]
 pub struct Waiting {
     seat: Arc<Seat>,
@@ -605,7 +626,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Bytes of a head that no pod has taken.
+/// Guard of counted bytes of a head that no pod has taken.
 #[derive(Debug)]
 pub struct Held {
     tells: Tells,
@@ -613,7 +634,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// How many.
+    /// Number of bytes that are counted.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -625,7 +646,7 @@ impl Drop for Held {
     }
 }
 
-/// A request that can be told that it is refused.
+/// Guard of a request that is notified when it is refused.
 #[derive(Debug)]
 pub struct Tells(Arc<Seat>);
 

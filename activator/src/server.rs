@@ -1,4 +1,4 @@
-//! Shell: clients and their connections.
+//! Shell: client connections, from their acceptance to their end.
 
 use std::{
     convert::Infallible,
@@ -43,17 +43,17 @@ use crate::{
     tcp,
 };
 
-/// A client that does not answer a ping for this long is gone; it is asked as often while something is open.
+/// Interval of pings while a stream is open. A client that leaves a ping unanswered for as long is gone.
 const PING_EVERY: Duration = Duration::from_secs(30);
 
-/// Time for the first words of a client that had connected just before the activator stopped.
+/// Time for the first bytes of a client that had connected just before the activator stopped.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// While connections cannot be accepted, this is said so often, and it is tried as often.
+/// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
-/// Serves connections as they come in, all of them apart from each other.
+/// Server of client connections, each in a task of its own.
 #[derive(Debug)]
 pub struct Server {
     gateway: Arc<Gateway>,
@@ -64,7 +64,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server in front of `gateway`, for as much as `seats` have room for.
+    /// Creates a server in front of `gateway` that accepts as much as `seats` allow.
     pub fn new(gateway: Arc<Gateway>, seats: Arc<Seats>) -> Self {
         let bounds = seats.budget;
         let mut http1 = http1::Builder::new();
@@ -73,16 +73,16 @@ impl Server {
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.head_bytes)
             .max_header_size(bounds.head_bytes)
-            // Bytes are the bound. The library makes room for so many fields at every head.
+            // Bytes are the bound. The library allocates room for this many fields for every head.
             .max_headers(bounds.head_bytes / 16)
-            // Whether a client that has closed its sending half is gone is for the socket to say.
+            // The socket detects whether a client that has closed its sending half is gone.
             .half_close(true)
             .auto_date_header(true);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
-            // Of what lies in its table, the library would keep the whole buffers that it came in.
+            // For an entry of its table the library would keep the whole buffer that the entry came in.
             .header_table_size(0)
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
@@ -94,12 +94,13 @@ impl Server {
         Self { gateway, seats, http1, http2, complained: Mutex::new(None) }
     }
 
-    /// What clients take.
+    /// Table of the client connections.
     pub fn seats(&self) -> &Seats {
         &self.seats
     }
 
-    /// Accepts from `listener` until `closed`, by `door` or else by the port each client asked for; connections are served on until `stop`, then end politely.
+    /// Accepts connections from `listener` until `closed`, for `door` or else for the port that each client connected
+    /// to. They are served until `stop`, then closed in order.
     pub async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
@@ -118,9 +119,10 @@ impl Server {
         }
     }
 
-    /// Takes in who has connected before the listener closes; the kernel would reset them.
+    /// Accepts connections that were complete before the listener closes; the kernel would reset them.
     fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Option<Door>) {
         let Ok(listener) = listener.into_std() else { return };
+        // Only what is complete now: the listener is non-blocking and closed afterwards.
         while let Ok((stream, client)) = listener.accept() {
             let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
             if let Ok(stream) = stream {
@@ -130,6 +132,7 @@ impl Server {
     }
 
     fn welcome(self: &Arc<Self>, stream: TcpStream, door: Option<Door>, client: SocketAddr) {
+        // With one listener for all ports, the local port names the service.
         let own = || stream.local_addr().map(|address| Door::Port(address.port()));
         let door = match stream
             .set_nodelay(true)
@@ -145,6 +148,8 @@ impl Server {
         let server = Arc::clone(self);
         self.gateway.tasks.spawn(async move {
             server.gateway.metrics.connections.inc();
+            // The cut is checked here, around the whole connection, since it must end whatever the connection waits
+            // for.
             let cut = seat.cut.clone();
             tokio::select! {
                 ended = server.serve(stream, door, client, seat) => if let Err(error) = ended {
@@ -156,7 +161,7 @@ impl Server {
         });
     }
 
-    /// Whether the peer may have one connection more. A trusted proxy may have any number.
+    /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
     fn has_room(&self, seat: &Seat, door: Door, peer: SocketAddr) -> bool {
         let is_trusted = door == Door::Outside && self.gateway.edge.now().trusts(peer.ip());
         is_trusted || seat.belongs_to(peer.ip())
@@ -172,6 +177,7 @@ impl Server {
         let Some((client, origin)) = self.introduced(&mut stream, door, peer).await else {
             return Ok(());
         };
+        // Behind a trusted proxy the named client is the one whose connections are bounded.
         if matches!(origin, Origin::Named { .. }) && !seat.belongs_to(client.ip()) {
             return Ok(());
         }
@@ -182,17 +188,19 @@ impl Server {
             Ok(Ok(true)) => self.serve_http2(socket, door, client, seat).await,
             Ok(Ok(false)) => {
                 let ended = self.serve_http1(socket.clone(), door, client, &seat).await;
+                // After an error the client has no response that a reset could destroy.
                 if ended.is_ok() {
                     socket.linger().await;
                 }
                 ended
             }
-            // It is gone, or has nothing to say.
+            // The client is gone, or has sent nothing in time.
             Ok(Err(_)) | Err(_) => Ok(()),
         }
     }
 
-    /// Whom the connection is for: its peer, or whom a trusted proxy names. `None`: the proxy names no client.
+    /// Client of the connection: the peer, or the client that a trusted proxy names. `None`: the PROXY header is
+    /// invalid.
     async fn introduced(
         &self,
         stream: &mut TcpStream,
@@ -204,6 +212,7 @@ impl Server {
             return Some((peer, Origin::Direct));
         }
         let header = timeout(self.seats.budget.head_timeout, proxy_header(stream)).await;
+        // Without a valid header no sender is known, so no request can be attributed: the connection is closed.
         match header.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
             Ok(Header::Client { source, is_secure }) => Some((source, Origin::Named { is_secure })),
             Ok(Header::Unknown) => Some((peer, Origin::Unnamed)),
@@ -214,7 +223,7 @@ impl Server {
         }
     }
 
-    /// Whether the client speaks HTTP/2.
+    /// Returns true if the client speaks HTTP/2.
     async fn first_words(&self, socket: &Socket) -> Result<io::Result<bool>, Elapsed> {
         let words = socket.speaks_http2();
         tokio::pin!(words);
@@ -235,13 +244,15 @@ impl Server {
         socket.follow_targets(self.seats.budget.head_bytes);
         let service = service_fn(|mut request: Request<Incoming>| {
             let socket = socket.clone();
+            // The request carries its socket: interim responses and unread bodies need it.
             request.extensions_mut().insert(socket.clone());
             if let Some(target) = socket.raw_target(request.uri()) {
                 request.extensions_mut().insert(target);
             }
             let asked = seat.asks();
+            // Charged here, before the task waits for anything.
             let request = held::taken(request, seat);
-            // On the heap, so that a connection without a request has no room for one.
+            // Boxed, so that a connection without a request has no room for one.
             let handling = Box::pin(async move {
                 match request {
                     Some(request) => self.gateway.handle(request, door, client, seat).await,
@@ -250,6 +261,7 @@ impl Server {
             });
             async move {
                 tokio::select! {
+                    // Biased to the response: a client that closes its half just as the response begins still gets it.
                     biased;
                     answer = handling => {
                         Ok(answer.map(|body| {
@@ -264,6 +276,7 @@ impl Server {
         let io = TokioIo::new(socket.clone());
         let connection = self.http1.serve_connection(io, service).with_upgrades();
         tokio::pin!(connection);
+        // A refused or stopping connection finishes its present exchange and takes no other one.
         tokio::select! {
             ended = connection.as_mut() => return ended,
             () = seat.refused() => {}
@@ -273,7 +286,7 @@ impl Server {
         connection.await
     }
 
-    /// Requests are apart from each other, on tasks of their own; one that its client resets is dropped.
+    /// Serves requests over HTTP/2, each on a task of its own. A request that its client resets is dropped.
     async fn serve_http2(
         &self,
         socket: Socket,
@@ -288,7 +301,7 @@ impl Server {
             let leave = leave.clone();
             let (seat, asked, reset) = (Arc::clone(&seat), seat.asks(), resets.begin());
             let request = held::taken(request, &seat);
-            // On the heap, so that little is left of it once the answer has begun, or for a refusal: clients may leave
+            // Boxed, so that little of it is left once the response has begun, or for a refusal: clients may leave
             // thousands of either unread.
             let handling = request.map(|request| {
                 let gateway = Arc::clone(&self.gateway);
@@ -299,8 +312,9 @@ impl Server {
                     Some(handling) => handling.await,
                     None => Failure::TooManyBytes.response(Reply::own),
                 };
+                // A client that resets a request after its response has begun does not count as an attacker.
                 reset.answered();
-                // HTTP/2 says so with GOAWAY, once for the connection.
+                // In HTTP/2 this becomes GOAWAY, once for the connection.
                 if answer.headers_mut().remove(header::CONNECTION).is_some() {
                     leave.cancel();
                 }
@@ -324,18 +338,19 @@ impl Server {
             connection.as_mut().graceful_shutdown();
             connection.await
         };
+        // Too many resets end the connection at once, with all its requests.
         tokio::select! {
             ended = polite => return ended,
             () = resets.flood.cancelled() => self.seats.note(Bound::Resets),
         }
-        // The library has gone: it could say only that all is well.
+        // The library is dropped already, and would have sent GOAWAY without an error.
         socket.go_away(h2::Reason::ENHANCE_YOUR_CALM);
         socket.note_unread();
         socket.linger().await;
         Ok(())
     }
 
-    /// A connection that broke before it was accepted costs nothing; a full file table needs a moment.
+    /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.
     async fn give_way(&self, error: &io::Error) {
         use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
         if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
@@ -348,12 +363,13 @@ impl Server {
                 warn!(%error, "cannot accept connections");
             }
         }
+        // The file table may be full of idle clients.
         self.seats.make_room();
         sleep(TRY_EVERY).await;
     }
 }
 
-/// Waits until nothing has been asked over a connection for so long.
+/// Waits until a connection has been idle for the time `most`.
 async fn idle(seat: &Seat, most: Duration) {
     loop {
         let idle = seat.idle().unwrap_or_default();
@@ -364,12 +380,12 @@ async fn idle(seat: &Seat, most: Duration) {
     }
 }
 
-/// Requests of one connection that their client resets before the answer.
+/// Counters of a connection's requests, and of those that their client resets before the response.
 struct Resets {
     seats: Arc<Seats>,
     begun: AtomicU64,
     reset: AtomicU64,
-    /// There are too many.
+    /// Cancelled once there are too many resets.
     flood: CancellationToken,
 }
 
@@ -385,7 +401,7 @@ impl Resets {
     }
 }
 
-/// A request that counts as reset when it is dropped without an answer.
+/// Guard of a request that counts as reset if it is dropped without a response.
 struct Unanswered(Option<Arc<Resets>>);
 
 impl Unanswered {
@@ -404,24 +420,26 @@ impl Drop for Unanswered {
     }
 }
 
-/// The body of an answer, whose request lasts until it has gone.
+/// Body of a response, whose request lasts until the body is dropped.
 struct Asking<B> {
     body: B,
     asked: Asked,
-    /// Bytes that the pod may have sent ahead while nothing is asked of it.
+    /// Bytes that the pod may have sent ahead while the body is not polled.
     ahead: usize,
-    /// Counts them while that is so: the client takes nothing, or not yet.
+    /// Guard that counts these bytes while the client takes nothing.
     waits: Option<Waiting>,
 }
 
 impl<B: Body> Asking<B> {
     fn new(body: B, asked: Asked, ahead: usize) -> Self {
         let mut asking = Self { body, asked, ahead, waits: None };
+        // A body that has ended already holds nothing.
         asking.counts_ahead(!asking.body.is_end_stream());
         asking
     }
 
-    /// What a pod sends is passed on as it comes while the body is being waited for, and lies here else.
+    /// Counts the bytes that the pod may send ahead, if `lies`. While the body is being polled, data is passed on as it
+    /// comes.
     fn counts_ahead(&mut self, lies: bool) {
         match &self.waits {
             None if lies => {
@@ -442,6 +460,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Asking<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let next = Pin::new(&mut self.body).poll_frame(cx);
+        // After a frame the pod may send more before the next poll. These bytes count until then.
         let lies = next.is_ready() && !self.body.is_end_stream();
         self.counts_ahead(lies);
         let next = ready!(next);

@@ -1,7 +1,8 @@
 //! Shell: one connection to a pod in HTTP/1.1, and one exchange after another over it.
 //!
-//! Nothing of it runs by itself: the task that waits for the answer drives it. The answer is looked for before the request is
-//! sent on: a pod may give it before it has read the body, and close. Its final answer ends the upload.
+//! No task drives the connection: the task that waits for the response does. The response is polled before more of the
+//! request is sent, because a pod may respond before it has read the body, and close. Its final response ends the
+//! upload.
 
 use std::{
     future::poll_fn,
@@ -34,33 +35,33 @@ use crate::{
     upload::{Upload, UploadError},
 };
 
-/// A client that waits for the pod's word before it sends the body is asked for it after this time: Go's client's.
+/// Time after which a body is sent that waits for the pod's `100 Continue`: that of Go's client.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes read at once.
+/// Number of bytes that are read at once.
 pub const READ: usize = 16 << 10;
 
-/// Hears of answers before the final one.
+/// Sink of interim responses of a pod.
 pub trait HearEarly {
-    /// The pod has said this ahead of its answer.
+    /// Called for each interim response, before the final one.
     fn hear(&mut self, status: StatusCode, headers: &HeaderMap);
 }
 
-/// A connection.
+/// One HTTP/1.1 connection to a pod.
 #[derive(Debug)]
 pub struct Single {
     read: OwnedReadHalf,
-    /// `None` while a body is sent by a task of its own.
+    /// Sending half; `None` while a body is sent by a task of its own.
     write: Option<OwnedWriteHalf>,
     buffer: BytesMut,
-    /// Bytes of a head that were looked at.
+    /// Bytes of a head that were parsed already.
     seen: usize,
     used: Instant,
     max_idle: Duration,
-    /// Whether it has served a request.
+    /// True once it has served a request.
     is_kept: bool,
 }
 
-/// An answer that is being read, on its connection.
+/// Body of a response that is being read, on its connection.
 #[derive(Debug)]
 pub struct Reading {
     single: Single,
@@ -69,24 +70,24 @@ pub struct Reading {
     upload: Option<Rest>,
 }
 
-/// The rest of a body that is sent while the answer is read. Dropping it ends that.
+/// Task that sends the rest of a body while the response is read. Dropping it ends the task.
 #[derive(Debug)]
 struct Rest {
     sent: oneshot::Receiver<OwnedWriteHalf>,
     _task: AbortOnDropHandle<()>,
 }
 
-/// What an exchange leaves for one that goes on beyond HTTP.
+/// Connection that has left HTTP after a switch of protocols.
 #[derive(Debug)]
 pub struct Raw {
-    /// What the pod has said already.
+    /// Bytes that the pod has sent behind its response head.
     pub said: Bytes,
-    /// The connection.
+    /// TCP connection to the pod.
     pub stream: TcpStream,
 }
 
 impl Single {
-    /// A connection that was just made.
+    /// Wraps a connection that was just opened.
     pub fn new(stream: TcpStream, max_idle: Duration) -> Self {
         let (read, write) = stream.into_split();
         let (write, used) = (Some(write), Instant::now());
@@ -94,19 +95,19 @@ impl Single {
         Self { read, write, buffer, seen, used, max_idle, is_kept }
     }
 
-    /// Whether it may serve a request: it is open, silent, and has not been idle for too long.
+    /// Returns true if it may serve a request: it is open, silent, and has not been idle for too long.
     pub fn is_good(&self) -> bool {
         self.used.elapsed() < self.max_idle && self.is_silent()
     }
 
-    /// Whether the pod has neither closed it nor said anything unasked. Costs a system call only if it has.
+    /// Returns true if the pod has neither closed it nor sent anything unasked. A system call is needed only if it has.
     fn is_silent(&self) -> bool {
         let mut byte = [0];
         let said = self.read.try_read(&mut byte);
         self.buffer.is_empty() && said.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends a request and waits for the head of its answer. Dropping the future breaks the exchange off.
+    /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
     pub async fn send(
         mut self,
         request: Request<Ask>,
@@ -115,6 +116,8 @@ impl Single {
         if !self.is_silent() {
             return Err(SendError { unseen: Some(request), fault: PodError::Closed.into() });
         }
+        // A pod may have closed an idle connection just as the request was sent. That is likely only for one that has
+        // served a request before, and safe to repeat only for these methods.
         let is_kept = std::mem::replace(&mut self.is_kept, true);
         let (head, body) = request.into_parts();
         let mut upload = Upload::new(&head, body);
@@ -124,6 +127,7 @@ impl Single {
         };
         let is_broken_off = matches!(fault, SendFault::Pod(PodError::Closed | PodError::Io(_)));
         let may_be_seen_twice = is_kept && upload.is_bare() && is_safe(&head.method);
+        // Any byte of a response means that the pod has seen the request.
         let is_unseen =
             is_broken_off && self.buffer.is_empty() && (!upload.is_begun() || may_be_seen_twice);
         let body = if is_unseen { upload.into_body() } else { None };
@@ -158,6 +162,7 @@ impl Single {
         method: &Method,
     ) -> Poll<Result<Answer, SendFault>> {
         loop {
+            // The buffer may hold a whole head already, behind an interim response.
             let head = h1::read_answer(&mut self.buffer, &mut self.seen, method);
             if let Some(head) = head.map_err(PodError::from)? {
                 return Poll::Ready(Ok(head));
@@ -173,16 +178,18 @@ impl Single {
         poll_read_buf(Pin::new(&mut self.read), cx, &mut self.buffer)
     }
 
-    /// The answer's head is there; what is left of the upload goes on by itself.
+    /// Builds the response from its head. The rest of the upload goes on in a task of its own.
     fn reading(mut self, answer: Answer, mut upload: Upload) -> Response<Reading> {
         let Answer { status, reason, headers, ends, keeps } = answer;
-        // The pod has decided without the body: it gets none, and the connection is of no further use.
+        // The pod has responded without the body. It gets none, and the connection cannot be used again.
         let keeps = keeps && !upload.is_held();
+        // The pod may send its response while it still reads the body: both go on at the same time.
         let rest = if upload.is_over() || upload.is_held() { None } else { self.write.take() };
         let upload = rest.map(|mut write| {
             let (give, sent) = oneshot::channel();
             let task = tokio::spawn(async move {
                 match poll_fn(|cx| upload.poll(cx, &mut write)).await {
+                    // The sending half comes back only if the whole body was sent: otherwise the connection is lost.
                     Ok(()) => drop(give.send(write)),
                     Err(error) => debug!(?error, "the rest of a body was not sent"),
                 }
@@ -199,22 +206,22 @@ impl Single {
     }
 }
 
-/// A request on its way, whose answer is awaited.
+/// Exchange whose request is being sent and whose response is awaited.
 struct Asking<'a> {
     single: &'a mut Single,
     method: &'a Method,
     upload: &'a mut Upload,
     early: &'a mut (dyn HearEarly + Send),
-    /// Runs while the body is held back.
+    /// Timer that runs while the body is held back.
     patience: Option<Pin<Box<Sleep>>>,
-    /// The pod takes no more of the request.
+    /// True once the pod takes no more of the request.
     is_stuck: bool,
 }
 
 impl Asking<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Answer, SendFault>> {
         loop {
-            // The first words of an exchange are ours.
+            // Before the first bytes of the request the pod has nothing to respond to.
             let was_begun = self.upload.is_begun();
             if was_begun && let Poll::Ready(answer) = self.poll_answer(cx) {
                 return Poll::Ready(answer);
@@ -232,17 +239,19 @@ impl Asking<'_> {
                     UploadError::Pod(error) if !self.upload.is_begun() => {
                         return Poll::Ready(Err(PodError::Io(error).into()));
                     }
-                    // What the pod had to say before may still be read, even if all of that was in this one go.
+                    // A response that the pod has sent before may still be read, even if the whole request was one
+                    // write.
                     UploadError::Pod(_) => self.is_stuck = true,
                 }
             }
+            // If the first bytes were sent in this poll, the response is polled once more, which registers its waker.
             if was_begun || !self.upload.is_begun() {
                 return Poll::Pending;
             }
         }
     }
 
-    /// Reads on to the final answer.
+    /// Reads until the final response, or until the switch of protocols.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Answer, SendFault>> {
         loop {
             let answer = ready!(self.single.poll_head(cx, self.method))?;
@@ -262,7 +271,7 @@ impl Asking<'_> {
 }
 
 impl Reading {
-    /// The next frame of the answer.
+    /// Polls for the next frame of the body.
     pub fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -274,6 +283,7 @@ impl Reading {
                 Err(error) => return Poll::Ready(Some(Err(error.into()))),
             }
             match ready!(self.single.poll_read(cx)) {
+                // Only a body without framing may end with the connection; any other one is incomplete.
                 Ok(0) if matches!(self.ends, Ends::AtClose) => self.ends = Ends::Empty,
                 Ok(0) => return Poll::Ready(Some(Err(PodError::Closed))),
                 Ok(_) => {}
@@ -282,7 +292,7 @@ impl Reading {
         }
     }
 
-    /// A frame of what was read; `None` inside if there is none any more, outside if more has to come first.
+    /// Frame of the bytes that were read. The inner `None` is the end of the body; the outer one asks for more bytes.
     fn next_frame(&mut self) -> Result<Option<Option<Frame<Bytes>>>, Malformed> {
         let from = &mut self.single.buffer;
         match &mut self.ends {
@@ -302,7 +312,7 @@ impl Reading {
         }
     }
 
-    /// Whether all was read.
+    /// Returns true if the whole body was read.
     pub fn is_end(&self) -> bool {
         match &self.ends {
             Ends::Empty | Ends::After(0) => true,
@@ -311,7 +321,7 @@ impl Reading {
         }
     }
 
-    /// What is known of the answer's length.
+    /// Size of the rest of the body, as far as it is known.
     pub fn size_hint(&self) -> SizeHint {
         match self.ends {
             Ends::Empty => SizeHint::with_exact(0),
@@ -320,8 +330,9 @@ impl Reading {
         }
     }
 
-    /// The connection, if it may serve another request: both this one and its answer are over, in order.
+    /// Connection, if it may serve another request: the request and its response are complete, in order.
     pub fn end(mut self) -> Option<Single> {
+        // A body that is still being sent makes the connection unusable: its end is not known here.
         if let Some(mut rest) = self.upload.take() {
             self.single.write = rest.sent.try_recv().ok();
         }
@@ -330,14 +341,15 @@ impl Reading {
         (self.keeps && self.is_end() && is_clean).then_some(self.single)
     }
 
-    /// Closes the sending half. `false`: the request is still being sent.
+    /// Closes the sending half. Returns false if the request is still being sent.
     pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
+        // A half-closed connection cannot carry another request.
         self.keeps = false;
         let write = self.single.write.as_mut();
         write.is_some_and(|write| Pin::new(write).poll_shutdown(cx).is_ready())
     }
 
-    /// Leaves HTTP: the pod has switched to another protocol.
+    /// Leaves HTTP, because the pod has switched to another protocol.
     pub fn into_raw(mut self) -> Option<Raw> {
         let write = self.single.write.take()?;
         let stream = self.single.read.reunite(write).ok()?;
@@ -345,7 +357,7 @@ impl Reading {
     }
 }
 
-/// Whether a request may be sent again although a pod may have seen it (RFC 9110 §9.2.1): Go's client takes these.
+/// Returns true if a request may be sent again although a pod may have seen it (RFC 9110 §9.2.1), as in Go's client.
 fn is_safe(method: &Method) -> bool {
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE].contains(method)
 }

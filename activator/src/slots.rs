@@ -1,18 +1,19 @@
-//! Pure: who may use which slots of a revision with a hard limit, so that all activators together keep it.
+//! Pure: slots of a revision with a hard limit: the activators together keep the limit.
 //!
 //! A slot is room for one request at one pod. One activator owns the revision and grants its slots to the others, which
-//! hold them. What keeps the limit:
+//! hold them. These rules keep the limit:
 //!
-//! - An owner acts in a term of its own (an epoch), and only once every activator it knows follows that term, and has
-//!   said what it holds. Who is an owner by its own table follows none. One that is new knows only of those that its first
-//!   table lists, so it does not act until no table from before that one is in force.
-//! - A holder gets more only by a grant with a higher number. What it gives back counts only if it says so under
-//!   the number of the latest grant, and it never takes more under the same number. So the owner's count of a
-//!   holder's slots is never below what the holder uses.
-//! - Who follows another term keeps only slots in use, and tells the new owner of them. Who stops being the owner tells
-//!   the next one what it had granted.
+//! - An owner grants only within a term of its own (an epoch). It acts only once every activator it knows follows that
+//!   term and has reported the slots it holds. An activator that is the owner by its own table follows no other one.
+//!   A new activator knows only of those that its first table lists. So it does not act until every older table is out
+//!   of force.
+//! - A holder gets more slots only by a grant with a higher number. What it gives back counts only if it is reported
+//!   under the number of the latest grant. Under the same number the holder never uses more again. So the owner's count
+//!   of a holder's slots is never below the number that the holder uses.
+//! - A holder that changes to another term keeps only slots in use, and reports them to the new owner. An activator
+//!   that stops being the owner reports to the next owner what it had granted.
 //!
-//! Each side says its whole state of the revision with every change.
+//! Each side sends its whole state of the revision with every change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,28 +27,28 @@ mod ledger;
 
 use ledger::Ledger;
 
-/// An activator's name.
+/// Name of an activator.
 pub type Peer = SmolStr;
 
-/// The activators, as one of them sees them.
+/// Set of activators, as one of them sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Itself.
+    /// Name of the activator whose view it is.
     pub own: Peer,
-    /// Those that the table lists, but for those that have said that they end.
+    /// Activators that the RouteTable lists, without those that have announced their end.
     pub listed: BTreeSet<Peer>,
-    /// Others that may live: listed, connected, or either of them until a moment ago.
+    /// Other activators that may be alive: listed, connected, or either of them until a moment ago.
     pub known: BTreeSet<Peer>,
-    /// Of these, those that have a stream to it.
+    /// Subset of `known` that has a stream to this activator.
     pub connected: BTreeSet<Peer>,
-    /// It follows tables only since lately: some from before its first one may still be in force elsewhere, and list others
-    /// that it cannot know of.
+    /// True if it follows the RouteTable only since lately. A table from before its first one may still be in force at
+    /// another activator, and list activators that it cannot know of.
     pub is_new: bool,
 }
 
 impl View {
-    /// The owner of a revision by this view: the listed one that comes first in an order of the revision's own. While
-    /// none is listed it is one of those that live.
+    /// Owner of a revision by this view: the listed activator that comes first in an order of the revision's own. While
+    /// none is listed, the owner is one of those that are alive.
     pub fn owner(&self, revision: &Name) -> &Peer {
         let live = self.known.iter().chain([&self.own]).filter(|_| self.listed.is_empty());
         let all = self.listed.iter().chain(live);
@@ -55,13 +56,13 @@ impl View {
     }
 }
 
-/// Those of the table that have not ended. Where all have, it is all: one that is not listed itself then waits for the next
-/// table, as others like it do.
+/// Activators of the table that have not ended. If all have ended, it returns all of them. An activator that is not
+/// listed itself then waits for the next table, as others in the same situation do.
 pub fn lasting(listed: &BTreeSet<Peer>, ended: &BTreeSet<Peer>) -> BTreeSet<Peer> {
     if listed.is_subset(ended) { listed.clone() } else { listed - ended }
 }
 
-/// Where an activator stands in a revision's order: rendezvous hashing, the same in every process.
+/// Rank of an activator in a revision's order: rendezvous hashing, the same in every process.
 fn rank(revision: &Name, peer: &str) -> u64 {
     let parts = [&*revision.namespace, "/", &*revision.name, "\0", peer];
     let bytes = parts.into_iter().flat_map(str::bytes);
@@ -73,67 +74,72 @@ fn rank(revision: &Name, peer: &str) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// One revision's slots at one activator, be it holder or owner.
+/// Slots of one revision at one activator, as holder or as owner.
 #[derive(Debug)]
 pub struct Slots {
     revision: Name,
     view: Arc<View>,
-    /// containerConcurrency; 0 while it is not known.
+    /// Hard limit of each pod (containerConcurrency); 0 while it is not known.
     limit: u32,
-    /// Pods that the table calls ready.
+    /// Pods that the RouteTable lists as ready.
     ready: BTreeSet<SmolStr>,
-    /// Of these, those that take requests from here.
+    /// Subset of `ready` that takes requests of this activator.
     open: BTreeSet<SmolStr>,
-    /// Requests of this activator's at pods.
+    /// Requests of this activator at pods, by pod.
     busy: Held,
-    /// Requests that wait here.
+    /// Number of requests that wait at this activator.
     waiting: u32,
-    /// Further requests that pods may get from here now.
+    /// Further requests that each pod may get from this activator now.
     spare: Held,
     holder: Holder,
-    /// What owners have said last, each on the stream that stands.
+    /// Latest grant of each owner on its open stream.
     offers: BTreeMap<Peer, Grant>,
-    /// What holders have said last, likewise.
+    /// Latest claim of each holder on its open stream.
     claims: BTreeMap<Peer, Claim>,
-    /// While it is the owner, by its own table.
+    /// Ledger of the current term, while this activator is the owner by its own table.
     ledger: Option<Ledger>,
-    /// What it had granted when it stopped being the owner, until another one acts.
+    /// Slots that it had granted when it stopped being the owner, kept until another owner acts.
     former: BTreeMap<Peer, Held>,
-    /// Who was sent grants, and a claim.
+    /// Holders that were sent a grant which is not withdrawn.
     told: BTreeSet<Peer>,
+    /// Owner that was sent a claim which is not withdrawn.
     claimed: Option<Peer>,
 }
 
-/// What it holds of another owner.
+/// Slots that this activator holds of another owner.
 #[derive(Debug, Default)]
 struct Holder {
     follows: Option<Follows>,
-    /// Slots it may use, those in use among them.
+    /// Slots that it may use, including those in use.
     held: Held,
-    /// Of these, granted lately and not used yet: each may serve one request, however many others wait.
+    /// Subset of `held` that was granted lately and not used yet: each may serve one request even when `keep` is lower.
     fresh: u32,
+    /// Number of slots beyond which the owner asks for idle ones back; `None`: all may be kept.
     keep: Option<u32>,
+    /// Pods of which it does not want slots, because they take no requests of this activator.
     avoid: BTreeSet<SmolStr>,
 }
 
 #[derive(Debug)]
 struct Follows {
+    /// Owner whose term the holder follows.
     owner: Peer,
     epoch: u64,
+    /// Number of the latest grant that was applied.
     seen: u64,
 }
 
-/// What is to be said to others: the latest state, or `None` where there is nothing to say any more.
+/// Messages to other activators: the latest state for each, or `None` to withdraw the state sent before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// To owners.
+    /// Claims, by the owner that gets them.
     pub claims: Vec<(Peer, Option<Claim>)>,
-    /// To holders.
+    /// Grants, by the holder that gets them.
     pub grants: Vec<(Peer, Option<Grant>)>,
 }
 
 impl Slots {
-    /// Knows of no pod and no other activator's word yet.
+    /// Creates the state of a revision without pods, claims or grants.
     pub fn new(revision: Name, view: Arc<View>) -> Self {
         Self {
             revision,
@@ -154,34 +160,34 @@ impl Slots {
         }
     }
 
-    // Events. After any of them: `settle`.
+    // Events. The caller runs `settle` after any of them.
 
-    /// Other activators are known now.
+    /// Sets the view of the other activators.
     pub fn on_view(&mut self, view: Arc<View>) {
         self.view = view;
     }
 
-    /// The table says this of the revision.
+    /// Sets the hard limit and the ready pods from the RouteTable.
     pub fn on_table(&mut self, limit: u32, ready: BTreeSet<SmolStr>) {
         (self.limit, self.ready) = (limit, ready);
     }
 
-    /// So many requests wait, and these pods take requests.
+    /// Sets the number of waiting requests and the pods that take requests.
     pub fn on_line(&mut self, waiting: u32, open: BTreeSet<SmolStr>) {
         (self.waiting, self.open) = (waiting, open);
     }
 
-    /// So many requests wait.
+    /// Sets the number of waiting requests.
     pub fn on_waiting(&mut self, waiting: u32) {
         self.waiting = waiting;
     }
 
-    /// Requests that were at pods before there was a limit.
+    /// Sets the requests that were at pods before there was a hard limit.
     pub fn on_busy(&mut self, busy: Held) {
         self.busy = busy;
     }
 
-    /// A holder has said this; `None`: it has nothing to say any more.
+    /// Stores the latest claim of a holder; `None`: the holder has withdrawn it.
     pub fn on_claim(&mut self, from: &Peer, claim: Option<Claim>) {
         match claim {
             Some(claim) => drop(self.claims.insert(from.clone(), claim)),
@@ -189,7 +195,7 @@ impl Slots {
         }
     }
 
-    /// An owner has said this; `None`: it has nothing to say any more.
+    /// Stores the latest grant of an owner; `None`: the owner has withdrawn it.
     pub fn on_grant(&mut self, from: &Peer, grant: Option<Grant>) {
         match grant {
             Some(grant) => drop(self.offers.insert(from.clone(), grant)),
@@ -197,7 +203,7 @@ impl Slots {
         }
     }
 
-    /// A holder's stream has begun or ended: it may be another process by now, and says everything again.
+    /// Registers that a holder's stream has begun or ended. The holder may be a new process, and sends its state again.
     pub fn on_stream(&mut self, from: &Peer) {
         self.claims.remove(from);
         if let Some(ledger) = &mut self.ledger {
@@ -205,7 +211,7 @@ impl Slots {
         }
     }
 
-    /// A request went to a pod that had a spare slot.
+    /// Registers that a request is sent to a pod that had a spare slot.
     pub fn took(&mut self, pod: &str) {
         add(&mut self.busy, pod, 1);
         subtract(&mut self.spare, pod);
@@ -215,7 +221,8 @@ impl Slots {
         }
     }
 
-    /// A request has ended at a pod. Returns whether its slot is spare again, so that there is nothing to settle.
+    /// Registers the end of a request at a pod. Returns true if its slot is spare again, so that `settle` is not
+    /// needed.
     pub fn ended(&mut self, pod: &str) -> bool {
         subtract(&mut self.busy, pod);
         let is_ours = match &self.ledger {
@@ -229,24 +236,24 @@ impl Slots {
         again
     }
 
-    /// Requests that the pod may get from here now.
+    /// Number of requests that the pod may get from this activator now.
     pub fn spare(&self, pod: &str) -> u32 {
         self.spare.get(pod).copied().unwrap_or(0)
     }
 
-    /// Whether no other activator has a part in this.
+    /// Returns true if no other activator holds or may claim slots of this revision.
     pub fn is_alone(&self) -> bool {
         self.view.known.is_empty() && self.ledger.as_ref().is_some_and(Ledger::is_alone)
     }
 
-    /// Whether there is nothing to remember.
+    /// Returns true if there is no state to keep.
     pub fn is_void(&self) -> bool {
         let nothing = self.offers.is_empty() && self.claims.is_empty() && self.former.is_empty();
         let silent = self.told.is_empty() && self.claimed.is_none();
         nothing && silent && self.ledger.is_none() && self.busy.is_empty() && self.waiting == 0
     }
 
-    /// Draws the consequences. `chance` names a new term: no two are alike.
+    /// Updates the state after an event. `chance` is a random number that names a new term: no two terms are alike.
     pub fn settle(&mut self, chance: impl FnOnce() -> u64) {
         let owner = self.view.owner(&self.revision).clone();
         if owner == self.view.own {
@@ -259,15 +266,18 @@ impl Slots {
     // --- as owner
 
     fn own(&mut self, chance: impl FnOnce() -> u64) {
+        // An owner holds nothing of another owner: its requests in flight stay in `busy`.
         self.holder = Holder::default();
         let is_wanted = self.waiting > 0
             || !self.ready.is_empty()
             || self.claims.values().any(|claim| claim.need > 0);
         if self.ledger.is_none() && is_wanted {
+            // Epoch 0 means that a claim follows no term.
             self.ledger = Some(Ledger::new(chance() | 1));
         }
         self.spare.clear();
         let Some(mut ledger) = self.ledger.take() else { return };
+        // A term begins to act once, when all known holders follow it. From then on `hear` applies their claims.
         if !ledger.acts() && !self.view.is_new {
             ledger.gather(&self.view, &self.claims, &self.former);
         }
@@ -283,6 +293,7 @@ impl Slots {
                 claims: &self.claims,
             });
         }
+        // A term ends only when nothing is granted: a new term would not know what holders still use.
         let is_over = ledger.acts() && !is_wanted && ledger.granted() == 0;
         self.ledger = (!is_over).then_some(ledger);
     }
@@ -290,6 +301,7 @@ impl Slots {
     // --- as holder
 
     fn follow(&mut self, owner: &Peer) {
+        // The next owner reads from `former`, in this activator's claim, what was granted before its term.
         if let Some(ledger) = self.ledger.take() {
             ledger.hand_over(&mut self.former);
             self.rest();
@@ -306,7 +318,7 @@ impl Slots {
         self.spare = idle(&self.holder.held, &self.busy);
     }
 
-    /// Follows none: only what is in use is kept.
+    /// Stops following any term: only slots in use are kept.
     fn rest(&mut self) {
         self.holder = Holder { held: self.busy.clone(), ..Holder::default() };
     }
@@ -321,7 +333,7 @@ impl Slots {
                     self.holder.fresh = sum(&self.holder.held) - sum(&self.busy);
                 }
             }
-            // Nothing of an earlier grant is taken up again: it may have been given back.
+            // Slots of an earlier grant are not used again: they may have been given back.
             Some(_) | None => {
                 self.rest();
                 self.holder.follows = Some(Follows { owner: owner.clone(), epoch, seen: number });
@@ -333,10 +345,12 @@ impl Slots {
         }
     }
 
-    /// Gives back what is idle and of no use here, or wanted elsewhere.
+    /// Gives back idle slots of pods that take no requests here, and those beyond what the owner lets it keep.
     fn give_back(&mut self) {
         let Self { holder, busy, open, waiting, .. } = self;
         holder.avoid.retain(|pod| !open.contains(pod));
+        // Idle slots of a pod that takes no requests here are useless: they go back, and `avoid` asks the owner for no
+        // more.
         for pod in idle(&holder.held, busy).into_keys() {
             if !open.contains(&pod) {
                 holder.held.remove(&pod);
@@ -346,6 +360,8 @@ impl Slots {
                 holder.avoid.insert(pod);
             }
         }
+        // Slots in use are never given back. Fresh ones may serve one request each first: otherwise a slot could be
+        // passed from activator to activator without serving any.
         let Some(keep) = holder.keep else { return };
         let used = sum(busy);
         let most = keep.max(used.saturating_add(holder.fresh)).min(used.saturating_add(*waiting));
@@ -358,12 +374,13 @@ impl Slots {
         }
     }
 
-    // --- what is said
+    // --- messages to other activators
 
-    /// What others are to be told now. Call it after each [`settle`](Self::settle).
+    /// Messages that other activators have to get now. The caller runs it after each [`settle`](Self::settle).
     pub fn said(&mut self) -> Said {
         let mut said = Said::default();
         if let Some(ledger) = &self.ledger {
+            // A known activator gets a grant even without slots: the grant carries the term that it has to follow.
             for peer in &self.view.known {
                 said.grants.push((peer.clone(), Some(ledger.grant(peer))));
             }
@@ -373,6 +390,7 @@ impl Slots {
         said.grants.extend(gone.collect::<Vec<_>>());
         self.told = told;
 
+        // A claim goes to one owner only: one that was sent to another owner before is withdrawn.
         let claim = self.claim();
         let now = claim.as_ref().map(|(owner, _)| owner.clone());
         if let Some(before) = self.claimed.take().filter(|it| Some(it) != now.as_ref()) {
@@ -394,6 +412,7 @@ impl Slots {
         if epoch == 0 && need == 0 && self.former.is_empty() {
             return None;
         }
+        // Until the owner acts, the claim names the activators connected here: the owner may not know one of them yet.
         let acts = self.offers.get(owner).is_some_and(|it| it.acts);
         let known = if acts { BTreeSet::new() } else { self.view.connected.clone() };
         let (held, avoid, former) = (held.clone(), avoid.clone(), self.former.clone());
@@ -421,7 +440,7 @@ fn subtract(all: &mut Held, pod: &str) {
     }
 }
 
-/// The greater of both for each pod.
+/// Greater number of both maps for each pod.
 fn most(mut one: Held, other: &Held) -> Held {
     for (pod, slots) in other {
         let it = one.entry(pod.clone()).or_default();
@@ -430,7 +449,7 @@ fn most(mut one: Held, other: &Held) -> Held {
     one
 }
 
-/// What is held and not in use.
+/// Slots that are held and not in use, by pod.
 fn idle(held: &Held, busy: &Held) -> Held {
     let of = |(pod, slots): (&SmolStr, &u32)| {
         let idle = slots.saturating_sub(busy.get(pod).copied().unwrap_or(0));

@@ -1,9 +1,9 @@
-//! Shell: a client's socket: bytes for the HTTP library, and whether the client is still there.
+//! Shell: a client's socket: bytes for the HTTP library, and detection of a client that is gone.
 //!
-//! A client that has closed only its sending half still reads its answer, one that has closed wholly never
-//! will; both have sent the same FIN. What tells them apart is a byte sent to them: the first answers it with
-//! an ACK, the second with a reset. Every answer begins with the same byte, so that byte is sent ahead, and the
-//! library's own is left out later: whoever reads sees one whole answer.
+//! A client that has closed only its sending half still reads its response, one that has closed wholly never will. Both
+//! have sent the same FIN. A byte sent to them distinguishes them: the first answers it with an ACK, the second with a
+//! reset. Every response begins with the same byte. So that byte is sent ahead, and the library's own one is left out
+//! later: the client reads one complete response.
 
 use std::{
     fmt,
@@ -35,37 +35,38 @@ use crate::{
     targets::{Targets, Want},
 };
 
-/// What every answer begins with, a final one or not: `HTTP/1.…`.
+/// First byte of every response, final or interim: `HTTP/1.…`.
 const FIRST: &[u8] = b"H";
-/// While bytes lie unread, a FIN behind them is watched for only in requests that last longer than this: it
-/// takes a descriptor.
+/// While bytes are unread, a FIN behind them is watched for only in requests that last longer than this, since it takes
+/// a file descriptor.
 const UNREAD: Duration = Duration::from_millis(100);
-/// An answer that was begun before the client's FIN goes on; the pod of one that says nothing for so long hears of it.
+/// Time for which a response is silent before the client's FIN is passed on to the pod. A response that began before
+/// the FIN goes on.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Bytes read at once where their meaning is looked for.
+/// Number of bytes that are read at once while they have to be parsed.
 const LOOK: usize = 8 << 10;
-/// Bytes of a body over HTTP/1.1 read at once. The library doubles its buffer each time that one is filled and keeps it while
-/// the connection is idle: one byte less than two fills of the first.
+/// Number of bytes of a body over HTTP/1.1 that are read at once. The library doubles its buffer each time that one is
+/// filled, and keeps it while the connection is idle. This is one byte less than two fills of the first buffer.
 const PIECE: usize = (16 << 10) - 1;
-/// The rest of a body that is worth larger pieces, for as long as the connection lasts: read in small ones, a large upload
-/// takes nearly twice as long.
+/// Rest of a body that justifies larger pieces, whose buffer lasts as long as the connection. Read in small pieces, a
+/// large upload takes nearly twice as long.
 const LARGE: u64 = 128 << 10;
-/// Bytes of answers before the final one that may wait for a client to read them.
+/// Bytes of interim responses that may wait for a client to read them.
 const MAX_EARLY: usize = 64 << 10;
-/// A client that was answered before it had sent everything is listened to until it is silent for so long, or for so long
-/// in all: nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
+/// Time of silence, and time in all, for which unread bytes are drained from a client that got its response early.
+/// nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_IN_ALL: Duration = Duration::from_secs(10);
-/// While there is no room, it is looked again so often, and at most so many times before some is read all the same: 1 s.
+/// Pause while too many bytes are held, and the number of pauses after which some bytes are read all the same: 1 s.
 const PAUSE: Duration = Duration::from_millis(20);
 const MOST_PAUSES: u32 = 50;
 
-/// What a client that speaks HTTP/2 without asking says first (RFC 9113 §3.4).
+/// First bytes of a client that speaks HTTP/2 without an upgrade (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A client's socket. Clones are the same socket: the library has one, whoever watches it another. All are
-/// used by one task, so the lock is never waited for.
+/// Socket of a client. Clones are the same socket: the library has one, and the code that watches it another. All are
+/// used by one task, so the lock is never contended.
 #[derive(Clone, Debug)]
 pub struct Socket(Arc<Mutex<Inner>>);
 
@@ -83,7 +84,7 @@ pub async fn proxy_header(stream: &mut TcpStream) -> io::Result<Header> {
     }
 }
 
-/// The client has closed its connection for good.
+/// Error of a client that has closed its connection completely.
 #[derive(Debug, thiserror::Error)]
 #[error("client has gone")]
 pub struct Gone;
@@ -91,38 +92,38 @@ pub struct Gone;
 #[derive(Debug)]
 struct Inner {
     stream: TcpStream,
-    /// Whether the library has passed on all it had to say since the request came.
+    /// True if the library has flushed everything since the request came.
     is_settled: bool,
-    /// Whether the first byte of the answer was sent ahead.
+    /// True if the first byte of the response was sent ahead.
     is_ahead: bool,
-    /// Waits for `is_settled`.
+    /// Task that waits for `is_settled`.
     waker: Option<Waker>,
-    /// Whole answers before the final one, which go out between what the library says.
+    /// Complete interim responses, which are sent between writes of the library.
     early: BytesMut,
-    /// What comes in.
+    /// Inspector of received HTTP/1.1 requests.
     targets: Targets,
-    /// Whether a body was given up that the client may still be sending.
+    /// True if a body was given up that the client may still be sending.
     is_unread: bool,
-    /// What the connection takes.
+    /// Client connection that the bytes are charged to.
     seat: Arc<Seat>,
-    /// How HTTP/2 is followed.
+    /// Inspector of received frames, over HTTP/2.
     frames: Option<Frames>,
-    /// Bytes counted of a head that has not come whole.
+    /// Bytes of an incomplete head that are charged.
     partial: usize,
-    /// Bytes of room that the library has for what comes in.
+    /// Size of the library's buffer for received bytes.
     room: usize,
-    /// Runs while nothing is read for want of room.
+    /// Timer that runs while nothing is read because too many bytes are held.
     pause: Option<Pin<Box<Sleep>>>,
-    /// How often that was so, one after the other.
+    /// Number of such pauses, one after the other.
     pauses: u32,
 }
 
-/// A request's target as it came, where `http::Uri` cannot hold it.
+/// Target of a request as it was received, if `http::Uri` cannot hold it.
 #[derive(Clone, Debug)]
 pub struct RawTarget(pub Bytes);
 
 impl Socket {
-    /// A client's socket.
+    /// Wraps the socket of a client, whose bytes are charged to `seat`.
     pub fn new(stream: TcpStream, seat: Arc<Seat>) -> Self {
         let (early, waker) = (BytesMut::new(), None);
         let (is_settled, is_ahead, is_unread) = (false, false, false);
@@ -145,90 +146,97 @@ impl Socket {
         })))
     }
 
-    /// Waits for the client's first words and tells whether they are HTTP/2's. Nothing is read.
+    /// Waits for the client's first bytes. Returns true if they are those of HTTP/2. Nothing is read.
     pub async fn speaks_http2(&self) -> io::Result<bool> {
         let mut before = 0;
         loop {
             let mut bytes = [0; PREFACE.len()];
             let mut into = ReadBuf::new(&mut bytes);
+            // Peeked bytes stay in the kernel: the library reads the preface itself.
             let said = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
             match said {
-                // Nothing new: the client has closed its half. Or it says something else.
+                // Nothing new: the client has closed its half. Otherwise the bytes differ from the preface.
                 _ if said == before || !PREFACE.starts_with(&bytes[..said]) => return Ok(false),
                 _ if said == PREFACE.len() => return Ok(true),
                 _ => before = said,
             }
-            // What has come is not news any more: wait for the rest.
+            // Readiness is cleared, so that the next peek waits for more bytes.
             let stream = &self.lock().stream;
             let _ = stream
                 .try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         }
     }
 
-    /// The client speaks HTTP/1.1, and a head of it has at most `max_head` bytes.
+    /// Registers that the client speaks HTTP/1.1, and that its heads have at most `max_head` bytes.
     pub fn follow_targets(&self, max_head: usize) {
         self.lock().targets = Targets::new(max_head);
     }
 
-    /// The client speaks HTTP/2.
+    /// Registers that the client speaks HTTP/2.
     pub fn follow_frames(&self) {
         self.lock().frames = Some(Frames::after_preface(PREFACE.len()));
     }
 
-    /// Tells an HTTP/2 client, in the library's place, why its connection ends (RFC 9113 §6.8), if it can be told at once.
+    /// Sends GOAWAY with a reason to an HTTP/2 client in place of the library (RFC 9113 §6.8), if that is possible at
+    /// once.
     pub fn go_away(&self, reason: h2::Reason) {
         const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
+        // The last stream id is the highest possible: no stream is declared as unprocessed.
         let last = (u32::MAX >> 1).to_be_bytes();
         let frame = [&FRAME[..], &last, &u32::from(reason).to_be_bytes()].concat();
         let _ = self.lock().stream.try_write(&frame);
     }
 
-    /// The target of the request that has come as `uri`, where the client wrote it in another way.
+    /// Target of the request that has come as `uri`, if the client wrote it in another form.
     pub fn raw_target(&self, uri: &Uri) -> Option<RawTarget> {
         self.lock().targets.came(uri.path_and_query()?.as_str()).map(RawTarget)
     }
 
-    /// Waits until the client has closed its connection for good. To be called when a request has come, and
-    /// dropped when its answer begins.
+    /// Waits until the client has closed its connection completely. The caller runs it from the arrival of a request
+    /// until its response begins.
     pub async fn gone(&self) {
         self.lock().is_settled = false;
-        // Costs no system call while nothing comes, which is the usual case.
+        // Needs no system call while nothing comes, which is the usual case.
         let _ = poll_fn(|cx| self.lock().stream.poll_read_ready(cx)).await;
         Box::pin(self.told()).await;
     }
 
-    /// The same, once something has come.
+    /// Waits until the client has closed its connection completely, after its socket has become readable.
     async fn told(&self) {
+        // Unread bytes may hide a FIN behind them. Most requests end before that is worth a descriptor.
         if !self.is_closed() {
             tokio::time::sleep(UNREAD).await;
         }
         let Ok(watch) = self.watch() else { return pending().await };
         let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
+        // The byte that is sent ahead provokes the reset of a client that has closed completely.
         if poll_fn(|cx| self.poll_ask(cx)).await.is_ok() {
             let _ = watch.ready(Interest::ERROR).await;
         }
     }
 
-    /// Says something before the final answer. A client that does not read has said enough itself.
+    /// Sends an interim response. It is dropped if the client leaves too many of them unread.
     pub fn say_early(&self, answer: &[u8]) {
         let mut inner = self.lock();
         if inner.early.len() + answer.len() > MAX_EARLY {
             return;
         }
+        // The byte that was sent ahead is the first one of this response too.
         let is_ahead = std::mem::take(&mut inner.is_ahead);
         inner.early.extend_from_slice(if is_ahead { &answer[FIRST.len()..] } else { answer });
+        // While the library is writing, the interim response waits: it must not come within another response.
         if inner.is_settled {
             inner.try_write_early();
         }
     }
 
-    /// A body that came by it was given up.
+    /// Registers that a body of this connection was given up.
     pub fn note_unread(&self) {
         self.lock().is_unread = true;
     }
 
-    /// Lets a client that was answered before it had sent everything come to its end: if the connection just ended, the
-    /// kernel would reset it, and the client might never see the answer (RFC 9112 §9.6).
+    /// Reads the rest of a client that got its response before it had sent everything. If the connection just ended,
+    /// the kernel would reset it, and the client might never see the response (RFC 9112 §9.6).
     pub async fn linger(&self) {
         if !self.lock().is_unread {
             return;
@@ -247,32 +255,34 @@ impl Socket {
         let _ = tokio::time::timeout(LINGER_IN_ALL, read).await;
     }
 
-    /// Waits until the client's kernel has said that the client is gone.
+    /// Waits until the client's kernel has sent a reset.
     async fn reset(&self) {
         let Ok(watch) = self.watch() else { return pending().await };
         let _ = watch.ready(Interest::ERROR).await;
     }
 
-    /// Another view of the stream: its own readiness stays "closed" from the FIN on and cannot tell of the reset.
+    /// Second handle of the stream: the readiness of the first stays "closed" from the FIN on and cannot report the
+    /// reset.
     fn watch(&self) -> io::Result<TcpStream> {
         let copy = self.lock().stream.as_fd().try_clone_to_owned()?;
         TcpStream::from_std(copy.into())
     }
 
-    /// Whether the client has closed its sending half, or more.
+    /// Returns true if the client has closed its sending half, or the whole connection.
     fn is_closed(&self) -> bool {
-        // The kernel's closing is told along with "priority" data, which nobody sends.
+        // The kernel reports a close together with urgent data, which no client sends here.
         self.lock().stream.ready(Interest::PRIORITY).now_or_never().is_some()
     }
 
-    /// Whether the client's kernel has said that the client is gone.
+    /// Returns true if the client's kernel has sent a reset.
     fn is_reset(&self) -> bool {
         self.lock().stream.ready(Interest::ERROR).now_or_never().is_some()
     }
 
-    /// Sends the first byte of the answer once nothing of another answer can come after it.
+    /// Sends the first byte of the response, once no byte of another response can come after it.
     fn poll_ask(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
+        // A byte between the library's writes would corrupt a response that is being sent.
         if !inner.is_settled {
             inner.waker = Some(cx.waker().clone());
             return Poll::Pending;
@@ -282,7 +292,7 @@ impl Socket {
         }
         match inner.stream.try_write(FIRST) {
             Ok(sent) => inner.is_ahead = sent == FIRST.len(),
-            // What is on its way already asks the same.
+            // Bytes already fill the send buffer, and provoke the same reaction of the client's kernel.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Poll::Ready(Err(error)),
         }
@@ -290,7 +300,7 @@ impl Socket {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing that runs under the lock leaves a socket half changed.
+        // A panic cannot leave a socket inconsistent: every change under the lock completes.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -315,6 +325,7 @@ impl AsyncWrite for Socket {
         ready!(inner.poll_early(cx))?;
         inner.is_settled = false;
         match from {
+            // The first byte of the response is in the client's hands already.
             [_sent, rest @ ..] if inner.is_ahead => inner.poll_write_rest(cx, rest),
             _ => Pin::new(&mut inner.stream).poll_write(cx, from),
         }
@@ -357,6 +368,7 @@ impl Inner {
         loop {
             match self.targets.want() {
                 Want::Take => {
+                    // The head is complete, so it is charged by the request from here on.
                     self.count_partial(0);
                     let ready = self.targets.ready().len();
                     self.keeps(ready.max(self.room));
@@ -366,6 +378,7 @@ impl Inner {
                 }
                 Want::Pass(u64::MAX) => {
                     if self.frames.is_some() {
+                        // HTTP/2 only: an HTTP/1.1 connection has one request, which is refused by its own charge.
                         ready!(self.poll_room(cx));
                     }
                     let before = into.filled().len();
@@ -379,6 +392,7 @@ impl Inner {
                     return Poll::Ready(Ok(()));
                 }
                 Want::Pass(most) => {
+                    // Small pieces keep the library's buffer small, which lasts as long as the connection.
                     let piece = if most > LARGE { usize::MAX } else { PIECE };
                     let most = usize::try_from(most).unwrap_or(usize::MAX);
                     let most = most.min(into.remaining()).min(piece);
@@ -392,16 +406,17 @@ impl Inner {
                     return Poll::Ready(Ok(()));
                 }
                 Want::Look => {
-                    // What comes whole at once costs no count.
+                    // A head that comes in one piece is not charged here.
                     let partial = self.targets.unread().len();
                     if !self.targets.is_in_chunks() {
                         self.count_partial(partial);
                     }
-                    // Room is made only once something has come: an idle connection has none.
+                    // The buffer is allocated only once something has come, so that an idle connection has none.
                     ready!(self.stream.poll_read_ready(cx))?;
                     let unread = self.targets.unread();
                     unread.reserve(LOOK);
                     let count = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, unread))?;
+                    // A client that closes within a head: the library gets the bytes unchanged, then the end.
                     if count == 0 {
                         self.targets.end();
                     }
@@ -413,8 +428,8 @@ impl Inner {
         }
     }
 
-    /// Waits while too many bytes are held: a connection brings a hundred requests at once, and those that are refused go
-    /// only when their tasks run. Not for ever, since others' are not this one's fault.
+    /// Waits while too many bytes are held. A connection brings a hundred requests at once, and those that are refused
+    /// end only when their tasks run. The wait is bounded, because other connections may be the cause.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.seat.seats().is_full() && self.pauses < MOST_PAUSES {
             let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(PAUSE)));
@@ -422,11 +437,12 @@ impl Inner {
             self.pause = None;
             self.pauses += 1;
         }
+        // The pauses are bounded for each read, not for the connection.
         (self.pause, self.pauses) = (None, 0);
         Poll::Ready(())
     }
 
-    /// The library has room for so many bytes, and keeps it when they have gone.
+    /// Registers the size of the library's buffer, which the library keeps when its bytes were read.
     fn keeps(&mut self, room: usize) {
         if room != self.room {
             self.room = room;
@@ -434,14 +450,14 @@ impl Inner {
         }
     }
 
-    /// So much lies here of a head.
+    /// Registers the number of bytes of an incomplete head that are buffered here.
     fn count_partial(&mut self, partial: usize) {
         if partial != self.partial {
             self.seat.holds_head(std::mem::replace(&mut self.partial, partial), partial);
         }
     }
 
-    /// Writes what is said early as far as that is possible at once; the rest goes before the library's next words.
+    /// Writes interim responses as far as possible at once. The rest is written before the library's next bytes.
     fn try_write_early(&mut self) {
         while let Ok(sent) = self.stream.try_write(&self.early) {
             self.early.advance(sent);
@@ -459,7 +475,7 @@ impl Inner {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what follows the byte that was sent ahead, and counts that byte.
+    /// Writes the bytes behind the one that was sent ahead, and counts that one as written.
     fn poll_write_rest(&mut self, cx: &mut Context<'_>, rest: &[u8]) -> Poll<io::Result<usize>> {
         let sent = match rest {
             [] => 0,
@@ -470,20 +486,20 @@ impl Inner {
     }
 }
 
-/// The body of an answer, with an eye on its client: a silent answer would never learn that nobody listens.
+/// Body of a response that watches its client: a silent response would never find out that its client is gone.
 #[derive(Debug)]
 pub struct Watched {
     body: Reply,
     socket: Socket,
-    /// The client had closed its sending half before, and was there: it waits for the whole answer.
+    /// True if the client had closed its sending half before and is still there: it waits for the whole response.
     is_awaited: bool,
-    /// Runs since the client's FIN, while the answer is silent.
+    /// Timer that runs since the client's FIN, while the response is silent.
     silence: Option<Pin<Box<Sleep>>>,
-    /// Waits for a reset, once the pod knows of the FIN.
+    /// Future of a reset, once the pod knows of the FIN.
     reset: Option<Reset>,
 }
 
-/// Resolves once the client's kernel has said that the client is gone.
+/// Future that resolves once the client's kernel has sent a reset.
 struct Reset(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 impl fmt::Debug for Reset {
@@ -493,15 +509,16 @@ impl fmt::Debug for Reset {
 }
 
 impl Watched {
-    /// The body of an answer to the client at `socket`.
+    /// Wraps the body of a response to the client at `socket`.
     pub fn new(body: Reply, socket: Socket) -> Self {
+        // A client that was half-closed before the response, and did not reset when asked, does read it.
         let is_awaited = !body.is_end_stream() && socket.is_closed();
         Self { body, socket, is_awaited, silence: None, reset: None }
     }
 
-    /// Resolves when the client has closed its half, nothing was said to it for a while, and the pod cannot be asked what
-    /// to make of that: HTTP/1.1's FIN is passed on to it, as if there were no activator. Whether the client is still there
-    /// is then for the kernel to find out.
+    /// Resolves when the client has closed its half, the response was silent for a while, and the pod cannot get the
+    /// FIN. Over HTTP/1.1 the FIN is passed on, as if there were no activator. The kernel then finds out whether the
+    /// client is still there.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(Reset(reset)) = &mut self.reset {
             return reset.as_mut().poll(cx);
@@ -509,7 +526,7 @@ impl Watched {
         if self.is_awaited {
             return Poll::Pending;
         }
-        // Only asks to be woken; an error shows as a closed half.
+        // Only registers the waker; an error shows as a closed half.
         let _ = ready!(self.socket.lock().stream.poll_read_ready(cx));
         if !self.socket.is_closed() {
             return Poll::Pending;
@@ -519,6 +536,7 @@ impl Watched {
         }
         let silence = || Box::pin(tokio::time::sleep(SILENCE));
         ready!(self.silence.get_or_insert_with(silence).as_mut().poll(cx));
+        // A pod that cannot be notified would go on for a client that may be gone, so the response ends.
         if !self.body.pass_fin(cx) {
             return Poll::Ready(());
         }

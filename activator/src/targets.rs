@@ -1,8 +1,8 @@
-//! Pure: request targets that `http::Uri` cannot hold, on their way past a library that reads nothing else.
+//! Pure: request targets that `http::Uri` cannot hold, made acceptable to a library that accepts no others.
 //!
-//! Careless clients send `?q="x"` and bytes beyond ASCII, and servers take them. Such a target is written in percent
-//! signs before `hyper` reads it, and its own bytes are kept for the pod. Nothing else is changed, and the library stays
-//! the judge of every message: where the end of one is not beyond doubt, all that follows passes as it is.
+//! Careless clients send `?q="x"` and bytes beyond ASCII, and servers accept them. Such a target is percent-encoded
+//! before `hyper` reads it, and its original bytes are kept for the pod. Nothing else is changed, and the library still
+//! judges every message. If the end of a message is ambiguous, everything behind it passes unchanged.
 
 use std::collections::VecDeque;
 
@@ -14,17 +14,17 @@ use crate::h1::{
     chunked::{Chunks, Piece},
 };
 
-/// Requests as they come in.
+/// Requests of one connection, as they come in.
 #[derive(Debug)]
 pub struct Targets {
     at: At,
-    /// Bytes a head may have.
+    /// Maximum number of bytes of a head.
     max_head: usize,
-    /// Bytes of a head that were looked at.
+    /// Bytes of a head that were parsed already.
     seen: usize,
-    /// Bytes whose meaning is not known yet.
+    /// Bytes that were received and not parsed yet.
     unread: BytesMut,
-    /// Bytes for the library.
+    /// Bytes that are ready for the library.
     ready: BytesMut,
     changed: VecDeque<Changed>,
 }
@@ -34,7 +34,7 @@ enum At {
     Head,
     Body(u64),
     Chunks(Chunks),
-    /// What comes passes as it is.
+    /// All further bytes pass unchanged.
     Off,
 }
 
@@ -44,34 +44,34 @@ struct Changed {
     came: Bytes,
 }
 
-/// What to do to get the next bytes.
+/// Action that yields the next bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Read at most so many: they need no look.
+    /// Read at most this many bytes, which need not be parsed.
     Pass(u64),
-    /// Read some into [`unread`](Targets::unread).
+    /// Read some bytes into [`unread`](Targets::unread).
     Look,
-    /// Take them out of [`ready`](Targets::ready).
+    /// Take the bytes out of [`ready`](Targets::ready).
     Take,
 }
 
 impl Targets {
-    /// Reads from the first request on; a head has at most `max_head` bytes.
+    /// Inspects requests from the first one on, whose heads have at most `max_head` bytes.
     pub fn new(max_head: usize) -> Self {
         Self { at: At::Head, ..Self::off(max_head) }
     }
 
-    /// Changes nothing.
+    /// Inspects nothing: all bytes pass unchanged.
     pub fn off(max_head: usize) -> Self {
         let (unread, ready, changed) = (BytesMut::new(), BytesMut::new(), VecDeque::new());
         Self { at: At::Off, max_head, seen: 0, unread, ready, changed }
     }
 
-    /// What to do next.
+    /// Action by which the caller gets the next bytes.
     pub fn want(&mut self) -> Want {
         while self.ready.is_empty() && self.step() {}
         if matches!(self.at, At::Head) && self.ready.is_empty() && self.unread.is_empty() {
-            // Between requests a connection keeps no room: what was large once would stay so.
+            // Between requests a connection keeps no buffers, since one that was large once would stay large.
             (self.unread, self.ready) = (BytesMut::new(), BytesMut::new());
         }
         match self.at {
@@ -82,40 +82,40 @@ impl Targets {
         }
     }
 
-    /// Whether what comes is a body in chunks.
+    /// Returns true within a body in chunks.
     pub fn is_in_chunks(&self) -> bool {
         matches!(self.at, At::Chunks(_))
     }
 
-    /// Where to read to.
+    /// Buffer that received bytes are read into.
     pub fn unread(&mut self) -> &mut BytesMut {
         &mut self.unread
     }
 
-    /// Where to take from.
+    /// Buffer that bytes for the library are taken from.
     pub fn ready(&mut self) -> &mut BytesMut {
         &mut self.ready
     }
 
-    /// So many bytes have passed without a look.
+    /// Registers bytes that passed without being parsed.
     pub fn passed(&mut self, count: usize) {
         if let At::Body(left) = &mut self.at {
             *left = left.saturating_sub(count as u64);
         }
     }
 
-    /// Nothing comes any more.
+    /// Registers the end of the connection.
     pub fn end(&mut self) {
         self.give_up();
     }
 
-    /// The target that the client wrote, if the library's `uri` is what became of it. To be called at each request.
+    /// Target as the client wrote it, if the library's `uri` was made from it. The caller runs it for each request.
     pub fn came(&mut self, uri: &str) -> Option<Bytes> {
         let is_it = self.changed.front().is_some_and(|it| it.written == uri);
         if is_it { self.changed.pop_front().map(|it| it.came) } else { None }
     }
 
-    /// Makes bytes ready or finds out what follows. Returns whether anything has changed.
+    /// Makes bytes ready, or finds the next part of a message. Returns true if anything has changed.
     fn step(&mut self) -> bool {
         match &mut self.at {
             At::Body(0) => self.at = At::Head,
@@ -141,6 +141,7 @@ impl Targets {
     fn chunks(&mut self) -> bool {
         let At::Chunks(chunks) = &mut self.at else { return false };
         let before = self.unread.len();
+        // The chunks pass unchanged. Reading them only finds the end of the body, since the next head follows it.
         self.ready.extend_from_slice(&self.unread);
         loop {
             match chunks.read(&mut self.unread) {
@@ -151,12 +152,14 @@ impl Targets {
                 }
                 Ok(None) => break,
                 Err(_malformed) => {
+                    // All bytes are in `ready` already, and the library finds the error itself.
                     self.at = At::Off;
                     self.unread.clear();
                     return true;
                 }
             }
         }
+        // Bytes that the reader has not consumed stay in `unread`: they belong to the next head, or are incomplete.
         self.ready.truncate(self.ready.len() - self.unread.len());
         self.unread.len() < before
     }
@@ -171,6 +174,7 @@ impl Targets {
         }
         if !h1::has_end(&self.unread, self.seen) {
             self.seen = self.unread.len();
+            // A head beyond its bound passes, so that the library refuses it with the right code.
             if self.unread.len() > self.max_head {
                 self.give_up();
             }
@@ -184,10 +188,11 @@ impl Targets {
         true
     }
 
-    /// Makes a head ready. `None`: the library shall see it as it is.
+    /// Makes a head ready. `None`: the library has to see it unchanged.
     fn read_head(&mut self) -> Option<At> {
         let (begin, end) = target(&self.unread)?;
         let came = self.unread.get(begin..end)?;
+        // The usual case: the target is valid, and the head passes without a copy.
         if PathAndQuery::try_from(came).is_ok() && !came.contains(&b'#') {
             let (length, at) = framing(&self.unread)?;
             self.ready.unsplit(self.unread.split_to(length));
@@ -198,6 +203,7 @@ impl Targets {
         head.extend_from_slice(&self.unread[..begin]);
         head.extend_from_slice(written.as_bytes());
         head.extend_from_slice(&self.unread[end..]);
+        // The framing is read from the changed head, whose length differs from the received one.
         let (length, at) = framing(&head)?;
         self.changed.push_back(Changed { written, came });
         let rest = head.len() - length;
@@ -207,7 +213,7 @@ impl Targets {
     }
 }
 
-/// Whether this may be the beginning of a request: a method, and a space behind it.
+/// Returns true if the bytes may begin a request: a method, and a space behind it.
 fn may_begin(bytes: &[u8]) -> bool {
     let method = bytes.split(|byte| *byte == b' ').next().unwrap_or_default();
     let is_usual = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
@@ -215,13 +221,13 @@ fn may_begin(bytes: &[u8]) -> bool {
     is_method || bytes.is_empty() || bytes == b"\r"
 }
 
-/// Where the path and query of a request line are, if it looks like one that a server may take.
+/// Range of path and query in a request line, if the line is one that a server may accept.
 fn target(head: &[u8]) -> Option<(usize, usize)> {
     let line = head.split(|byte| *byte == b'\n').next()?.strip_suffix(b"\r")?;
     let mut words = line.split(|byte| *byte == b' ');
     let (method, target, version) = (words.next()?, words.next()?, words.next()?);
     let is_usual = words.next().is_none() && matches!(version, b"HTTP/1.1" | b"HTTP/1.0");
-    // No server takes controls.
+    // No server accepts control characters.
     if !is_usual || target.iter().any(u8::is_ascii_control) {
         return None;
     }
@@ -237,7 +243,7 @@ fn target(head: &[u8]) -> Option<(usize, usize)> {
     Some((begin + authority, end))
 }
 
-/// The same in percent signs.
+/// Target in percent-encoding, with all characters that `http::Uri` refuses.
 fn written(target: &[u8]) -> String {
     let mut written = String::with_capacity(target.len() + 32);
     for &byte in target {
@@ -254,8 +260,9 @@ fn written(target: &[u8]) -> String {
     written
 }
 
-/// The length of a head, and what follows it. `None`: that is not beyond doubt.
+/// Length of a head, and the part of the message behind it. `None`: the head is invalid or ambiguous.
 fn framing(bytes: &[u8]) -> Option<(usize, At)> {
+    // The number of fields is bounded by the head's bytes only, so the room for them grows until all fit.
     let mut fields = 64;
     loop {
         let mut room = vec![httparse::EMPTY_HEADER; fields];
@@ -271,13 +278,14 @@ fn framing(bytes: &[u8]) -> Option<(usize, At)> {
 
 fn follows(head: &httparse::Request<'_, '_>) -> Option<At> {
     let fields: &[httparse::Header<'_>] = head.headers;
-    // Behind these there may be no request at all.
+    // After these the bytes may not be requests at all.
     if head.method? == "CONNECT" || named(fields, &header::UPGRADE).next().is_some() {
         return Some(At::Off);
     }
     let mut lengths = named(fields, &header::CONTENT_LENGTH);
     let mut codings = named(fields, &header::TRANSFER_ENCODING);
     let (length, coding) = (lengths.next(), codings.next());
+    // Of two lengths or codings another recipient might choose the other one: the library decides.
     if lengths.next().is_some() || codings.next().is_some() {
         return Some(At::Off);
     }

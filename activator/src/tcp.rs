@@ -1,20 +1,21 @@
-//! Shell: what the kernel does and knows of a TCP connection.
+//! Shell: keep-alive of TCP connections, by which the kernel detects peers that have vanished.
 
 use std::{io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// A peer that has been silent for this long is asked whether it is there, and as often as [`PROBES`] every
-/// [`PROBE_EVERY`]. Go's servers and clients ask every 15 s too.
+/// Time of silence after which the kernel probes the peer, up to [`PROBES`] times, every [`PROBE_EVERY`]. Go's servers
+/// and clients use 15 s too.
 const SILENT: Duration = Duration::from_secs(15);
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 const PROBES: u32 = 3;
 
-/// Has the kernel find out that a peer has vanished: its node died, or no process is behind its closed half.
+/// Enables keep-alive, by which the kernel finds out that a peer has vanished: its node died, or no process is behind
+/// its half-closed connection.
 ///
-/// `TCP_USER_TIMEOUT` is left alone: it would also end a connection whose peer is there and takes its time to read. A
-/// request that hangs on what was sent to a peer that vanished ends with `timeoutSeconds`.
+/// `TCP_USER_TIMEOUT` is not set: it would also end a connection whose peer is there and reads slowly. A request that
+/// waits for data sent to a vanished peer ends with `timeoutSeconds`.
 pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(stream);
     let often =

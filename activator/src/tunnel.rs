@@ -1,4 +1,4 @@
-//! Shell: a connection that has switched protocols, WebSocket for example.
+//! Shell: upgraded connections, WebSocket for example.
 
 use std::{
     error::Error,
@@ -23,10 +23,10 @@ use tracing::{debug, info};
 
 use crate::{reply::Timer, revision::Place, single::Raw};
 
-/// Carries bytes both ways until both ends have closed, one of the request's bounds is over or the activator stops.
+/// Copies bytes both ways until both ends have closed, a timeout of the request is over, or the activator stops.
 ///
-/// Knative ends upgraded connections by `timeoutSeconds` too, and by the other bounds whether bytes pass or not: here what
-/// passes counts as an answer does.
+/// Knative ends upgraded connections by `timeoutSeconds` too, and by the other timeouts even while bytes pass. Here
+/// bytes that pass count as a response does.
 pub async fn tunnel(
     client: OnUpgrade,
     mut pod: Raw,
@@ -34,8 +34,10 @@ pub async fn tunnel(
     timer: Timer,
     stop: CancellationToken,
 ) {
+    // Bytes that the pod has sent behind its head count as its first ones.
     let heard = Arc::new(Heard::new(!pod.said.is_empty()));
     let carry = async {
+        // The client's side is complete only when its library has sent the head of the response.
         let mut client = Listened(TokioIo::new(client.await?), Arc::clone(&heard));
         client.write_all(&pod.said).await?;
         let mut pod = Listened(&mut pod.stream, Arc::clone(&heard));
@@ -54,12 +56,13 @@ pub async fn tunnel(
     }
 }
 
-/// When something was said last, by either end.
+/// Time at which either end sent something last.
 #[derive(Debug)]
 struct Heard {
     begun: Instant,
-    /// Milliseconds after that.
+    /// Time of the last bytes, in ms after `begun`.
     last: AtomicU64,
+    /// True once any bytes were sent.
     is_any: AtomicBool,
 }
 
@@ -74,9 +77,10 @@ impl Heard {
         self.is_any.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until a bound is over.
+    /// Waits until a timeout is over.
     async fn silent(&self, timer: &Timer) {
         loop {
+            // Each timeout is computed again after the sleep, since bytes may have passed meanwhile.
             let last = self.begun + Duration::from_millis(self.last.load(Ordering::Relaxed));
             let idle = timer.idle().map(|it| last + it);
             let start = timer.start_by().filter(|_| !self.is_any.load(Ordering::Relaxed));
@@ -90,7 +94,7 @@ impl Heard {
     }
 }
 
-/// One end, whose bytes the other end reads.
+/// One end of the connection, which registers the bytes read from it.
 #[derive(Debug)]
 struct Listened<T>(T, Arc<Heard>);
 

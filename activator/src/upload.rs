@@ -17,20 +17,21 @@ use crate::{
     socket::RawTarget,
 };
 
-/// A request that is being sent.
+/// Request that is being sent.
 #[derive(Debug)]
 pub struct Upload {
-    /// Bytes of ours, before `data`.
+    /// Framing bytes to send before `data`.
     out: BytesMut,
-    /// Bytes of the client's.
+    /// Bytes of the client's body to send.
     data: Bytes,
-    /// Bytes of ours, behind `data`.
+    /// Framing bytes to send behind `data`.
     after: &'static [u8],
     body: Ask,
     sends: Sends,
     phase: Phase,
-    /// Names of the fields that may follow the body: those that the head announced.
+    /// Names of the trailer fields that may be sent: those that the head announced.
     announced: Vec<HeaderName>,
+    /// Number of bytes sent so far.
     written: u64,
 }
 
@@ -38,23 +39,23 @@ pub struct Upload {
 enum Phase {
     /// The body is held back until the pod asks for it.
     Held,
-    /// The body goes as it comes.
+    /// The body is sent as it comes.
     Flows,
-    /// All is in `out` or gone.
+    /// The whole request is in `out` or was sent.
     Over,
 }
 
-/// Why a request could not be sent to its end.
+/// Error because of which a request was not sent completely.
 #[derive(Debug)]
 pub enum UploadError {
-    /// Its body broke off or made no sense.
+    /// The client's body broke off or was invalid.
     Client(hyper::Error),
-    /// The pod takes no more.
+    /// The pod takes no more bytes.
     Pod(io::Error),
 }
 
 impl Upload {
-    /// A request to be sent. Its body waits for [`flow`](Self::flow) where the client waits for the pod's word.
+    /// Prepares a request. If the client waits for `100 Continue`, its body waits for [`flow`](Self::flow).
     pub fn new(head: &request::Parts, body: Ask) -> Self {
         let sends = match (&body, body.size_hint().exact()) {
             (Ask::Empty, _) => Sends::Nothing,
@@ -64,6 +65,7 @@ impl Upload {
         let target = head.extensions.get::<RawTarget>().map(|it| &*it.0);
         let mut out = BytesMut::new();
         h1::write_request(head, target, sends, &mut out);
+        // A request without a body has nothing to hold back, whatever it expects.
         let phase = match sends {
             Sends::Nothing => Phase::Over,
             Sends::Exactly(_) | Sends::Chunks if expects(&head.headers) => Phase::Held,
@@ -74,45 +76,46 @@ impl Upload {
         Self { out, data, after, body, sends, phase, announced, written: 0 }
     }
 
-    /// Lets the body go.
+    /// Releases a body that is held back.
     pub fn flow(&mut self) {
         if self.phase == Phase::Held {
             self.phase = Phase::Flows;
         }
     }
 
-    /// Whether the body waits for the pod's word.
+    /// Returns true if the body waits for the pod's `100 Continue`.
     pub fn is_held(&self) -> bool {
         self.phase == Phase::Held
     }
 
-    /// Whether everything was sent.
+    /// Returns true if the whole request was sent.
     pub fn is_over(&self) -> bool {
         self.phase == Phase::Over && !self.has_bytes()
     }
 
-    /// Whether any byte was sent.
+    /// Returns true if any byte was sent.
     pub fn is_begun(&self) -> bool {
         self.written > 0
     }
 
-    /// Whether there is no body.
+    /// Returns true if the request has no body.
     pub fn is_bare(&self) -> bool {
         self.sends == Sends::Nothing
     }
 
-    /// The body, as it was before anything of it was sent; `None` if that is not known any more.
+    /// Body as it was before anything of it was sent; `None`: more was sent than is kept.
     pub fn into_body(self) -> Option<Ask> {
         self.body.whole()
     }
 
-    /// Sends what there is to send. Ready once that is all, or if it cannot be.
+    /// Sends as much as possible. Ready once the whole request was sent, or if that is impossible.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
         pod: &mut OwnedWriteHalf,
     ) -> Poll<Result<(), UploadError>> {
         loop {
+            // The next frame is fetched only when the last one was sent, so that at most one is buffered here.
             let is_starved = self.phase == Phase::Flows
                 && self.data.is_empty()
                 && self.after.is_empty()
@@ -131,7 +134,7 @@ impl Upload {
         !self.out.is_empty() || !self.data.is_empty() || !self.after.is_empty()
     }
 
-    /// Takes the next frame of the body.
+    /// Fetches the next frame of the body into the buffers.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
         match ready!(Pin::new(&mut self.body).poll_frame(cx)).transpose()? {
             Some(frame) => self.take(frame),
@@ -142,7 +145,7 @@ impl Upload {
 
     fn take(&mut self, frame: Frame<Bytes>) {
         match frame.into_data() {
-            // A chunk without bytes would be the last.
+            // A chunk without bytes would end the body.
             Ok(data) if data.is_empty() => {}
             Ok(data) => {
                 if self.sends == Sends::Chunks {
@@ -152,6 +155,8 @@ impl Upload {
                 self.data = data;
             }
             Err(frame) => {
+                // A pod may use a trailer field like one of the head. So only fields pass that the head has announced,
+                // and that no component on the way has to check.
                 let announced = std::mem::take(&mut self.announced);
                 let trailers = frame.into_trailers().ok().map(|mut trailers| {
                     let others = |name: &&HeaderName| !announced.contains(name);
@@ -176,12 +181,14 @@ impl Upload {
         cx: &mut Context<'_>,
         pod: &mut OwnedWriteHalf,
     ) -> Poll<io::Result<()>> {
+        // One system call for the framing and the data of a chunk.
         let slices = [&self.out[..], &self.data[..], self.after].map(IoSlice::new);
         let mut count = ready!(Pin::new(pod).poll_write_vectored(cx, &slices))?;
         if count == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
         self.written += count as u64;
+        // The bytes go in this order: framing before the data, the data, framing behind it.
         let ours = count.min(self.out.len());
         self.out.advance(ours);
         count -= ours;
@@ -192,14 +199,14 @@ impl Upload {
     }
 }
 
-/// Whether the client waits for the pod's word before it sends the body.
+/// Returns true if the client waits for `100 Continue` before it sends the body.
 fn expects(headers: &HeaderMap) -> bool {
     headers
         .get(header::EXPECT)
         .is_some_and(|it| it.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Fields that may be sent behind the body (RFC 9110 §6.5.1): never any that frames, routes or explains the message.
+/// Trailer fields that the head announces (RFC 9110 §6.5.1), without those that frame, route or describe the message.
 fn announced(headers: &HeaderMap) -> Vec<HeaderName> {
     const NEVER: [HeaderName; 9] = [
         header::TRANSFER_ENCODING,

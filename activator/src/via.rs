@@ -1,24 +1,24 @@
-//! Pure: the grammar of `Forwarded` (RFC 7239): elements read and written.
+//! Pure: parser and writer of the header `Forwarded` (RFC 7239).
 
-/// One hop, as it was told.
+/// One element of the header: one hop, as it was reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element<'a> {
-    /// As it stands.
+    /// Text of the element, unchanged.
     pub text: &'a str,
-    /// `for`.
+    /// Value of the parameter `for`: the hop's address or an identifier.
     pub of: Option<String>,
-    /// `host`.
+    /// Value of the parameter `host`.
     pub host: Option<String>,
-    /// `proto`.
+    /// Value of the parameter `proto`.
     pub proto: Option<String>,
 }
 
-/// What a list divided by commas has, without empty entries.
+/// Entries of a list with commas, without empty ones.
 pub fn split(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|it| !it.is_empty())
 }
 
-/// Reads the whole field. `None`: it breaks the grammar somewhere, so that no part of it can be told from another.
+/// Parses the whole field. `None`: it violates the grammar somewhere, so that its elements cannot be separated.
 pub fn elements(field: &str) -> Option<Vec<Element<'_>>> {
     let all = divided(field, ',')?.into_iter().map(str::trim).filter(|it| !it.is_empty());
     all.map(element).collect()
@@ -36,7 +36,7 @@ fn element(text: &str) -> Option<Element<'_>> {
             other if is_token(other) => continue,
             _ => return None,
         };
-        // Twice in one element is against the grammar (section 4).
+        // A parameter may occur once in each element (section 4).
         if to.replace(value).is_some() {
             return None;
         }
@@ -44,10 +44,11 @@ fn element(text: &str) -> Option<Element<'_>> {
     Some(it)
 }
 
-/// Parts between dividers that stand outside of quotes. `None`: a quote has no end.
+/// Parts between separators outside of quotes. `None`: a quote has no end.
 fn divided(text: &str, by: char) -> Option<Vec<&str>> {
     let (mut parts, mut from) = (Vec::new(), 0);
     let (mut is_quoted, mut is_escaped) = (false, false);
+    // A separator within quotes is text, and a backslash there makes the next character text.
     for (at, letter) in text.char_indices() {
         match letter {
             _ if is_escaped => is_escaped = false,
@@ -64,7 +65,7 @@ fn divided(text: &str, by: char) -> Option<Vec<&str>> {
     (!is_quoted).then_some(parts)
 }
 
-/// A token, or what stands between quotes.
+/// Value of a token or of a quoted string.
 fn unquoted(text: &str) -> Option<String> {
     let Some(quoted) = text.strip_prefix('"') else {
         return is_token(text).then(|| text.to_owned());
@@ -72,6 +73,7 @@ fn unquoted(text: &str) -> Option<String> {
     let (mut out, mut letters) = (String::new(), quoted.chars());
     while let Some(letter) = letters.next() {
         match letter {
+            // A quoted string has to be the whole value: text behind its end violates the grammar.
             '"' => return letters.next().is_none().then_some(out),
             '\\' => out.push(letters.next()?),
             other => out.push(other),
@@ -85,7 +87,7 @@ fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_letter)
 }
 
-/// `for=<first>;host=<host>;proto=<proto>, for=<next>…`, as Knative's sidecar writes it.
+/// Writes `for=<first>;host=<host>;proto=<proto>, for=<next>…`, as Knative's sidecar does.
 pub fn rfc7239(way: &[&str], host: Option<&str>, proto: Option<&str>) -> String {
     let mut hops = way.iter();
     let mut text = format!("for={}", node(hops.next().copied().unwrap_or("unknown")));
@@ -101,7 +103,7 @@ pub fn rfc7239(way: &[&str], host: Option<&str>, proto: Option<&str>) -> String 
     text
 }
 
-/// A hop as the value of `for`.
+/// Hop in the form of the parameter `for`.
 pub fn node(hop: &str) -> String {
     match hop.parse::<std::net::Ipv6Addr>() {
         Ok(six) => format!("\"[{six}]\""),
@@ -109,7 +111,7 @@ pub fn node(hop: &str) -> String {
     }
 }
 
-/// A token as it is, anything else as a quoted string (RFC 9110 §5.6): its writer cannot end the field early.
+/// Token unchanged, anything else as a quoted string (RFC 9110 §5.6), so that no text can end the field early.
 fn quoted(text: &str) -> String {
     if is_token(text) {
         return text.to_owned();

@@ -1,6 +1,6 @@
-//! Shell: what attackers can make an activator hold in memory, against the bound that docs/operations.md states.
+//! Shell: memory that attackers can make an activator hold, compared with the bound that docs/operations.md states.
 //!
-//! The activator runs in a process of its own, so that what is measured is its own and all of it.
+//! The activator runs in a process of its own, so that only its memory is measured, and all of it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::print_stdout, reason = "how much it grew is for who reads the test's output")]
 
@@ -27,26 +27,26 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-/// The product's.
+/// Allocator of the product, which determines the resident memory.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const MIB: usize = 1 << 20;
-/// Bytes of requests, and of answers, that the activator may hold here.
+/// Maximum number of bytes of requests, and of responses, that the activator may hold in these tests.
 const BYTES: usize = 32 * MIB;
-/// Connections that the activator may have here, where a test does not say otherwise.
+/// Maximum number of the activator's connections, if a test does not set another one.
 const CONNECTIONS: usize = 420;
-/// Clients of tests that measure what one connection takes: enough that a few KiB of each show.
+/// Number of clients in tests that measure one connection's memory: large enough for a few KiB of each to be seen.
 const MANY: usize = 3000;
-/// What the process itself may grow by: threads' stacks, pages of the program, arenas of the allocator, and what was given
-/// back to it within the last second.
+/// Permitted growth of the process itself in MiB: threads' stacks, pages of the program, arenas of the allocator, and
+/// recently freed memory.
 const PROGRAM_MIB: usize = 40;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const PORT: &str = "port ";
 const MOST: &str = "RESIDENT_CONNECTIONS";
 const DONE: &str = "done";
 
-/// Says its port, and serves until its standard input ends. A line of it is the address of a pod over HTTP/2.
+/// Prints its port, and serves until its standard input ends. A line of the input has the address of a pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a role, run by the other tests"]
 async fn an_activator_of_its_own() {
@@ -73,14 +73,14 @@ async fn an_activator_of_its_own() {
     }
 }
 
-/// An activator in another process.
+/// Activator in another process.
 struct Other {
     child: Child,
     says: Lines<BufReader<ChildStdout>>,
     port: u16,
-    /// As many as it may have.
+    /// Maximum number of its connections.
     connections: usize,
-    /// Resident before anyone asked, in MiB.
+    /// Resident memory before the first request, in MiB.
     empty: usize,
 }
 
@@ -107,7 +107,7 @@ impl Other {
         other
     }
 
-    /// The kernel's word on the process, in MiB.
+    /// Value of the process's status in the kernel, in MiB.
     fn memory(&self, name: &str) -> usize {
         let file = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(file).unwrap();
@@ -115,7 +115,7 @@ impl Other {
         line.split_whitespace().next().unwrap().parse::<usize>().unwrap() >> 10
     }
 
-    /// By how much it has ever grown, in MiB.
+    /// Maximum growth of the process so far, in MiB.
     fn grown(&self) -> usize {
         self.memory("VmHWM:") - self.empty
     }
@@ -131,7 +131,7 @@ impl Other {
         assert!(self.says.any(|line| line.unwrap() == DONE), "it ended");
     }
 
-    /// Waits until it grows no more.
+    /// Waits until the process grows no more.
     async fn at_rest(&self) {
         let mut before = usize::MAX;
         while before != self.grown() {
@@ -140,7 +140,7 @@ impl Other {
         }
     }
 
-    /// A client that does as it should is answered, also while thousands of requests that waited go to their pods.
+    /// Checks that a well-behaved client is served, even while thousands of waiting requests are sent to their pods.
     async fn serves_others(&self) {
         let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
         other.write_all(GET.as_bytes()).await.unwrap();
@@ -158,7 +158,7 @@ impl Drop for Other {
     }
 }
 
-/// Clients who all send `words` and read what they are told, until the activator grows no more.
+/// Runs clients that all send `words` and read their responses, until the activator grows no more.
 async fn attack(other: &Other, clients: usize, words: [Vec<u8>; 2]) {
     let words = std::sync::Arc::new(words);
     let mut all = tokio::task::JoinSet::new();
@@ -170,7 +170,7 @@ async fn attack(other: &Other, clients: usize, words: [Vec<u8>; 2]) {
             let hears = async { while let Ok(1..) = from.read(&mut sink).await {} };
             let sends = async {
                 to.write_all(&words[0]).await?;
-                // Over HTTP/2 the windows are told first.
+                // Over HTTP/2 the server's windows come first.
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 to.write_all(&words[1]).await
             };
@@ -180,10 +180,10 @@ async fn attack(other: &Other, clients: usize, words: [Vec<u8>; 2]) {
     other.at_rest().await;
 }
 
-/// :method POST, :scheme http, :path /, :authority a.
+/// Header block of :method POST, :scheme http, :path /, :authority a.
 const POST: [u8; 6] = [0x83, 0x86, 0x84, 0x01, 1, b'a'];
 
-/// Posts over HTTP/2 whose bodies come in `pieces` of so many bytes, one of each stream at a time.
+/// Encodes POSTs over HTTP/2 whose bodies come in `pieces` of `piece` bytes, one for each stream at a time.
 fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
     let mut all = Vec::new();
     (0..streams).for_each(|it| all.extend(frame(1, 4, 2 * it + 1, &POST)));
@@ -194,7 +194,7 @@ fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
     [preface(), all]
 }
 
-/// Requests over HTTP/2 with as many fields as fit, of four bytes each: a literal without a value.
+/// Encodes requests over HTTP/2 with as many fields as fit, of four bytes each: a literal without a value.
 fn fields(streams: u32) -> [Vec<u8>; 2] {
     let mut head = POST.to_vec();
     (0..1900).for_each(|_| head.extend([0, 1, b'a', 0]));
@@ -202,7 +202,7 @@ fn fields(streams: u32) -> [Vec<u8>; 2] {
     [preface(), all]
 }
 
-/// A head of as many lines as fit.
+/// Head with as many lines as fit.
 fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
     let mut head = String::from("GET / HTTP/1.1\r\nhost: a\r\n");
     for at in 0..4000 {
@@ -215,7 +215,7 @@ fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
     [head.into_bytes(), b"\r\n".to_vec()]
 }
 
-/// It has grown by no more than these bounds allow, beside so many requests `at_pods`.
+/// Checks that the process has grown by no more than these bounds allow, in addition to the requests `at_pods`.
 fn assert_within(other: &Other, [requests, answers]: [usize; 2], at_pods: usize, what: &str) {
     let at_pods = (at_pods * 2 * PER_REQUEST) >> 20;
     let bound = memory_mib(requests, answers, other.connections) - BASE_MIB + PROGRAM_MIB + at_pods;
@@ -245,7 +245,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
     for (what, words) in attacks {
         let mut other = Other::start();
         attack(&other, 400, words()).await;
-        // Refusals are answers, and may not be read either.
+        // Refusals are responses, and may be left unread, too.
         assert_within(&other, [BYTES, BYTES], 0, what);
         other.has_pod("http1", server(OK, Duration::ZERO).await.address);
         other.serves_others().await;
@@ -254,7 +254,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
-    // A client whose window is nothing reads no byte of an answer, and the pod sends ahead all the same.
+    // A client with a window of 0 reads no byte of a response, and the pod sends ahead all the same.
     for (what, window) in [("answers that are not read", WIDE), ("answers without a window", 0)] {
         let mut other = Other::start();
         let (pod, _taken) = endless().await;
@@ -267,14 +267,14 @@ async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
             clients.push(client);
         }
         other.at_rest().await;
-        // Until connections that are cut off have gone, pods go on sending.
+        // Pods send on until connections that are cut off are closed.
         let passing = BYTES;
         assert_within(&other, [0, BYTES + passing], 40 * MAX_STREAMS as usize, what);
         other.serves_others().await;
     }
 }
 
-/// How many of these the activator has not ended.
+/// Number of these connections that the activator has not closed.
 fn open(all: &[TcpStream]) -> usize {
     let is_open = |it: &&TcpStream| {
         let mut rest = vec![0; 64 << 10];
@@ -289,7 +289,7 @@ fn open(all: &[TcpStream]) -> usize {
     all.iter().filter(is_open).count()
 }
 
-/// So many clients at once, each of which has done what `each` does. They stay.
+/// Opens `count` clients, each of which has done what `each` does. Their connections stay open.
 async fn clients(
     other: &Other,
     count: usize,
@@ -300,11 +300,11 @@ async fn clients(
         each(&mut stream).await;
         stream
     });
-    // Few of them speak at once, so that each is answered in time on a machine that does other things too.
+    // Few of them send at the same time, so that each is answered in time on a busy machine.
     begun.buffer_unordered(16).collect().await
 }
 
-/// Reads each request whole, however large, and says hello.
+/// Reads each request completely, however large, and answers hello.
 async fn greets(stream: TcpStream, _: usize) {
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| async {
         request.into_body().collect().await?;
@@ -314,12 +314,12 @@ async fn greets(stream: TcpStream, _: usize) {
     http1::Builder::new().max_headers(5000).serve_connection(io, service).await.ok();
 }
 
-/// Ends of what a client is told by [`greets`], or when there is no room for its request.
+/// Ends of the responses of [`greets`], or of a refusal for lack of room.
 const ANSWERS: &[&[u8]] = &[b"hello", b"are held"];
-/// How the answer to a PING begins (RFC 9113 §6.7).
+/// First bytes of the answer to a PING (RFC 9113 §6.7).
 const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
 
-/// Says `words` and waits until `count` of these `answers` have come, or until it is sent away.
+/// Sends `words` and waits until `count` of these `answers` have come, or until the connection is closed.
 async fn says(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u8]]) {
     stream.write_all(words).await.ok();
     let mut told = Vec::new();
@@ -337,9 +337,9 @@ async fn says(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u
 
 const KEPT: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// Posts over HTTP/2 that end.
+/// Encodes POSTs over HTTP/2 whose bodies end.
 fn ended(streams: u32) -> Vec<u8> {
-    // As much as an HTTP/2 client may say before it is told of windows.
+    // As many bytes as an HTTP/2 client may send before it gets the server's windows.
     let mut all = posts(streams, 15 << 10, 1).concat();
     (0..streams).for_each(|it| all.extend(frame(0, 1, 2 * it + 1, b"")));
     all
@@ -350,8 +350,8 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
     let long = || lines(|at| format!("x{at}: {}\r\n", "y".repeat(900))).concat();
     let body = "x".repeat(256 << 10);
     let post = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
-    // What a connection keeps of what it once needed counts as bytes of requests. How many there are, what each of them
-    // says, and how many answers it waits for.
+    // Memory that a connection keeps of what it once needed counts as bytes of requests. A kind has its bytes, the
+    // number of connections, and for each what it sends and the number of responses to wait for.
     type Kind = (&'static str, usize, usize, Vec<(Vec<u8>, usize)>);
     let tables = (0..12).map(|it| (indexed(10 * it..10 * (it + 1)), 10));
     let tables = [(preface(), 0)].into_iter().chain(tables).collect();
@@ -383,7 +383,7 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
     }
 }
 
-/// Rounds of so many requests over HTTP/2 that are reset at once, with a PING behind each.
+/// Encodes rounds of requests over HTTP/2 that are reset at once, with a PING behind each round.
 fn resets(rounds: u32, each: u32) -> Vec<Vec<u8>> {
     let get = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
     let round = |round: u32| {
@@ -424,10 +424,10 @@ async fn resets_leave_no_more_memory_than_is_stated() {
 async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     let h1 = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n".to_vec();
     let h2 = posts(MAX_STREAMS, 0, 0).concat();
-    // A byte of each stream.
+    // One byte for each stream.
     let bytes: Vec<u8> = (0..MAX_STREAMS).flat_map(|it| frame(0, 0, 2 * it + 1, b"x")).collect();
     let kinds = [
-        // What the requests weigh.
+        // Number of bytes that the requests are charged with.
         ("slow bodies", [400 * 2 * PER_REQUEST, 0], &h1, &b"x"[..]),
         ("slow bodies over HTTP/2", [BYTES, BYTES], &h2, &bytes),
     ];
@@ -437,7 +437,7 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
             stream.write_all(head).await.ok();
             for _ in 0..20 {
                 stream.write_all(bytes).await.ok();
-                // A byte now and then is what makes the client slow.
+                // Only pauses between the bytes make the client slow.
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         })
@@ -450,13 +450,13 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     }
 }
 
-/// Asks for an upgrade.
+/// Request that asks for an upgrade.
 const SWITCH: &str =
     "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 const SWITCHED: &str =
     "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 
-/// Says as much as it can, where it `floods`, and never reads.
+/// Sends as much as it can if it `floods`, and never reads.
 async fn deaf(mut stream: TcpStream, floods: bool) {
     let piece = vec![b'x'; 64 << 10];
     while floods && stream.write_all(&piece).await.is_ok() {}

@@ -1,4 +1,4 @@
-//! A hard limit holds across activators, also while they are exchanged and pods come and go.
+//! A hard limit holds across activators, also while they are replaced and pods come and go.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -44,11 +44,11 @@ fn chance(below: usize) -> usize {
     usize::try_from(activator::clock::chance() >> 33).unwrap() % below
 }
 
-/// A pod that counts how many requests it has at once.
+/// Pod that counts its concurrent requests.
 #[derive(Clone)]
 struct Counting {
     address: SocketAddr,
-    /// Now, and at most so far.
+    /// Number of requests at present, and the maximum so far.
     busy: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     served: Arc<AtomicUsize>,
@@ -81,7 +81,7 @@ impl Counting {
     }
 }
 
-/// Whether another request comes, however long that takes.
+/// Returns true if another request comes, at whatever time.
 async fn has_head(stream: &mut TcpStream) -> bool {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -101,14 +101,14 @@ struct Fleet {
     peer_port: NonZeroU16,
     started: u8,
     live: Vec<One>,
-    /// The tables of activators that are stopping: they are told as before.
+    /// Tables of activators that are stopping, which still receive changes.
     stopping: BTreeMap<String, Outbox<RouteKey, RouteChange>>,
-    /// What the table says.
+    /// Present state of the RouteTable.
     said: BTreeMap<RouteKey, RouteChange>,
     pods: Vec<(String, Counting)>,
     all_pods: Vec<Counting>,
     ending: JoinSet<String>,
-    /// Where clients go.
+    /// Addresses that clients connect to.
     doors: Arc<Mutex<Vec<SocketAddr>>>,
 }
 
@@ -119,7 +119,7 @@ struct One {
 }
 
 impl One {
-    /// Waits until it has ended.
+    /// Waits until the activator has ended. Returns its name.
     async fn over(self) -> String {
         self.running.over().await;
         self.name
@@ -151,7 +151,7 @@ impl Fleet {
         }
     }
 
-    /// Another activator, which the table does not list yet.
+    /// Starts another activator, which the table does not list yet.
     async fn start(&mut self) {
         self.started += 1;
         let ip = IpAddr::from(Ipv4Addr::new(127, 0, 77, self.started));
@@ -170,7 +170,7 @@ impl Fleet {
         self.live.push(One { name, ip, running });
     }
 
-    /// The table changes, for one activator after the other.
+    /// Changes the table, for one activator after the other.
     async fn say(&mut self, key: RouteKey, change: Option<RouteChange>) {
         match change.clone() {
             Some(change) => drop(self.said.insert(key.clone(), change)),
@@ -204,7 +204,7 @@ impl Fleet {
         self.doors();
     }
 
-    /// The oldest activator is told to stop, and is listed no more.
+    /// Stops the oldest activator, and removes it from the table.
     async fn unlist(&mut self) {
         let name = self.live[0].name.clone();
         self.live[0].running.stop.cancel();
@@ -263,12 +263,12 @@ impl Fleet {
     }
 }
 
-/// Clients' requests: how many are still to be asked, and how many were answered.
+/// Load of all clients: the number of requests still to be sent, and of those that were answered.
 #[derive(Default)]
 struct Load {
     left: AtomicUsize,
     answered: AtomicUsize,
-    /// The most that were answered while one request waited.
+    /// Maximum number of requests that were answered while another one waited.
     passed: AtomicUsize,
 }
 
@@ -283,7 +283,7 @@ impl Load {
         left.is_ok()
     }
 
-    /// A client that asks one request after the other, now here, now there.
+    /// Runs a client that sends one request after the other, to activators chosen at random.
     async fn client(self: Arc<Self>, doors: Arc<Mutex<Vec<SocketAddr>>>) {
         let mut kept: Option<TcpStream> = None;
         while self.take() {
@@ -303,7 +303,7 @@ impl Load {
                     kept = goes_on.then_some(stream);
                     break head;
                 }
-                // Connections that lie idle end when their activator does.
+                // Idle connections close when their activator ends.
                 tries += 1;
                 assert!(is_kept || tries < 3, "no answer on a new connection");
                 is_kept = false;
@@ -330,7 +330,7 @@ async fn connect(doors: &Mutex<Vec<SocketAddr>>) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_limit_holds_while_activators_and_pods_come_and_go() {
-    // `cargo xtask test --long` sets it.
+    // `cargo xtask test --long` sets this variable.
     let is_long = std::env::var_os("ROUSE_LONG").is_some();
     let count = if is_long { 1_000_000 } else { 20_000 };
     let mut fleet = Fleet::new("rolled", 2);
@@ -364,7 +364,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
             _ if fleet.pods.len() > 1 => fleet.fewer_pods().await,
             _ => {}
         }
-        // Changes wait for requests, so that these have to go on by themselves.
+        // The next change waits until further requests are answered, so that requests have to make progress without it.
         let enough = (load.answered.load(Ordering::SeqCst) + chance(150)).min(count);
         until(|| load.answered.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
         fleet.check();
@@ -382,7 +382,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
 }
 
 impl Fleet {
-    /// Two pods, before there is any activator.
+    /// Adds two pods before there is any activator.
     async fn more_pods_before(&mut self) {
         for _ in 0..2 {
             let server = Counting::start(Duration::from_millis(1)).await;
@@ -417,7 +417,7 @@ async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
     fleet.end().await;
 }
 
-/// A request that a pod keeps for as long as the test likes.
+/// Sends a request. The pod keeps it for as long as it pauses.
 async fn ask(door: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(door).await.unwrap();
     stream.write_all(harness::GET.as_bytes()).await.unwrap();
@@ -446,7 +446,7 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
     fleet.end().await;
 }
 
-/// One of a version that hands out no slots, or whose process has just died: the machine refuses connections.
+/// Activators of a version that serves no slots, or whose process has just died: connections to them are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn activators_that_listen_nowhere_are_not_waited_for() {
     let mut fleet = Fleet::new("deaf", 1);
@@ -454,7 +454,7 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     fleet.start().await;
     fleet.list().await;
     let (node, zone) = (String::new(), String::new());
-    // Of so many, one comes before the other in the order of this revision, whatever that is.
+    // Of so many, at least one precedes the real activator in the revision's order, whatever the order is.
     for at in 200..216 {
         let (name, ip) = (format!("deaf-of-old-{at}"), Ipv4Addr::new(127, 0, 77, at));
         let addresses = vec![ip.into()];
@@ -465,7 +465,7 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     let load = Load::of(20);
     let asked = Arc::clone(&load).client(Arc::clone(&fleet.doors));
     assert!(tokio::time::timeout(LONG, asked).await.is_ok(), "answered without them");
-    // A further one that does hand out slots counts all the same.
+    // A further activator that does serve slots counts all the same.
     fleet.start().await;
     fleet.list().await;
     let load = Load::of(200);

@@ -17,7 +17,7 @@ fn sent(side: Side, fields: &[(&str, &str)]) -> HeaderMap {
     headers
 }
 
-/// From a load balancer that is trusted, as all of 10.0.0.0/8.
+/// Headers after a request of a trusted load balancer, and true if it has come by https. All of 10.0.0.0/8 is trusted.
 fn proxied(origin: Origin, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
@@ -32,7 +32,7 @@ fn proxied(origin: Origin, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
     (headers, is_secure)
 }
 
-/// The way, the protocol, the host, and all of them in one.
+/// Values of the headers for the hops, the protocol and the host, and of `Forwarded`.
 fn way(headers: &HeaderMap) -> [&str; 4] {
     ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"]
         .map(|name| field(headers, name).unwrap_or_default())
@@ -122,7 +122,7 @@ fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
 
 #[test]
 fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
-    // The client behind the balancer has an address that is itself trusted: another proxy.
+    // The client behind the balancer has an address that is trusted itself: it is another proxy.
     let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
     let (told, is_secure) = proxied(Origin::Named { is_secure: true }, &forged[..1]);
     assert_eq!(way(&told), ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]);
@@ -170,7 +170,7 @@ fn a_trace_begins_here_unless_it_has_begun() {
     }
 }
 
-/// Reads `Forwarded` by its grammar (RFC 7239, section 4) and returns each element's pairs.
+/// Parses `Forwarded` by its grammar (RFC 7239, section 4) and returns each element's pairs.
 fn parse(text: &str) -> Option<Vec<Vec<(String, String)>>> {
     let (mut rest, mut elements) = (text, vec![vec![]]);
     loop {
@@ -239,8 +239,8 @@ proptest! {
         prop_assert!(known, "{:?}", told);
     }
 
-    /// Whatever a client writes, `Forwarded` keeps its grammar, ends with the client we saw, and says of host and
-    /// protocol what is true.
+    /// Whatever a client writes, `Forwarded` keeps its grammar, ends with the client's real address, and has the true
+    /// host and protocol.
     #[test]
     fn forwarded_keeps_its_grammar(
         way in proptest::option::of("[ -~]{0,40}"),
@@ -270,7 +270,7 @@ proptest! {
         prop_assert!(added);
     }
 
-    /// A trace that begins here can be read by those that follow.
+    /// A trace that begins here is valid for the next components.
     #[test]
     fn a_begun_trace_is_valid(numbers: [u64; 3]) {
         let mut headers = HeaderMap::new();

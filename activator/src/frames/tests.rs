@@ -8,11 +8,11 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&head[..], payload].concat()
 }
 
-/// One field of a block, or a word about the table.
+/// One field of a block, or a new size of the table.
 #[derive(Clone, Debug)]
 enum Said {
     Indexed(usize),
-    /// With a name of the table, or one that follows; whether it is added to the table.
+    /// Field with a name from the table (`Ok`) or a literal one (`Err`); `adds`: it is added to the table.
     Literal {
         name: Result<usize, usize>,
         value: usize,
@@ -21,7 +21,7 @@ enum Said {
     TableSize(usize),
 }
 
-/// An integer behind the high bits of `first`, of which `bits` are left for it (RFC 7541 §5.1).
+/// Encodes an integer behind the high bits of `first`, in which `bits` bits are left for it (RFC 7541 §5.1).
 fn number(first: u8, bits: u32, value: usize) -> Vec<u8> {
     let most = (1usize << bits) - 1;
     let low = |it: usize| u8::try_from(it).expect("few bits");
@@ -38,7 +38,7 @@ fn number(first: u8, bits: u32, value: usize) -> Vec<u8> {
 }
 
 fn text(length: usize) -> Vec<u8> {
-    // All ones: a byte of it that is read as a field gives a wrong count at once.
+    // All bits are set: a byte that is read as a field would give a wrong count at once.
     [number(0, 7, length), vec![0xff; length]].concat()
 }
 
@@ -72,7 +72,7 @@ fn said() -> impl Strategy<Value = Said> {
     ]
 }
 
-/// A block in frames of these lengths, the first with padding and a priority where it says so.
+/// Frames of a block, cut into pieces of `cut` bytes. The first may have padding and a priority.
 fn block(fields: &[Said], cut: usize, padding: Option<u8>, priority: bool) -> Vec<u8> {
     let bytes: Vec<u8> = fields.iter().flat_map(Said::bytes).collect();
     let mut pieces: Vec<&[u8]> = bytes.chunks(cut).collect();
@@ -95,7 +95,7 @@ fn block(fields: &[Said], cut: usize, padding: Option<u8>, priority: bool) -> Ve
     frames.collect::<Vec<_>>().concat()
 }
 
-/// What comes in pieces of these lengths.
+/// Inspector after it received `all` in pieces of these lengths, and the number of bytes of bodies it counted.
 fn fed(all: &[u8], cuts: &[usize]) -> (Frames, usize) {
     let (mut machine, mut rest, mut counted) = (Frames::after_preface(7), all, 0);
     for cut in cuts.iter().cycle() {
@@ -114,7 +114,7 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
 }
 
 proptest! {
-    /// However what comes is cut into pieces.
+    /// Bytes of bodies are counted once, into whatever pieces the frames are cut.
     #[test]
     fn bytes_of_bodies_are_counted_once(
         frames in prop::collection::vec((0u8..10, 0usize..300), 0..20),
@@ -126,7 +126,8 @@ proptest! {
         prop_assert_eq!(fed(&all, &cuts).1, wanted);
     }
 
-    /// Whatever else a block says, and however it is cut, padded and mixed with bodies.
+    /// The table's changes are found whatever else a block contains, and however it is cut, padded and mixed with
+    /// bodies.
     #[test]
     fn what_a_block_says_of_the_table_is_seen(
         fields in prop::collection::vec(said(), 0..12),
@@ -151,7 +152,7 @@ proptest! {
     }
 }
 
-/// :path / as a new entry.
+/// Field `:path` with the value `/`, added to the table as a new entry.
 const ENTRY: Said = Said::Literal { name: Ok(4), value: 1, adds: true };
 
 #[test]

@@ -1,24 +1,25 @@
 //! Pure: bodies in chunks (RFC 9112 §7.1).
 //!
-//! What follows a chunk's size is left unread but bounded, and lines end with CRLF alone: a reader that is more generous
-//! than another ends a message elsewhere.
+//! The extensions behind a chunk's size are ignored but bounded, and lines end with CRLF alone. A reader that accepts
+//! more than another one finds the end of the message elsewhere.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 
 use super::{Malformed, fields};
 
-/// Bytes a chunk's first line may have.
+/// Maximum number of bytes of a chunk's first line.
 const MAX_LINE: usize = 4 << 10;
-/// Bytes that all extensions of one body may have.
+/// Maximum number of bytes of all extensions of one body.
 const MAX_EXTENSIONS: usize = 16 << 10;
-/// Bytes the fields behind a body may have.
+/// Maximum number of bytes of the trailer fields.
 const MAX_TRAILERS: usize = 64 << 10;
 
-/// Where in a body its reader is.
+/// Position of a reader in a body of chunks.
 #[derive(Debug, Default)]
 pub struct Chunks {
     at: At,
+    /// Bytes of extensions so far, over all chunks.
     extensions: usize,
 }
 
@@ -32,19 +33,19 @@ enum At {
     End,
 }
 
-/// What comes next of a body.
+/// Next piece of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Bytes of it.
+    /// Bytes of the body.
     Data(Bytes),
-    /// The fields behind it. The end follows.
+    /// Trailer fields behind the last chunk. The end follows.
     Trailers(HeaderMap),
-    /// Nothing any more.
+    /// End of the body.
     End,
 }
 
 impl Chunks {
-    /// Takes the next piece off the front of `from`; `None` if more has to come first.
+    /// Removes the next piece from the front of `from`; `None` if more bytes have to come first.
     pub fn read(&mut self, from: &mut BytesMut) -> Result<Option<Piece>, Malformed> {
         loop {
             match self.at {
@@ -72,19 +73,21 @@ impl Chunks {
         }
     }
 
-    /// Whether the whole body was read.
+    /// Returns true if the whole body was read.
     pub fn is_over(&self) -> bool {
         self.at == At::End
     }
 
     fn size(&mut self, from: &mut BytesMut) -> Result<Option<u64>, Malformed> {
         let line = &from[..from.len().min(MAX_LINE)];
+        // A line that cannot become valid is an error at once, so that a sender of garbage is not waited for.
         let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
             let is_hopeless = line.len() == MAX_LINE || size_of(line).is_none() && !line.is_empty();
             return if is_hopeless { Err(Malformed::Chunk) } else { Ok(None) };
         };
         let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
         let (size, rest) = size_of(line).ok_or(Malformed::Chunk)?;
+        // A bare CR, or anything but an extension behind the size, could be the end of the line for another reader.
         if rest.contains(&b'\r') || !matches!(rest.trim_ascii_start(), [] | [b';', ..]) {
             return Err(Malformed::Chunk);
         }
@@ -102,6 +105,7 @@ impl Chunks {
             self.at = At::End;
             return Ok(Some(Piece::End));
         }
+        // The number of fields is bounded by their bytes only, so the room for them grows until all fit.
         let mut count = 16;
         loop {
             let mut room = vec![httparse::EMPTY_HEADER; count];
@@ -124,7 +128,7 @@ impl Chunks {
     }
 }
 
-/// The number at a line's beginning, and what follows it. `None`: there is none, or it is too large to be meant.
+/// Number at a line's beginning, and the bytes behind it. `None`: there is none, or it does not fit into 64 bits.
 fn size_of(line: &[u8]) -> Option<(u64, &[u8])> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
     let (number, rest) = line.split_at(digits);
@@ -132,15 +136,15 @@ fn size_of(line: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_str_radix(number, 16).ok()?, rest))
 }
 
-/// Writes the line before a chunk of this size. [`AFTER_CHUNK`] follows the chunk.
+/// Writes the line before a chunk of `size` bytes. [`AFTER_CHUNK`] follows the chunk.
 pub fn write_size(size: usize, out: &mut BytesMut) {
     out.put_slice(format!("{size:x}\r\n").as_bytes());
 }
 
-/// Ends a chunk.
+/// Bytes that end a chunk.
 pub const AFTER_CHUNK: &[u8] = b"\r\n";
 
-/// Writes the last chunk and the fields behind it.
+/// Writes the last chunk and the trailer fields.
 pub fn write_end(trailers: Option<&HeaderMap>, out: &mut BytesMut) {
     out.put_slice(b"0\r\n");
     for (name, value) in trailers.into_iter().flatten() {

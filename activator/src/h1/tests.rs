@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{chunked::Piece, *};
 
-/// Reads an answer's head that comes in pieces of `size`.
+/// Reads a response head that comes in pieces of `size` bytes.
 fn head(bytes: &[u8], size: usize, method: &Method) -> Result<Option<Answer>, Malformed> {
     let (mut from, mut seen) = (BytesMut::new(), 0);
     for piece in bytes.chunks(size) {
@@ -120,7 +120,7 @@ fn nothing_in_the_fuzzers_corpus_fails() {
     files.iter().for_each(|it| check(&std::fs::read(it).unwrap()));
 }
 
-/// What a request looks like whose body is sent like this.
+/// Text of the request that is written for a body with this framing.
 fn written(request: &http::request::Builder, sends: Sends) -> String {
     let mut out = BytesMut::new();
     let (method, headers) = (request.method_ref().unwrap(), request.headers_ref().unwrap());
@@ -147,7 +147,7 @@ fn a_request_says_once_where_it_ends() {
     assert_eq!(written(&coded, Sends::Chunks), told);
 }
 
-/// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and what lies behind.
+/// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and the bytes behind it.
 fn chunks(bytes: &[u8], sizes: &[usize]) -> Result<(Vec<u8>, usize, Vec<u8>), Malformed> {
     let (mut chunks, mut from) = (Chunks::default(), BytesMut::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
@@ -199,7 +199,7 @@ fn chunks_are_read_strictly() {
 }
 
 proptest! {
-    /// What is written is read, however it is cut.
+    /// Chunks that were written are read back, however they are cut.
     #[test]
     fn what_is_written_in_chunks_is_read(
         parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..40), 0..8),
@@ -217,14 +217,14 @@ proptest! {
         prop_assert_eq!((body, trailers, behind), (parts.concat(), 0, b"next".to_vec()));
     }
 
-    /// The same bytes mean the same, however they are cut; nothing panics.
+    /// The same bytes have the same meaning, however they are cut; nothing panics.
     #[test]
     fn cuts_mean_nothing(
         bytes in proptest::collection::vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'2'), Just(b';'), any::<u8>()], 0..40),
         sizes in proptest::collection::vec(1..5usize, 1..5),
     ) {
         let (cut, whole) = (chunks(&bytes, &sizes), chunks(&bytes, &[1_000]));
-        // An error may be known before all that precedes it was looked at, never instead of an end.
+        // An error may be found before all bytes ahead of it were read, but never instead of an end.
         prop_assert_eq!(cut.is_ok(), whole.is_ok());
         if let (Ok(cut), Ok(whole)) = (cut, whole) {
             prop_assert_eq!(cut, whole);

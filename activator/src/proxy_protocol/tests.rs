@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Reads as the shell does: exactly as much as it is asked to. Returns the header and what is left.
+/// Reads a header as the shell does: exactly the requested bytes. Returns the header and the bytes behind it.
 fn play(bytes: &[u8]) -> Result<(Header, &[u8]), Option<Bad>> {
     let mut end = 0;
     loop {
@@ -18,7 +18,7 @@ fn from(source: &str, is_secure: bool) -> Header {
     Header::Client { source: source.parse().expect("an address"), is_secure }
 }
 
-/// A header of version 2.
+/// Encodes a header of version 2.
 fn two(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     let length = u16::try_from(rest.len()).expect("short").to_be_bytes();
     [&SIGNATURE[..], &[0x20 | command, family], &length, rest].concat()
@@ -116,7 +116,7 @@ fn nothing_in_the_fuzzers_corpus_fails() {
 }
 
 proptest! {
-    /// Whatever comes, a step makes progress within bounds.
+    /// Whatever bytes come, a step makes progress within bounds.
     #[test]
     fn any_bytes_are_taken_or_refused(
         version in 0..3u8,
@@ -126,7 +126,7 @@ proptest! {
         check(&[begin, &bytes].concat());
     }
 
-    /// What a proxy writes is read as it was meant, and not a byte behind it is touched.
+    /// Headers that a proxy writes are read as they were meant, and no byte behind them is consumed.
     #[test]
     fn a_header_is_read_to_its_end_and_no_further(
         source: SocketAddr,

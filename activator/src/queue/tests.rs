@@ -10,7 +10,7 @@ fn pod(last: u8) -> PodKey {
     PodKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
 }
 
-/// A line with all slots of its pods to itself.
+/// Queue of an activator that holds all slots of its pods.
 #[derive(Debug)]
 struct Alone<W> {
     line: Line<W>,
@@ -225,7 +225,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..200)
 }
 
-/// What a shell knows of its requests, to compare with what the line says.
+/// Model of a shell's requests, to be compared with the queue's state.
 #[derive(Debug, Default)]
 struct Model {
     waiting: Vec<(Turn, u32)>,
@@ -299,7 +299,7 @@ impl Model {
         }
     }
 
-    /// Room at the pods that take requests; `None`: without bound.
+    /// Room at the pods that take requests; `None`: unlimited room.
     fn room(&self) -> Option<usize> {
         let open: Vec<_> = self.ready.difference(&self.refusing).collect();
         if open.is_empty() {
@@ -319,8 +319,7 @@ fn last(pod: PodKey) -> u8 {
 }
 
 proptest! {
-    /// Under any order of events every request is waiting, in flight or ended, and nobody waits while
-    /// there is room.
+    /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
     #[test]
     fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
         let mut line = Alone::new(LineBounds { requests: 5, bytes: 10_000 });
@@ -338,7 +337,7 @@ proptest! {
         }
     }
 
-    /// With a limit no pod ever has more than it, unless it was lowered under requests in flight.
+    /// With a hard limit no pod ever has more requests, unless the limit was lowered while they were in flight.
     #[test]
     fn a_hard_limit_holds(limit in 1..6u32, requests in 1..60usize, pods in 1..5u8) {
         let mut line = Alone::<()>::new(WIDE);

@@ -1,4 +1,4 @@
-//! Shell: one request's stay at a revision.
+//! Shell: one request's stay in the wait queue of a revision.
 
 use std::{sync::Arc, time::Instant};
 
@@ -11,28 +11,29 @@ use crate::{
     queue::Turn,
 };
 
-/// One request's stay at a revision until a pod has it. Dropping it leaves the line.
+/// Stay of one request in a revision's queue, until a pod has received it. Dropping it leaves the queue.
 #[derive(Debug)]
 pub struct Visit {
     revision: Arc<Revision>,
     turn: Option<Turn>,
     bytes: usize,
-    /// Since when it counts as waiting.
+    /// Start of the time for which it counts as waiting; `None`: it does not count as waiting.
     counted: Option<Instant>,
 }
 
 impl Visit {
-    /// A request that holds `bytes` while it waits.
+    /// Creates the entry of a request that holds `bytes` bytes while it waits.
     pub(super) fn new(revision: Arc<Revision>, bytes: usize) -> Self {
         Self { revision, turn: None, bytes, counted: None }
     }
 
-    /// Waits for room at a pod; not at all where there is some.
+    /// Waits for room at a pod and returns its permit. Returns at once if a pod has room.
     pub async fn place(&mut self) -> Result<Place, Failure> {
         let answer = {
             let mut core = self.revision.core();
             core.begin(&self.revision);
             let live = core.live(self.revision.settings.bounds);
+            // A request that was refused by a pod comes back here: it keeps its turn, and so its position in the queue.
             let turn = *self.turn.get_or_insert_with(|| {
                 live.visits += 1;
                 live.line.on_request()
@@ -45,15 +46,19 @@ impl Visit {
             let (whom, answer) = oneshot::channel();
             live.line.wait(turn, self.bytes, whom).map_err(|_full| Failure::QueueFull)?;
             let waiting = live.line.waiting();
+            // One that waits for the second time is still counted from the first.
             let is_first = self.counted.is_none();
             if is_first {
                 self.counted = Some(Instant::now());
                 core.totals.start(now_ns());
             }
+            // The further waiting request may make this activator claim or grant slots, by which others can be
+            // dispatched.
             let gone = self.revision.wanting(&mut core);
             let places = self.revision.places(&core, gone);
             drop(core);
             if is_first {
+                // After the lock is released, since the reporter has a lock of its own.
                 self.revision.began_waiting(waiting);
             }
             tell(places);
@@ -62,12 +67,13 @@ impl Visit {
         answer.await.map_err(|_dropped| Failure::UnknownRevision(self.revision.name.to_string()))
     }
 
-    /// The request leaves for its pod, where it is counted from now on.
+    /// Registers that the request is sent to its pod, where the eBPF programs count it from now on.
     pub fn leave(&mut self) {
         self.end(true);
     }
 
-    /// It waits no longer. An arrival counts once: at the pod that `has_pod`, or as one that none got.
+    /// Ends the time of waiting. An arrival counts once: at the pod if `has_pod`, otherwise as one that no pod
+    /// received.
     fn end(&mut self, has_pod: bool) {
         let Some(since) = self.counted.take() else { return };
         {
@@ -97,7 +103,7 @@ impl Drop for Visit {
             (left, places)
         };
         tell(places);
-        // Dropped after the lock is released, in case its answer holds a place.
+        // Dropped after the lock is released: the channel may hold a permit, and dropping a permit takes the lock.
         drop(left);
         self.end(false);
     }

@@ -1,4 +1,4 @@
-//! Pure: keys of the indexes: a thing stands there by a name that it holds itself.
+//! Pure: keys of the indexes: each object is stored under a name that it contains itself.
 
 use std::{
     borrow::Borrow,
@@ -11,7 +11,7 @@ use common::wire::Name;
 use super::Service;
 use crate::revision::Revision;
 
-/// A thing that is found by its own name.
+/// Object that is found by its own name.
 #[derive(Debug)]
 pub(super) struct ByName<T>(pub(super) Arc<T>);
 
@@ -47,11 +47,11 @@ where
     }
 }
 
-/// A service that is found by one of its hosts.
+/// Service that is found by one of its hosts.
 #[derive(Debug)]
 pub(super) struct ByHost {
     pub(super) service: Arc<Service>,
-    /// Which of its hosts.
+    /// Number of the host among the service's hosts.
     pub(super) at: usize,
 }
 

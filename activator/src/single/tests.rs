@@ -23,7 +23,8 @@ fn read_head(stream: &mut Plain) {
     }
 }
 
-/// What becomes of a second request when the pod closes the connection, before it came or after it has read it.
+/// Result of a second request on a connection that the pod closes, before the request came or after the pod has read
+/// it.
 async fn second(method: &Method, reads: bool) -> Result<Response<Reading>, SendError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -47,7 +48,7 @@ async fn second(method: &Method, reads: bool) -> Result<Response<Reading>, SendE
     let single = reading.end().unwrap();
     go.send(()).unwrap();
     if !reads {
-        // The runtime hears of nothing meanwhile.
+        // The runtime is blocked meanwhile, so that it does not learn of the close.
         is_closed.recv().unwrap();
     }
     single.send(request(), &mut Deaf).await

@@ -1,4 +1,4 @@
-//! Pure: an owner's book of who holds which slots of a revision.
+//! Pure: an owner's ledger of the slots of a revision and their holders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,40 +7,44 @@ use smol_str::SmolStr;
 
 use super::{Peer, View, add, most, subtract, sum};
 
-/// The book of one term.
+/// Ledger of one term of an owner.
 #[derive(Debug)]
 pub(super) struct Ledger {
+    /// Number of the term, drawn at random.
     epoch: u64,
+    /// True once every known activator follows the term: only then the owner grants.
     acts: bool,
     others: BTreeMap<Peer, Entry>,
-    /// What others hold, by pod.
+    /// Slots that other activators hold, by pod.
     lent: Held,
-    /// Some request waits, here or elsewhere, and slots that others hold could serve it.
+    /// True if some request waits, here or at a holder, and slots that others hold could serve it.
     is_short: bool,
-    /// Beyond so many slots each, holders give back.
+    /// Number of slots beyond which each holder gives back idle ones, while the revision is short of slots.
     level: u32,
-    /// Grows with each slot that is given.
+    /// Running number of the slots given: it orders activators by the time of their last slot.
     turn: u64,
+    /// Value of `turn` when the owner itself used a slot last.
     own_turn: u64,
 }
 
-/// What one other activator holds.
+/// State of one other activator, as a holder.
 #[derive(Debug, Default)]
 struct Entry {
-    /// At most this.
+    /// Slots that it may be using, by pod: at most these.
     counts: Held,
-    /// Of the latest grant, and what it says.
+    /// Number of the latest grant to it.
     number: u64,
+    /// Slots that the latest grant states; empty: it keeps only those in use.
     given: Held,
-    /// It has said what it holds since the latest grant, so that it may be granted more.
+    /// True if it has reported its slots since the latest grant, so that it may be granted more.
     is_exact: bool,
-    /// It has said what it holds at all.
+    /// True if it has reported its slots at all in this term.
     is_heard: bool,
-    /// When it was given a slot last, in turns.
+    /// Value of the ledger's `turn` when it was given a slot last.
     turn: u64,
 }
 
-/// What there is to distribute, and among whom.
+/// Slots that can be distributed, and the activators that need some.
 #[derive(Debug)]
 pub(super) struct Demand<'a> {
     pub(super) limit: u32,
@@ -51,18 +55,21 @@ pub(super) struct Demand<'a> {
     pub(super) claims: &'a BTreeMap<Peer, Claim>,
 }
 
-/// One that could use a slot.
+/// Activator that could use a slot now.
 struct Wanting<'a> {
-    /// `None`: the owner itself.
+    /// Name of the holder; `None`: the owner itself.
     who: Option<&'a Peer>,
+    /// Slots that it has already.
     holds: u32,
     turn: u64,
+    /// Further slots that it could use.
     left: u32,
+    /// Slots assigned to it in this distribution, by pod.
     given: Held,
 }
 
 impl Ledger {
-    /// Begins a term.
+    /// Begins the term numbered `epoch`, in which nothing is granted yet.
     pub(super) fn new(epoch: u64) -> Self {
         Self {
             epoch,
@@ -76,23 +83,23 @@ impl Ledger {
         }
     }
 
-    /// Whether everybody follows this term.
+    /// Returns true if every known activator follows this term, so that the owner may grant.
     pub(super) fn acts(&self) -> bool {
         self.acts
     }
 
-    /// Whether no other one has a part in it.
+    /// Returns true if the owner acts and there is no holder.
     pub(super) fn is_alone(&self) -> bool {
         self.acts && self.others.is_empty()
     }
 
-    /// Slots that others hold.
+    /// Number of slots that others hold.
     pub(super) fn granted(&self) -> u32 {
         sum(&self.lent)
     }
 
-    /// Acts as soon as every other activator that lives follows. Whatever any of them says that it holds, or that a former
-    /// owner had granted to it, is its.
+    /// Begins to act as soon as every other activator that is alive follows the term. Each holder keeps the slots that
+    /// it reports, and those that a former owner had granted to it.
     pub(super) fn gather(
         &mut self,
         view: &View,
@@ -101,6 +108,8 @@ impl Ledger {
     ) {
         let follows = |peer: &Peer| claims.get(peer).filter(|it| it.epoch == self.epoch);
         let following = claims.iter().filter(|(_, claim)| claim.epoch == self.epoch);
+        // An activator that a holder names is alive too, even if this owner's table does not list it yet. Without it
+        // the owner could grant slots that this activator still uses by a former owner's grant.
         let known = following.clone().flat_map(|(_, claim)| &claim.known);
         let needed: BTreeSet<&Peer> =
             view.known.iter().chain(known).filter(|peer| **peer != view.own).collect();
@@ -113,6 +122,8 @@ impl Ledger {
             let entry = Entry { counts, is_heard: true, is_exact: true, ..Entry::default() };
             self.others.insert(peer.clone(), entry);
         }
+        // What former owners had granted may be more than the claim states: the grant can still be on its way. The
+        // greater number counts, until the holder has reported again.
         for (peer, held) in following.flat_map(|(_, claim)| &claim.former).chain(former) {
             let Some(entry) = self.others.get_mut(peer) else { continue };
             let counts = most(held.clone(), &entry.counts);
@@ -124,14 +135,14 @@ impl Ledger {
         self.lend();
     }
 
-    /// A holder may be another process by now.
+    /// Asks a holder for its slots again, because it may be a new process.
     pub(super) fn recount(&mut self, peer: &str) {
         if let Some(entry) = self.others.get_mut(peer) {
             entry.recount();
         }
     }
 
-    /// Takes in what holders say, and that some have gone.
+    /// Applies the claims of holders, and removes holders that are gone.
     pub(super) fn hear(&mut self, view: &View, claims: &BTreeMap<Peer, Claim>) {
         self.others.retain(|peer, _| view.known.contains(peer));
         for (peer, claim) in claims {
@@ -149,8 +160,8 @@ impl Ledger {
         }
     }
 
-    /// Gives free slots to those that want some, one at a time to the one that holds the fewest. Returns what the owner itself
-    /// may use: its share, and what is left.
+    /// Gives free slots to the activators that need some, one at a time to the one with the fewest. Returns the slots
+    /// of the owner itself: its share, and those that no holder needs.
     pub(super) fn distribute(&mut self, demand: &Demand<'_>) -> Held {
         let mut free = self.free(demand);
         let (mut wanting, is_unheard) = self.wanting(demand);
@@ -160,6 +171,7 @@ impl Ledger {
             subtract(&mut free, &pod);
             wanting[at].take(&pod, turn);
         }
+        // Without other activators there is nothing to get back: waiting alone does not make the revision short.
         let is_left = wanting.iter().any(|it| it.left > 0);
         let others_matter = wanting.iter().any(|it| it.who.is_some()) || !self.lent.is_empty();
         let given = wanting.into_iter().filter(|it| !it.given.is_empty());
@@ -179,13 +191,13 @@ impl Ledger {
         own
     }
 
-    /// The owner has used a slot.
+    /// Registers that the owner has used a slot.
     pub(super) fn serve_own(&mut self) {
         self.turn += 1;
         self.own_turn = self.turn;
     }
 
-    /// Whether the owner may use a slot of this pod once more without asking who else wants it.
+    /// Returns true if the owner may use a slot of this pod again without a new distribution.
     pub(super) fn is_free(&self, pod: &str, limit: u32, busy: &Held, spare: &Held) -> bool {
         let taken: u32 = [busy, spare, &self.lent].iter().filter_map(|it| it.get(pod)).sum();
         self.acts && !self.is_short && taken < limit
@@ -200,7 +212,7 @@ impl Ledger {
         demand.ready.iter().filter_map(of).collect()
     }
 
-    /// Those that could use a slot now; and whether others could once they have said what they hold.
+    /// Activators that could use a slot now; and true if others could once they have reported their slots.
     fn wanting<'a>(&self, demand: &Demand<'a>) -> (Vec<Wanting<'a>>, bool) {
         let (mut all, mut is_unheard) = (Vec::new(), false);
         for (who, claim) in demand.claims {
@@ -210,6 +222,8 @@ impl Ledger {
             if left == 0 || claim.epoch != self.epoch {
                 continue;
             }
+            // A holder without a report since the latest grant may use fewer slots than counted, so it gets no more for
+            // now.
             if entry.is_exact {
                 let (who, turn, given) = (Some(who), entry.turn, Held::new());
                 all.push(Wanting { who, holds, turn, left, given });
@@ -225,7 +239,7 @@ impl Ledger {
         (all, is_unheard)
     }
 
-    /// The greatest number of slots that everybody could have who could use so many.
+    /// Greatest number of slots that every activator which needs as many can have: max-min fairness over all slots.
     fn level(&self, demand: &Demand<'_>) -> u32 {
         let pods = u32::try_from(demand.ready.len()).unwrap_or(u32::MAX);
         let others = self.others.iter().map(|(peer, entry)| {
@@ -235,6 +249,7 @@ impl Ledger {
         let own = sum(demand.busy).saturating_add(demand.waiting);
         let mut wishes: Vec<u32> = others.chain([own]).collect();
         wishes.sort_unstable();
+        // The smallest need is served first; what it leaves is shared by the others.
         let mut left = demand.limit.saturating_mul(pods);
         for (sharers, wish) in (1..=u32::try_from(wishes.len()).unwrap_or(1)).rev().zip(wishes) {
             if wish > left / sharers {
@@ -245,7 +260,7 @@ impl Ledger {
         u32::MAX
     }
 
-    /// What one of the others is told.
+    /// Grant for one of the other activators, as it is now.
     pub(super) fn grant(&self, peer: &Peer) -> Grant {
         let entry = self.others.get(peer);
         let (number, held) =
@@ -254,7 +269,7 @@ impl Ledger {
         Grant { epoch: self.epoch, number, held, keep, acts: self.acts }
     }
 
-    /// What the next owner has to be told.
+    /// Adds the granted slots to `former`, which the next owner gets in a claim.
     pub(super) fn hand_over(self, former: &mut BTreeMap<Peer, Held>) {
         if self.acts {
             former.clear();
@@ -267,9 +282,10 @@ impl Ledger {
     }
 }
 
-/// Who is next, and with which pod: the one with the most free slots.
+/// Next activator that gets a slot, with the pod of it: the pod with the most free slots.
 fn next(wanting: &[Wanting<'_>], free: &Held, demand: &Demand<'_>) -> Option<(usize, SmolStr)> {
     let mut order: Vec<usize> = (0..wanting.len()).filter(|at| wanting[*at].left > 0).collect();
+    // The activator with the fewest slots comes first; of equal ones, the one whose last slot is the longest ago.
     order.sort_by_key(|at| (wanting[*at].holds, wanting[*at].turn));
     order.into_iter().find_map(|at| {
         let suits = |pod: &SmolStr| match wanting[at].who {
@@ -299,7 +315,8 @@ impl Entry {
             self.number = self.number.max(claim.seen);
             self.recount();
         } else if claim.seen == self.number {
-            // What it said earlier under this number may come later: it never holds more than at any time since.
+            // A report sent earlier under this number may arrive later. The holder never uses more than any of them
+            // states.
             self.counts.retain(|pod, slots| {
                 *slots = (*slots).min(claim.held.get(pod).copied().unwrap_or(0));
                 *slots > 0
@@ -308,7 +325,7 @@ impl Entry {
         }
     }
 
-    /// Asks it to keep what is in use, and to say what that is.
+    /// Asks the holder to keep only the slots in use, and to report them.
     fn recount(&mut self) {
         (self.number, self.is_exact) = (self.number + 1, false);
         self.given.clear();

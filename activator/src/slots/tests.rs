@@ -10,7 +10,7 @@ fn revision() -> Name {
     Name::new("default", "hello-1")
 }
 
-/// What a controller says: who is listed, which pods are ready.
+/// RouteTable of a controller: the listed activators and the ready pods.
 #[derive(Clone, Debug, Default)]
 struct Table {
     listed: BTreeSet<Peer>,
@@ -23,22 +23,22 @@ enum Message {
     Grant(Option<Grant>),
 }
 
-/// One activator.
+/// Simulated activator with its state of the slots.
 #[derive(Debug)]
 struct Node {
     slots: Slots,
-    /// The table it follows.
+    /// Version of the table that it follows.
     version: usize,
-    /// The first that it followed, while some from before that one may be in force elsewhere.
+    /// Version of the first table that it followed, while an older one may still be in force elsewhere.
     first: Option<usize>,
-    /// Whom it has met.
+    /// Activators that it has met.
     met: BTreeSet<Peer>,
-    /// Those that refused its connections last.
+    /// Activators that refused its connections last.
     ended: BTreeSet<Peer>,
     waiting: u32,
-    /// The pods of its requests in flight.
+    /// Pods of its requests in flight.
     flying: Vec<SmolStr>,
-    /// Pods that refuse it.
+    /// Pods that refuse its requests.
     refusing: BTreeSet<SmolStr>,
 }
 
@@ -49,7 +49,7 @@ struct World {
     nodes: BTreeMap<Peer, Node>,
     claims: BTreeMap<(Peer, Peer), Claim>,
     grants: BTreeMap<(Peer, Peer), Grant>,
-    /// By holder and owner: what is on its way to either.
+    /// Messages on their way to the owner and to the holder, by holder and owner.
     links: BTreeMap<(Peer, Peer), [VecDeque<Message>; 2]>,
     epochs: u64,
     started: usize,
@@ -68,11 +68,11 @@ enum Op {
     Start,
     End(usize),
     Crash(usize),
-    /// It crashes, and another process takes its name and place.
+    /// An activator crashes, and another process takes its name and address.
     Restart(usize),
-    /// One follows tables for so long that none from before its first one is in force.
+    /// An activator has followed tables for so long that no table from before its first one is in force.
     Age(usize),
-    /// One dials all others, and where no process is it is refused, for so long that no older table is in force.
+    /// An activator dials all others. Where no process is, it is refused for so long that no older table is in force.
     Dial(usize),
     Expire,
     Advance(usize),
@@ -155,7 +155,7 @@ impl World {
         self.look(&name);
     }
 
-    /// A node reads its table.
+    /// Makes a node read its table.
     fn look(&mut self, name: &Peer) {
         let node = self.nodes.get_mut(name).expect("lives");
         let Table { listed, ready } = self.tables[node.version].clone();
@@ -176,7 +176,7 @@ impl World {
         self.step(name);
     }
 
-    /// Everybody dials everybody its table lists.
+    /// Connects every node to all others that its table lists.
     fn connect(&mut self) {
         for from in self.names() {
             let listed = self.tables[self.nodes[&from].version].listed.clone();
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// What a node does after anything has happened to it.
+    /// Runs a node's reaction to any event.
     fn step(&mut self, name: &Peer) {
         let listed = &self.tables[self.nodes[name].version].listed;
         let node = self.nodes.get_mut(name).expect("lives");
@@ -315,7 +315,7 @@ impl World {
         self.links.iter().flat_map(ways).collect()
     }
 
-    /// Every message arrives. Returns whether they came to an end.
+    /// Delivers all messages. Returns true if there are none left.
     fn flush(&mut self) -> bool {
         for _ in 0..20_000 {
             match self.full().first().cloned() {
@@ -336,7 +336,7 @@ impl World {
         self.grants.retain(|(from, _), _| from != name);
     }
 
-    /// The time is over after which who is neither listed nor there counts as gone.
+    /// Lets the time pass after which an activator that is neither listed nor there counts as gone.
     fn expire(&mut self) {
         self.flush();
         let live = self.names();
@@ -348,7 +348,7 @@ impl World {
         }
     }
 
-    /// No node is more than two tables behind.
+    /// Advances nodes until none is more than two tables behind.
     fn hurry(&mut self) {
         let oldest = self.tables.len().saturating_sub(3);
         for name in self.names() {
@@ -435,7 +435,7 @@ impl World {
         }
     }
 
-    /// Processes that come and go.
+    /// Starts and ends of processes.
     fn run_process(&mut self, op: Op) {
         match op {
             Op::Start if self.nodes.len() < 5 => {
@@ -456,7 +456,7 @@ impl World {
         }
     }
 
-    /// One that has nothing more to do says so and ends.
+    /// Ends an activator that has nothing more to do, and announces that to the others.
     fn leave(&mut self, name: &Peer) {
         let node = &self.nodes[name];
         let is_done = node.flying.is_empty() && node.waiting == 0 && self.nodes.len() > 1;
@@ -470,7 +470,7 @@ impl World {
         }
     }
 
-    /// What becomes of streams and messages.
+    /// Delivery of messages, and breaks of streams.
     fn run_link(&mut self, op: Op) {
         match op {
             Op::Deliver(at) => {
@@ -480,7 +480,7 @@ impl World {
                 nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, true));
             }
             Op::Skip(at) => {
-                // A later state takes the place of an earlier one.
+                // A later state replaces an earlier one.
                 let later = |(key, way): &(_, usize)| self.links[key][*way].len() > 1;
                 if let Some((key, way)) = nth(self.full().into_iter().filter(later), at) {
                     self.links.get_mut(&key).expect("stands")[way].pop_front();
@@ -507,7 +507,7 @@ impl World {
         self.nodes.values().map(|node| node.waiting).sum()
     }
 
-    /// Tables arrive everywhere, list who lives, and every message arrives.
+    /// Brings the latest table to all nodes, with the nodes that are alive, and delivers all messages.
     fn come_to_rest(&mut self) {
         let live = self.names();
         let first = live[0].clone();
@@ -531,7 +531,7 @@ impl World {
     }
 }
 
-/// Its table lists it alone, and another one still owns the revision by a table from before.
+/// The table of the new activator lists only itself, while another one still owns the revision by an older table.
 #[test]
 fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
     let mut world = World::new(1, 1, 1);
@@ -553,8 +553,8 @@ fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// However late tables are, and whatever becomes of messages and activators: no pod has more than its limit. And once
-    /// all is told, none waits while a slot is free, and all are served in the end.
+    /// However late tables are, and whatever happens to messages and activators: no pod has more requests than its
+    /// limit. Once all messages are delivered, no request waits while a slot is free, and all are served in the end.
     #[test]
     fn the_limit_holds_and_none_starves(
         limit in 1..4u32, nodes in 1..4usize, pods in 1..3usize, ops in ops(),

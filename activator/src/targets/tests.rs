@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What the library reads when `bytes` come in pieces of these sizes, and the targets that were changed.
+/// Reads `bytes` in pieces of these sizes, as the library does. Returns its bytes, and the targets that were changed.
 fn read(bytes: &[u8], sizes: &[usize]) -> (Vec<u8>, Vec<(String, Bytes)>) {
     let (mut targets, mut read) = (Targets::new(1 << 16), Vec::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
@@ -90,7 +90,7 @@ fn what_looks_like_a_request_inside_a_body_is_not_touched() {
     assert_eq!(read(doubtful.as_bytes(), &[9]).0, doubtful.as_bytes(), "the library is the judge");
 }
 
-/// Bytes that look like requests.
+/// Strategy of bytes that look like requests.
 fn requests() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just("GET / HTTP/1.1\r\n"),
@@ -112,7 +112,7 @@ fn requests() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// However the bytes are cut, the library reads the same, and all of it but for targets.
+    /// The library reads the same bytes, however they are cut, and all of them except for changed targets.
     #[test]
     fn the_library_reads_all_that_came(
         bytes in requests(),

@@ -35,7 +35,7 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 pub type Asked = request::Parts;
 pub type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// A pod, and what it saw.
+/// Pod that records its connections and requests.
 #[derive(Clone)]
 pub struct Pod {
     pub address: SocketAddr,
@@ -43,11 +43,11 @@ pub struct Pod {
     requests: Arc<AtomicUsize>,
     dropped: Arc<AtomicUsize>,
     seen: Arc<Mutex<Vec<Asked>>>,
-    /// After so many requests a connection is ended with GOAWAY; 0: never.
+    /// Number of requests after which a connection ends with GOAWAY; 0: never.
     pub goaway_every: Arc<AtomicUsize>,
 }
 
-/// Counts when it is dropped.
+/// Guard that adds one to a counter when it is dropped.
 struct Ended(Arc<AtomicUsize>);
 
 impl Drop for Ended {
@@ -118,7 +118,7 @@ impl Pod {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Requests that ended, answered or not.
+    /// Number of requests that ended, answered or not.
     pub fn dropped(&self) -> usize {
         self.dropped.load(Ordering::SeqCst)
     }
@@ -128,7 +128,7 @@ impl Pod {
     }
 }
 
-/// Answers with what it was sent, as it comes, and with the trailers of a call that went well.
+/// Answers with the request's body as it comes, and with the trailers of a successful gRPC call.
 pub fn echo(body: Incoming) -> Answering {
     let said = body.into_data_stream().map(|data| Ok(Frame::data(data.unwrap_or_default())));
     let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
@@ -137,7 +137,7 @@ pub fn echo(body: Incoming) -> Answering {
     Box::pin(async { Response::new(body) })
 }
 
-/// The same, a little later.
+/// Answers as [`echo`] does, 100 ms later.
 pub fn slow(body: Incoming) -> Answering {
     Box::pin(async {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -145,19 +145,19 @@ pub fn slow(body: Incoming) -> Answering {
     })
 }
 
-/// Never answers.
+/// Never answers a request.
 pub fn never(_body: Incoming) -> Answering {
     Box::pin(std::future::pending())
 }
 
-/// Begins an answer and never ends it.
+/// Begins a response and never ends it.
 pub fn stall(_body: Incoming) -> Answering {
     let begun = futures::stream::once(async { Ok(Frame::data(Bytes::from("begun"))) });
     let body = StreamBody::new(begun.chain(futures::stream::pending())).boxed_unsync();
     Box::pin(async { Response::new(body) })
 }
 
-/// A pod that refuses the first `count` requests before it looks at them.
+/// Starts a pod that refuses the first `count` requests before it processes them.
 pub async fn refusing(count: usize) -> Pod {
     let (pod, listener) = Pod::bind().await;
     let serving = pod.clone();
@@ -179,16 +179,16 @@ pub async fn refusing(count: usize) -> Pod {
     pod
 }
 
-/// A GET at the service's public host.
+/// Builder of a GET at the service's public host.
 pub fn get(path: &str) -> request::Builder {
     Request::get(format!("http://hello.default.example.com{path}"))
 }
 
-/// A client's connection.
+/// HTTP/2 connection of a client.
 #[derive(Clone)]
 pub struct Client(client::conn::http2::SendRequest<Body>);
 
-/// A whole answer.
+/// Complete response to a client.
 #[derive(Debug)]
 pub struct Answer {
     pub head: Response<()>,
@@ -221,7 +221,7 @@ impl Client {
         self.0.is_closed()
     }
 
-    /// Sends a request with a body in these parts, and reads the whole answer.
+    /// Sends a request with a body in these parts, and reads the whole response.
     pub fn ask(
         &self,
         request: request::Builder,
@@ -247,7 +247,7 @@ impl Client {
         }
     }
 
-    /// Begins a request whose body is said piece by piece. Dropping the call resets it.
+    /// Begins a request whose body is sent piece by piece. Dropping the call resets it.
     pub async fn call(&self, request: request::Builder) -> Call {
         let mut sender = self.0.clone();
         let (say, parts) = mpsc::channel(1);
@@ -259,41 +259,41 @@ impl Client {
         let request = request.body(body).unwrap();
         let mut answer: Pin<Box<dyn Future<Output = _> + Send>> =
             Box::pin(async move { sender.send_request(request).await });
-        // Sends the request, and nothing more than that.
+        // Sends the request, and nothing else.
         let now = futures::poll!(answer.as_mut());
         assert!(now.is_pending());
         Call { say: Some(say), answer }
     }
 }
 
-/// A request under way.
+/// Request in progress, whose body is sent piece by piece.
 pub struct Call {
     say: Option<mpsc::Sender<Bytes>>,
     answer: Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>,
 }
 
-/// An answer under way.
+/// Response whose body is being read.
 pub struct Answers(Incoming);
 
 impl Call {
     pub async fn say(&mut self, text: &str) {
-        // Nobody listens once the request is over.
+        // The receiver is gone once the request is over.
         self.say.as_ref().unwrap().send(Bytes::from(text.to_owned())).await.ok();
     }
 
-    /// Waits for the head of the answer.
+    /// Waits for the head of the response.
     pub async fn head(&mut self) -> Answers {
         let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
         Answers(answer.expect("answers in time").unwrap().into_body())
     }
 
-    /// Waits for the code of the answer.
+    /// Waits for the status code of the response.
     pub async fn code(&mut self) -> u16 {
         let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
         answer.expect("answers in time").unwrap().status().as_u16()
     }
 
-    /// The same, where it may fail.
+    /// Waits for the head of a response, or for the request's error.
     pub async fn try_head(&mut self) -> Result<(), hyper::Error> {
         self.answer.as_mut().await.map(drop)
     }
@@ -304,7 +304,7 @@ impl Call {
 }
 
 impl Answers {
-    /// The next piece of the answer.
+    /// Reads the next piece of the response.
     pub async fn next(&mut self) -> Option<Bytes> {
         loop {
             let frame = tokio::time::timeout(LONG, self.0.frame()).await.expect("in time")?;
@@ -315,7 +315,7 @@ impl Answers {
     }
 }
 
-/// A pod over HTTP/2 whose answers never end. Returns where, and how much of them was taken.
+/// Starts a pod over HTTP/2 whose responses never end. Returns its address, and the counter of bytes that were taken.
 pub async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, taken) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -348,22 +348,22 @@ pub async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
     (address, taken)
 }
 
-/// A frame of HTTP/2 (RFC 9113 §4.1).
+/// Encodes a frame of HTTP/2 (RFC 9113 §4.1).
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let head = [length[1], length[2], length[3], kind, flags];
     [&head[..], &stream.to_be_bytes(), payload].concat()
 }
 
-/// As wide as a window can be.
+/// Largest window of flow control.
 pub const WIDE: u32 = u32::MAX >> 1;
 
-/// GETs of an HTTP/2 client whose windows are as wide as they can be.
+/// Encodes GETs of an HTTP/2 client whose windows have the largest size.
 pub fn greedy(requests: u32) -> Vec<u8> {
     asking(requests, WIDE)
 }
 
-/// GETs of an HTTP/2 client that has so much room for each answer.
+/// Encodes GETs of an HTTP/2 client whose window for each response has this size.
 pub fn asking(requests: u32, window: u32) -> Vec<u8> {
     let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
     let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -375,7 +375,7 @@ pub fn asking(requests: u32, window: u32) -> Vec<u8> {
     all
 }
 
-/// What an HTTP/2 client begins with.
+/// Connection preface of an HTTP/2 client.
 pub fn preface() -> Vec<u8> {
     let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     all.extend(frame(4, 0, 0, &[]));
@@ -383,7 +383,7 @@ pub fn preface() -> Vec<u8> {
     all
 }
 
-/// Requests over HTTP/2 with a long head, each of which adds a short path to the table of the connection.
+/// Encodes requests over HTTP/2 with a long head, each of which adds a short path to the table of the connection.
 pub fn indexed(streams: std::ops::Range<u32>) -> Vec<u8> {
     // :method POST, :scheme http, :path / as a new entry, :authority a, and x with 16,000 bytes (RFC 7541 §6.2, §5.1).
     let short = [0x83, 0x86, 0x44, 1, b'/', 0x01, 1, b'a', 0, 1, b'x', 0x7f, 0x81, 0x7c];

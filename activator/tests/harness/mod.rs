@@ -1,4 +1,4 @@
-//! An activator on loopback, with pods and clients that speak raw bytes.
+//! An activator on loopback, with pods and clients that send raw bytes.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of the harness")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -24,10 +24,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Long enough for anything a test waits for; only a failing test uses it up.
+/// Timeout of a test's waits. It is long enough for any of them, and only a failing test uses it up.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// An activator with one service `default/hello`, served by revision `default/hello-1`.
+/// Activator with one service `default/hello`, served by revision `default/hello-1`.
 pub struct World {
     pub activator: Activator,
     pub table: RouteTable,
@@ -104,32 +104,32 @@ impl World {
         TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await.unwrap()
     }
 
-    /// Sends raw bytes on a connection of their own and returns everything that comes back.
+    /// Sends raw bytes on a new connection to the service's port, and returns everything that comes back.
     pub async fn exchange(&self, request: &str) -> String {
         self.exchange_at((Ipv4Addr::LOCALHOST, self.port).into(), request).await
     }
 
-    /// The same at another door.
+    /// Sends raw bytes on a new connection to this entrypoint, and returns everything that comes back.
     pub async fn exchange_at(&self, door: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(door).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         rest(&mut stream).await
     }
 
-    /// Waits until so many requests wait for the revision.
+    /// Waits until `count` requests wait for the revision.
     pub async fn waiting(&self, count: usize) {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
         until(|| revision.waiting() == count).await;
     }
 
-    /// Totals of those that waited: begun and ended.
+    /// Totals of the requests that waited: begun and ended.
     pub fn waited(&self) -> (u64, u64) {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
         let (totals, _) = revision.totals();
         (totals.started, totals.finished)
     }
 
-    /// How many of them no pod got.
+    /// Number of requests that waited and that no pod got.
     pub fn left(&self) -> u64 {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
         revision.totals().0.left
@@ -155,20 +155,20 @@ impl Drop for World {
     }
 }
 
-/// Time that stands still until it is moved, while bytes go their way. A test that hangs gets its time back after a while,
-/// and with it the bounds of its waits; it has failed then.
+/// Clock that stands still until it is moved, while bytes still pass. In a test that hangs it runs again after a while,
+/// and with it the timeouts of the test's waits; the test has failed then.
 pub struct Clock(std::sync::mpsc::Sender<()>);
 
 impl Clock {
     pub fn stop() -> Self {
         let (keep, kept) = std::sync::mpsc::channel();
-        // While something blocks, the runtime does not move the time by itself.
+        // While a blocking task runs, the runtime does not advance a paused time by itself.
         tokio::task::spawn_blocking(move || kept.recv_timeout(LONG));
         tokio::time::pause();
         Self(keep)
     }
 
-    /// Moves it, and gives a turn to all whose time has come.
+    /// Advances the time, and lets all tasks run whose timers have expired.
     pub async fn forward(&self, by: Duration) {
         tokio::time::advance(by).await;
         for _ in 0..16 {
@@ -266,7 +266,7 @@ pub fn pod(uid: &str, address: SocketAddr, phase: PodPhase) -> Pod {
     }
 }
 
-/// A pod that answers each request with `answer`, and counts.
+/// Pod that answers each request with a fixed response, and counts connections and requests.
 pub struct Server {
     pub address: SocketAddr,
     pub connections: Arc<AtomicUsize>,
@@ -290,11 +290,11 @@ impl Server {
 
 pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 
-/// The same with the field that an activator would add.
+/// Response with the `Date` field that an activator would add.
 pub const DATED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\
                          date: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\nhello";
 
-/// A pod that handles each connection by `each`, which gets the connection's number. Returns where it is.
+/// Starts a pod that handles each connection by `each`, which gets the connection's number. Returns its address.
 pub async fn handling<F: Future<Output = ()> + Send + 'static>(
     each: impl Fn(TcpStream, usize) -> F + Send + 'static,
 ) -> SocketAddr {
@@ -309,7 +309,7 @@ pub async fn handling<F: Future<Output = ()> + Send + 'static>(
     address
 }
 
-/// Requests without a body, answered with fixed bytes after `pause`; the connection stays open.
+/// Starts a pod that answers requests without a body with fixed bytes after `pause`, and keeps connections open.
 pub async fn server(answer: &'static str, pause: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = Server {

@@ -1,4 +1,4 @@
-//! A pod's answer reaches the client as the pod gave it, whatever the request was and however much of it was read.
+//! A pod's response reaches the client unchanged, whatever the request was and however much of it was read.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A pod that answers each head with `answer`, reads no body and closes.
+/// Starts a pod that answers each head with `answer`, reads no body and closes.
 async fn curt(answer: &'static str) -> SocketAddr {
     handling(move |mut stream, _| async move {
         read_head(&mut stream).await;
@@ -56,7 +56,7 @@ async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
     }
 }
 
-/// The same for one connection, in a thread of its own: nothing that the runtime does holds it up.
+/// Starts such a pod for one connection, on a thread of its own, so that the runtime cannot delay it.
 fn abrupt(answer: &'static str) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -77,7 +77,7 @@ async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
     for _ in 0..20 {
         let mut world = World::new().await;
         let client = Client::connect(world.port).await;
-        // So much of the body has come when the pod does that the pod can answer before all is written.
+        // As much of the body has come before the pod, so that the pod can answer before all of it is written.
         let asked = tokio::spawn(client.ask(Request::put("http://a/"), &[&part[..]; 1_000]));
         world.waiting(1).await;
         world.ready("p", abrupt(BIG));
@@ -86,7 +86,7 @@ async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
     }
 }
 
-/// A pod that refuses a body that is announced, and tells how much of it came.
+/// Starts a pod that refuses an announced body, and reports how many bytes of it came.
 async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
     let (seen, bytes) = mpsc::channel(1);
     let at = handling(move |mut stream, _| {
@@ -162,8 +162,8 @@ async fn an_answer_whose_head_takes_more_than_a_mebibyte_is_a_502() {
     }
 }
 
-/// A pod that says nothing of a body of five bytes, and answers once it has read it. It tells when a head is there, and then
-/// when the body is.
+/// Starts a pod that sends no interim response for a body of five bytes, and answers once it has read the body. It
+/// reports when it has read a head, and then when it has read the body.
 async fn wordless() -> (SocketAddr, mpsc::Receiver<&'static str>) {
     let (tell, told) = mpsc::channel(2);
     let at = handling(move |mut stream, _| {
@@ -180,7 +180,7 @@ async fn wordless() -> (SocketAddr, mpsc::Receiver<&'static str>) {
     (at, told)
 }
 
-/// Right before a body that is held back is sent, and right after.
+/// Times just before and just after a body that is held back is sent.
 const BEFORE: Duration = Duration::from_millis(999);
 const AFTER: Duration = Duration::from_millis(2);
 
@@ -205,13 +205,13 @@ async fn a_body_is_held_back_for_a_second_while_the_pod_says_nothing_of_it() {
     assert!(rest(&mut client).await.ends_with("hello"));
 }
 
-/// A request over HTTP/2 that waits for a pod, and whose body has come although the client expects the pod's word.
+/// Begins a request over HTTP/2 that waits for a pod. Its body has come although the client expects `100 Continue`.
 async fn expecting(world: &World) -> Call {
     let client = Client::connect(world.port).await;
     let request = Request::put("http://a/").header("expect", "100-continue");
     let mut call = client.call(request.header("content-length", "5")).await;
     call.say("hello").await;
-    // The library has taken what was said before, and sends it before the next request.
+    // The library has taken the body before, and sends it before the next request.
     call.say("").await;
     let next = Request::get("http://a/").header("k-network-probe", "probe");
     client.ask(next, &[]).await.unwrap();
@@ -258,14 +258,14 @@ async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
         "{told}"
     );
     assert!(!told.contains("content-length"), "{told}");
-    // Of HTTP/2 the wrong length would make the answer malformed (RFC 9113 §8.1.1).
+    // Over HTTP/2 the wrong length would make the response malformed (RFC 9113 §8.1.1).
     let client = Client::connect(world.port).await;
     let answer = client.ask(Request::get("http://a/"), &[]).await.unwrap();
     assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello world"));
     assert_eq!(answer.head.headers().get("content-length"), None);
 }
 
-/// The dates that an answer bears, as a client of each version of HTTP gets it.
+/// `Date` fields of a response, as a client of each HTTP version gets them.
 async fn dates(at: SocketAddr, host: &str) -> [Vec<String>; 2] {
     let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     let answer = String::from_utf8(raw(at, request.as_bytes()).await).unwrap();
@@ -303,7 +303,7 @@ async fn an_answer_with_a_date_keeps_it_alone() {
     assert_eq!(dates, [["Thu, 01 Jan 2026 00:00:00 GMT"]; 2]);
 }
 
-/// A pod that closes each connection at its second head, having answered the first.
+/// Starts a pod that closes each connection at its second head, after it has answered the first.
 async fn forgetful(seen: std::sync::Arc<std::sync::Mutex<Vec<String>>>) -> SocketAddr {
     handling(move |mut stream, number| {
         let seen = std::sync::Arc::clone(&seen);
@@ -388,7 +388,7 @@ async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
     }
 }
 
-/// A pod that answers with the request line as it came.
+/// Starts a pod that answers with the request line as it came.
 async fn mirror() -> SocketAddr {
     handling(|mut stream, _| async move {
         loop {
@@ -407,7 +407,7 @@ async fn mirror() -> SocketAddr {
     .await
 }
 
-/// What comes back for raw bytes.
+/// Returns the response to raw bytes.
 async fn raw(at: SocketAddr, request: &[u8]) -> Vec<u8> {
     let mut client = TcpStream::connect(at).await.unwrap();
     client.write_all(request).await.unwrap();
@@ -435,7 +435,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
         let rest = b" HTTP/1.1\r\nhost: hello.default.example.com\r\nconnection: close\r\n\r\n";
         [b"GET ", target, &rest[..]].concat()
     };
-    // Asleep, the first wakes it.
+    // While the service is asleep, the first request wakes it.
     let first = tokio::spawn({
         let (door, request) = (doors[0], asked(targets[0]));
         async move { raw(door, &request).await }

@@ -1,4 +1,4 @@
-//! Clients that take what they can: memory stays within the bounds, and others are served.
+//! Clients that use as much as they can: memory stays within the bounds, and other clients are served.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -26,7 +26,7 @@ use crate::{
 };
 
 const MIB: usize = 1 << 20;
-/// Whom the clients of a test are, by their addresses.
+/// Addresses of a test's clients, by which the activator distinguishes them.
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
@@ -40,19 +40,19 @@ fn refused(world: &World, bound: &str) -> f64 {
     world.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
 }
 
-/// A connection whose bodies no pod takes.
+/// Connection whose bodies no pod takes.
 #[derive(Clone, Default)]
 struct Flood {
-    /// Bytes of requests that have no answer yet.
+    /// Bytes sent of requests without a response.
     held: Arc<AtomicUsize>,
-    /// Requests that were answered, or reset.
+    /// Requests that were answered or reset.
     ended: Arc<AtomicUsize>,
 }
 
 const STREAMS: usize = 16;
 
 impl Flood {
-    /// Sends as much as it may.
+    /// Starts to send as much as flow control allows.
     async fn start(stream: TcpStream) -> Self {
         let flood = Self::default();
         let (send, driver) = h2::client::handshake(stream).await.unwrap();
@@ -88,20 +88,20 @@ impl Flood {
         self.ended.fetch_add(1, SeqCst);
     }
 
-    /// Whether nothing more can come of it.
+    /// Returns true if the connection can send nothing more.
     fn is_settled(&self) -> bool {
         let window = usize::try_from(CONNECTION_WINDOW).unwrap();
         self.ended.load(SeqCst) == STREAMS || self.held.load(SeqCst) + (64 << 10) >= window
     }
 }
 
-/// Bytes that an activator holds of fifty connections whose bodies no pod takes.
+/// Number of bytes that an activator holds of fifty connections whose bodies no pod takes.
 async fn held_of_a_flood(world: &World) -> usize {
     let floods =
         join_all((0..50).map(async |_| Flood::start(connect_from(world, ATTACKER).await).await));
     let floods = floods.await;
     let held = || floods.iter().map(|it| it.held.load(SeqCst)).sum::<usize>();
-    // What the clients know of is what the activator counts, besides heads.
+    // The clients' own count agrees with the activator's, except for heads.
     let counted = || world.activator.server.seats().bytes();
     let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
     until(|| floods.iter().all(Flood::is_settled) && is_known()).await;
@@ -125,7 +125,7 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
         let held = held_of_a_flood(&world).await;
         assert!(held <= 9 * MIB, "{held} bytes are held");
         assert!(refused(&world, name) > 0.0, "{name}");
-        // Who waited before, in good order, still does.
+        // A well-behaved request that waited before still waits.
         world.ready("p", server(OK, Duration::ZERO).await.address);
         assert!(rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
     }
@@ -146,7 +146,7 @@ async fn who_floods_is_told_so_and_who_comes_after_is_served() {
     world.ready("p", server(OK, Duration::ZERO).await.address);
     assert!(rest(&mut h1).await.starts_with("HTTP/1.1 200 "));
     let text = "too many bytes of requests are held";
-    // A head alone counts as well.
+    // A head without a body counts as well.
     let world = World::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (MIB, Some(30_000));
     })
@@ -181,7 +181,7 @@ async fn what_pods_have_taken_is_held_no_more() {
     world.ready("p", pod.address);
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
     let client = Client::connect(world.port).await;
-    // A body that goes on: the connection never comes to rest.
+    // The body goes on, so that the connection is never idle.
     let mut goes_on = client.call(h2c::get("/").method("POST")).await;
     goes_on.say("hello").await;
     let piece = "x".repeat(100_000);
@@ -189,7 +189,7 @@ async fn what_pods_have_taken_is_held_no_more() {
         let answer = client.ask(h2c::get("/").method("POST"), &[&piece, &piece]).await.unwrap();
         assert_eq!(answer.body.len(), 200_000);
     }
-    // Some are given up half-way.
+    // Some responses are given up half-way.
     for _ in 0..5 {
         let mut call = client.call(h2c::get("/").method("POST")).await;
         call.say(&piece).await;
@@ -218,7 +218,7 @@ async fn what_its_client_gives_up_is_held_no_more() {
         given_up.say(&"x".repeat(100_000)).await;
         until(|| seats.bytes() > 100_000).await;
         drop(given_up);
-        // A head weighs some thousand.
+        // A head counts some thousand bytes.
         until(|| seats.bytes() < 5_000).await;
     }
     world.waiting(1).await;
@@ -234,12 +234,12 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     client.write_all(&greedy(MAX_STREAMS)).await.unwrap();
     let mut before = 0;
     until(|| taken.load(SeqCst) > 0).await;
-    // It stands still once nothing more fits anywhere.
+    // The count stops once no buffer on the way has room.
     while before != taken.load(SeqCst) {
         before = taken.load(SeqCst);
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    // What waits for the client, one piece, and the pod's own window; and what sockets hold.
+    // Bytes that wait for the client, one piece, and the pod's own window; and those in sockets.
     let streams = usize::try_from(MAX_STREAMS).unwrap();
     let bound = streams * (SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
     assert!(before <= bound, "{before} bytes were taken, the bound is {bound}");
@@ -266,7 +266,7 @@ async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
     until(|| seats.answers() == 0).await;
 }
 
-/// The code that another client is told.
+/// Status code that another client gets.
 async fn rest_of_others(world: &World) -> u16 {
     let mut other = connect_from(world, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
@@ -289,7 +289,7 @@ async fn idle_connections_make_room_for_those_that_ask() {
         }
     }
     assert!(refused(&world, "connections") >= 40.0 - 20.0);
-    // Those that came first had to go first.
+    // The oldest connections are closed first.
     let closed = tokio::time::timeout(LONG, idle[0].read_u8()).await.unwrap();
     assert!(closed.is_err());
     until(|| world.metric("rouse_activator_client_connections") <= 20.0).await;
@@ -332,7 +332,7 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
     assert_eq!(rest(&mut fifth).await, "");
     assert_eq!(refused(&world, "client_connections"), 1.0);
     assert_eq!(rest_of_others(&world).await, 200);
-    // One that goes makes room for one.
+    // A connection that ends makes room for one.
     drop(kept.pop());
     until(|| world.metric("rouse_activator_client_connections") <= 3.0).await;
     let mut next = connect_from(&world, ATTACKER).await;
@@ -353,7 +353,7 @@ async fn a_trusted_proxy_has_no_share_but_the_whole() {
     assert!(world.exchange_at(world.outside, &ask).await.starts_with("HTTP/1.1 200 "));
 }
 
-/// Runs in a process of its own, since the file table is one for all.
+/// Test in a process of its own, because the file table is shared by a whole process.
 #[tokio::test]
 #[ignore = "run by the test below"]
 async fn with_a_small_file_table() {
@@ -365,7 +365,7 @@ async fn with_a_small_file_table() {
     world.ready("p", server(OK, Duration::ZERO).await.address);
     assert_eq!(rest_of_others(&world).await, 200);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    // Two of each connection are here: the client's end and the activator's.
+    // Both ends of each connection are in this process: the client's and the activator's.
     let mut idle = Vec::new();
     for _ in 0..50 {
         idle.push(connect_from(&world, ATTACKER).await);
@@ -374,7 +374,7 @@ async fn with_a_small_file_table() {
     let next = std::fs::File::open("/dev/null").unwrap();
     let full = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
     setrlimit(Resource::RLIMIT_NOFILE, full, most).unwrap();
-    // Room for the client's own end, and none for the activator's.
+    // There is room for the client's own end, and none for the activator's.
     drop(next);
     let mut other = connect_from(&world, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
@@ -433,7 +433,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
     }
 }
 
-/// Answers once it has read a whole body.
+/// Answers a request once its whole body was read.
 fn collected(
     body: hyper::body::Incoming,
 ) -> std::pin::Pin<Box<dyn Future<Output = http::Response<h2c::Body>> + Send>> {
@@ -446,7 +446,7 @@ fn collected(
     })
 }
 
-/// A pod that answers once it has read as many bytes as a head promised, one connection at a time.
+/// Starts a pod that answers once it has read as many bytes as a head stated, one connection at a time.
 async fn reader() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -472,7 +472,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     let mut world = World::with(|config| config.body_idle_ms = 200).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     world.ready("p", listener.local_addr().unwrap());
-    // A pod that does not read: the client has to wait with the rest.
+    // The pod does not read, so the client has to wait with the rest.
     let mut blocked = connect_from(&world, OTHER).await;
     let head = format!(
         "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
@@ -486,14 +486,14 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
         writing
     });
     let (mut busy_pod, _) = listener.accept().await.unwrap();
-    // A call of gRPC whose client is silent.
+    // The call is gRPC, whose client may be silent.
     let client = Client::connect(world.port).await;
     let grpc = h2c::get("/").method("POST").header("content-type", "application/grpc+proto");
     let mut call = client.call(grpc).await;
     call.say("hello").await;
     let (mut grpc_pod, _) = listener.accept().await.unwrap();
     read_head(&mut grpc_pod).await;
-    // Both outlast two that came after them, one after the other, and are slow.
+    // Both take longer than two later ones, which come one after the other and are slow.
     for _ in 0..2 {
         let mut slow = connect_from(&world, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
@@ -543,7 +543,7 @@ async fn who_keeps_most_room_is_asked_to_go_and_gets_its_answer() {
         idle.push(next);
     }
     until(|| seats.kept() <= MIB).await;
-    // The one that kept most goes, and not before it has its answer.
+    // The connection that kept most ends, but not before it has its response.
     assert!(seats.leaving() > 0);
     answer.notify_one();
     let told = rest(&mut busy).await;
@@ -567,7 +567,7 @@ async fn who_keeps_room_and_does_not_go_is_cut_off_and_others_are_answered() {
     let mut attackers = Vec::new();
     for _ in 0..40 {
         let mut attacker = connect_from(&world, ATTACKER).await;
-        // It answers no PING, so that it never hears of the last stream that it may have (RFC 9113 §6.8).
+        // The client answers no PING, so that the last GOAWAY with the final stream never comes (RFC 9113 §6.8).
         attacker.write_all(&words).await.ok();
         attackers.push(attacker);
         let before = answered.load(SeqCst);
@@ -581,7 +581,7 @@ async fn who_keeps_room_and_does_not_go_is_cut_off_and_others_are_answered() {
     until(|| seats.kept() == 0 && seats.leaving() == 0).await;
 }
 
-/// The host of another service, whose pod answers.
+/// Host of another service, whose pod answers.
 async fn other_service(world: &mut World) -> &'static str {
     const HOST: &str = "other.default.example.com";
     let name = Name::new("default", "other-1");
@@ -599,7 +599,7 @@ async fn other_service(world: &mut World) -> &'static str {
     HOST
 }
 
-/// Asks one request after the other over one connection, and expects an answer to each.
+/// Sends one request after the other over one connection, and expects a response to each.
 async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
     let client = Client::at(door).await;
     loop {
@@ -624,7 +624,7 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_a
         let before = answered.load(SeqCst);
         until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
     };
-    // The last but one may still find the connection open.
+    // The last request but one may still find the connection open.
     while let Ok(mut ready) = send.clone().ready().await {
         let request = Request::get("http://hello.default.example.com/").body(()).unwrap();
         let Ok((answer, mut body)) = ready.send_request(request, false) else { break };

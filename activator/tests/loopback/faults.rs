@@ -1,4 +1,4 @@
-//! Clients and pods that break off anywhere: nothing stays behind.
+//! Clients and pods that break off at any point leave no state behind.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::{
     harness::{self, GET, LONG, OK, World, read_head, revision, until},
 };
 
-/// A sequence that looks random and is the same each time (xorshift64, Marsaglia 2003).
+/// Pseudo-random sequence that is the same each time (xorshift64, Marsaglia 2003).
 struct Chance(u64);
 
 impl Chance {
@@ -27,7 +27,7 @@ impl Chance {
     }
 }
 
-/// A pod that answers as it should, or breaks off at some point with a reset or an end.
+/// Pod that answers in order, or breaks off at some point with a reset or an end.
 async fn rude(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -64,7 +64,7 @@ async fn break_http1(mut stream: TcpStream, kind: usize, at: usize, reset: bool)
     }
 }
 
-/// Carries bytes to a good pod, and breaks off after so many of its answer.
+/// Copies bytes to a good pod, and breaks off after `at` bytes of its response.
 async fn break_http2(
     mut stream: TcpStream,
     whole: std::net::SocketAddr,
@@ -95,7 +95,7 @@ async fn break_http2(
     }
 }
 
-/// A client that breaks off after so many bytes of its request, or of its answer.
+/// Client that breaks off after `at` bytes of its request, or after `answer` bytes of its response.
 async fn leave(mut stream: TcpStream, request: &[u8], at: usize, reset: bool, answer: usize) {
     if reset {
         stream.set_zero_linger().unwrap();
@@ -179,8 +179,8 @@ async fn http2_pods_and_clients_that_break_off_leave_nothing() {
     torment(Protocol::H2c).await;
 }
 
-/// In how many hundredths of a second the kernel asks whether the peer of a connection is still there, if it does
-/// (`Documentation/networking/proc_net_tcp.rst`). Both ports are those of its rows.
+/// Time until the kernel's next keep-alive probe of a connection, in hundredths of a second; `None`: there is none
+/// (`Documentation/networking/proc_net_tcp.rst`). `is_row` gets the own port and the peer's.
 fn asks_in(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     table.lines().skip(1).find_map(|line| {
@@ -188,7 +188,7 @@ fn asks_in(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
         let port = |end: &str| u16::from_str_radix(end.rsplit(':').next().unwrap(), 16).unwrap();
         let (timer, after) = row[5].split_once(':').unwrap();
         let after = u64::from_str_radix(after, 16).unwrap();
-        // 2: the timer of questions to silent peers.
+        // 2: the keep-alive timer.
         (is_row(port(row[1]), port(row[2])) && timer == "02").then_some(after)
     })
 }
@@ -210,7 +210,7 @@ async fn silent_clients_and_pods_are_asked_whether_they_are_there() {
     }
 }
 
-/// Within 15 s. The kernel itself asks after two hours.
+/// Returns true for a time within 15 s. The kernel's own default is two hours.
 fn is_soon(hundredths: u64) -> bool {
     hundredths <= 1_500
 }

@@ -1,4 +1,4 @@
-//! Requests wait, go to pods, and fail in known ways.
+//! Requests wait, are sent to pods, and fail in known ways.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -119,7 +119,7 @@ async fn an_answer_that_stalls_is_cut_off() {
     })
     .await;
     world.ready("p", pod);
-    // A busy machine may take longer to begin.
+    // A busy machine may begin later.
     let clock = Clock::stop();
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
     let at = listener.local_addr().unwrap();
-    // A backlog of 1 holds two connections; SYNs beyond are dropped.
+    // A backlog of 1 holds two connections; SYNs beyond it are dropped.
     let plugs = [harness_connect(at).await, harness_connect(at).await];
     world.ready("p", at);
     let mut stream = world.connect().await;
@@ -240,7 +240,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     drop(plugs);
 }
 
-/// Sockets of this machine whose connect to a port of IPv4 is unanswered so far.
+/// Number of sockets of this machine whose connect to an IPv4 port is unanswered so far.
 fn unanswered(port: u16) -> usize {
     let (remote, syn_sent) = (format!(":{port:04X}"), "02");
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -366,7 +366,7 @@ async fn who_waits_for_a_revision_that_comes_back_is_served() {
     assert_eq!(status(&rest(&mut stream).await), "200");
 }
 
-/// A listener whose queue is full, for as long as the connections in it are kept: it answers no dial.
+/// Starts a listener whose queue is full for as long as the connections in it are kept, so that it answers no dial.
 async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -391,8 +391,8 @@ async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
     assert_eq!(world.waited(), (1, 1));
 }
 
-/// A service of two pods, one of which leaves dials unanswered. Its requests have less time than it takes until such a dial
-/// fails, and than the pod is passed over for.
+/// Creates a service of two pods, one of which leaves dials unanswered. The timeout of its requests is shorter than the
+/// time until such a dial fails, and than the time for which requests avoid the pod.
 async fn beside_silent(world: &mut World, silent: SocketAddr) {
     let timeout = Duration::from_secs(5);
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);

@@ -1,4 +1,4 @@
-//! Which service a host means, at which door, and what its pod is told.
+//! Services that a host means at each entrypoint, and the headers that their pods get.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -45,7 +45,7 @@ async fn each_door_knows_its_own_hosts() {
     );
     let port = SocketAddr::from(([127, 0, 0, 1], world.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
-    // The revision's own Service leads to the inner gateway.
+    // The revision's own Service routes to the inner gateway.
     let own = ["hello-1.default", "hello-1.default.svc", "hello-1.default.svc.cluster.local"];
     let public = ["hello.default.example.com", "shop.example"];
     let mut expected = 0;

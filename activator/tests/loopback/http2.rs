@@ -1,4 +1,4 @@
-//! HTTP/2 without TLS, by prior knowledge: from clients, to pods, and between it and HTTP/1.1.
+//! HTTP/2 without TLS, by prior knowledge: from clients, to pods, and between HTTP/2 and HTTP/1.1.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{sync::atomic::Ordering, time::Duration};
@@ -14,7 +14,7 @@ use crate::{
     harness::{self, GET, OK, World, pod, rest, revision, server, service, until},
 };
 
-/// A world whose pods speak HTTP/2.
+/// Creates a world whose pods speak HTTP/2.
 async fn world() -> World {
     let mut world = World::new().await;
     world.change(|table| {
@@ -86,7 +86,7 @@ async fn large_bodies_pass_whole_while_others_stand_still() {
     let client = Client::connect(world.port).await;
     let mut stuck = Vec::new();
     for _ in 0..20 {
-        // An answer that nobody reads.
+        // No client reads the response.
         let mut call = client.call(Request::post("http://a/")).await;
         call.say(&"x".repeat(60_000)).await;
         stuck.push((call.head().await, call));
@@ -139,7 +139,7 @@ async fn a_client_and_a_pod_may_speak_differently() {
     assert!(heads.contains("cookie: a=1; b=2\r\n"), "{heads}");
 }
 
-/// A server that only speaks HTTP/2 where the port's name does not say so: what it answers is for the client to see.
+/// A server speaks only HTTP/2 although its port's name does not declare that: the client gets the server's own answer.
 #[tokio::test]
 async fn what_a_pod_says_about_the_wrong_protocol_reaches_the_client() {
     let mut world = World::new().await;
@@ -173,7 +173,7 @@ async fn a_connection_that_may_go_direct_is_asked_to_and_loses_nothing() {
     }
     until(|| client.is_closed()).await;
     assert_eq!(pod.requests(), 25);
-    // The gateway for requests from outside keeps its clients.
+    // The gateway for requests from outside keeps its client connections open.
     let outside = Client::at(world.outside).await;
     for _ in 0..3 {
         assert_eq!(outside.ask(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
@@ -192,7 +192,7 @@ async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
     let pod = h2c::refusing(1).await;
     world.change(|table| table.pods.clear());
     world.ready("q", pod.address);
-    // Its body has gone to the pod already.
+    // The body was sent to the pod already.
     let answer = client.ask(Request::post("http://a/"), &["body"]).await.unwrap();
     assert_eq!((answer.head.status(), pod.requests()), (StatusCode::BAD_GATEWAY, 1));
 }

@@ -1,4 +1,4 @@
-//! containerConcurrency: no pod ever has more, and no request is lost.
+//! containerConcurrency: no pod ever gets more requests, and no request is lost.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -33,7 +33,7 @@ fn limit(world: &mut World, limit: u32, protocol: Protocol) {
     });
 }
 
-/// A pod that can do one thing at a time, and says 500 when it is asked for two.
+/// Starts a pod that serves one request at a time, and answers 500 when it has two.
 async fn single_threaded() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -94,7 +94,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     }
     world.waiting(14).await;
     until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
-    // Each that goes makes room for exactly one.
+    // Each request that ends makes room for exactly one.
     calls.drain(..20);
     until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
     world.waiting(0).await;
@@ -102,7 +102,7 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     until(|| served.figures().2 == 0).await;
 }
 
-/// Answers at once, and reads on for as long as something is sent.
+/// Answers at once, and reads on for as long as bytes come.
 fn early(body: Incoming) -> Answering {
     tokio::spawn(body.collect());
     Box::pin(async { Response::new(Empty::new().boxed_unsync()) })
@@ -129,8 +129,8 @@ async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
     assert_eq!((pod.requests(), world.waited()), (2, (1, 1)));
 }
 
-/// A pod that begins to answer each request at once, tells when it has read the body, and then ends the answer when it is
-/// told so.
+/// Starts a pod that begins to answer each request at once and reports when it has read the body. It ends the response
+/// when it is released.
 async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

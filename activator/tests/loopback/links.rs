@@ -1,4 +1,4 @@
-//! The activator as a whole, between a controller and an autoscaler.
+//! The whole activator, between a controller and an autoscaler.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;

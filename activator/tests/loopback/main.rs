@@ -1,5 +1,5 @@
-//! Activators on loopback. One program, since each would build HTTP and the harness once more; those that take a minute are
-//! programs of their own, which run beside it.
+//! Activators on loopback. They are one program, since each program would build HTTP and the harness again. Tests that
+//! take a minute are programs of their own, which run at the same time.
 
 mod answers;
 mod attacks;

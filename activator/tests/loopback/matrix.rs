@@ -1,4 +1,4 @@
-//! The answers that Knative's data plane gives when no app does, in both versions of HTTP.
+//! Responses that Knative's data plane gives in place of an app, in both versions of HTTP.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -17,7 +17,7 @@ use crate::{
     harness::{self, GET, LONG, OK, World, revision, server, service},
 };
 
-/// What is done before the question.
+/// Preparation of the world before the request.
 type Setup = fn(&mut World) -> BoxFuture<'_, ()>;
 
 struct Row {
@@ -38,7 +38,7 @@ fn nothing(_world: &mut World) -> BoxFuture<'_, ()> {
     Box::pin(async {})
 }
 
-/// A pod that takes requests and never answers.
+/// Adds a pod that accepts requests and never answers.
 fn silent(world: &mut World) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let pod = server(OK, LONG * 100).await;
@@ -53,7 +53,7 @@ fn awake(world: &mut World) -> BoxFuture<'_, ()> {
     })
 }
 
-/// One request at the pod and as many waiting as may.
+/// Puts one request at the pod and as many into the queue as it accepts.
 fn full(world: &mut World) -> BoxFuture<'_, ()> {
     Box::pin(async {
         terms(world, |it| it.container_concurrency = 1);
@@ -73,7 +73,7 @@ fn refusing(world: &mut World) -> BoxFuture<'_, ()> {
     })
 }
 
-/// A pod that closes when it has read a request.
+/// Adds a pod that closes when it has read a request.
 fn closing(world: &mut World) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -304,16 +304,16 @@ async fn a_hash_comes_back() {
     assert_eq!(answer.head.headers()["k-network-hash"], "abc");
 }
 
-/// A started answer keeps its code; how it ends depends on what was promised of its length.
+/// A response that has begun keeps its code; its end depends on the length that it states.
 #[tokio::test]
 async fn a_timeout_after_the_head_is_said_at_the_end_of_the_body() {
     const TEXT: &str = "activator request timeout";
     for (head, body, ends) in [
-        // Nothing was promised: it ends in order.
+        // No length is stated: the response ends in order.
         ("transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "hello", true),
-        // More than the text has room for.
+        // The stated length has room for more than the text.
         ("content-length: 100\r\n\r\nhello", "hello", false),
-        // The text would not fit.
+        // The text does not fit into the stated length.
         ("content-length: 9\r\n\r\nhello", "hello", false),
     ] {
         for bound in ["whole", "idle"] {

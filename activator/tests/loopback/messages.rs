@@ -1,4 +1,4 @@
-//! Messages of every shape pass unharmed; bad ones harm nobody else.
+//! Messages of every form pass unchanged; invalid ones do no harm to other requests.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -16,7 +16,7 @@ use crate::harness::{
 
 const MIB: usize = 1 << 20;
 
-/// A pod for one connection, handled by `each` once a head was read.
+/// Starts a pod for one connection, handled by `each` once a head was read.
 async fn pod<F: Future<Output = ()> + Send>(
     each: impl FnOnce(TcpStream, String) -> F + Send + 'static,
 ) -> SocketAddr {
@@ -30,7 +30,7 @@ async fn pod<F: Future<Output = ()> + Send>(
     address
 }
 
-/// What a client sees when a pod gives `answer` to `request`.
+/// Returns the client's view of a pod's `answer` to `request`.
 async fn answered(request: &str, answer: &'static str) -> String {
     let mut world = World::new().await;
     let pod = server(answer, Duration::ZERO).await;
@@ -60,7 +60,7 @@ async fn a_large_body_is_carried_up_without_being_held() {
     );
     client.write_all(head.as_bytes()).await.unwrap();
     let (chunk, mut sent) = (vec![b'x'; MIB], 0);
-    // The pod reads nothing yet: what goes in is only what sockets hold.
+    // The pod reads nothing yet, so only the sockets' buffers fill.
     while let Ok(count) =
         tokio::time::timeout(Duration::from_millis(300), client.write(&chunk)).await
     {
@@ -218,13 +218,13 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
     assert_eq!(rest(&mut client).await, "");
 }
 
-/// How long a bound of a test lasts, and steps that are within it or go beyond it.
+/// Timeout of a test, and steps that are within it or exceed it.
 const BOUND: Duration = Duration::from_secs(10);
 const WITHIN: Duration = Duration::from_millis(9_900);
 const BEYOND: Duration = Duration::from_millis(200);
 
-/// A world with bounds of its revision, and a client of it that has switched protocols with an echoing pod. The pod says
-/// `said` at once.
+/// Creates a world whose revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
+/// pod sends `said` at once.
 async fn upgraded(
     said: &'static str,
     bounds: impl FnOnce(&mut Revision),
@@ -292,7 +292,7 @@ async fn an_upgraded_connection_that_has_begun_may_be_silent() {
     clock.forward(BEYOND).await;
     echo(&mut client).await;
     drop((client, clock));
-    // The client's bytes count as well.
+    // Bytes of the client count as well.
     let (_world, mut client, clock) = upgraded("", bounds).await;
     clock.forward(WITHIN).await;
     echo(&mut client).await;
@@ -353,7 +353,7 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
     assert_eq!((pod.requests(), world.waited()), (11, (0, 0)));
 }
 
-/// Sends a head byte by byte, each in time, the whole never; ends when it is given up.
+/// Sends a head byte by byte, each in time, but never to its end, until the connection is closed.
 async fn trickle(mut client: TcpStream) {
     let sent = async {
         while client.write_all(b"x").await.is_ok() {
@@ -363,7 +363,7 @@ async fn trickle(mut client: TcpStream) {
     tokio::time::timeout(LONG, sent).await.expect("is given up");
 }
 
-/// What the gateway for requests from outside answers.
+/// Returns the response of the gateway for requests from outside.
 async fn outside(world: &World, request: &str) -> String {
     let mut client = TcpStream::connect(world.outside).await.unwrap();
     client.write_all(request.as_bytes()).await.unwrap();
@@ -444,7 +444,7 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
         client.write_all(request.as_bytes()).await.unwrap();
         world.waiting(1).await;
         client.shutdown().await.unwrap();
-        // The beginning of the answer comes as soon as the half is closed, the rest when it is there.
+        // The first byte of the response comes as soon as the half is closed, the rest when the pod has answered.
         assert_eq!(client.read_u8().await.unwrap(), b'H');
         world.waiting(1).await;
         world.ready("p", at);
@@ -457,7 +457,7 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
 
 const GET_ON: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// A pod that answers every request, and reads bodies of five bytes.
+/// Starts a pod that answers every request, and reads bodies of five bytes.
 async fn reader(answer: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -583,7 +583,8 @@ async fn a_silent_answer_ends_once_nobody_listens() {
     assert!(tokio::time::timeout(LONG, end).await.unwrap().unwrap());
 }
 
-/// A pod that begins an answer, tells when its client's half is closed, and says the rest when it is told so.
+/// Starts a pod that begins a response, reports when its client's half is closed, and sends the rest when it is
+/// released.
 async fn pausing() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let ((closed, is_closed), (go, mut wait)) = (mpsc::channel(1), mpsc::channel(1));
     let at = pod(move |mut stream, _| async move {
@@ -605,7 +606,7 @@ async fn pausing() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
     (at, is_closed, go)
 }
 
-/// Longer than an answer may be silent while its client's half is closed.
+/// Longer than a response may be silent while its client's half is closed.
 const PAUSE: Duration = Duration::from_secs(6);
 
 #[tokio::test]
@@ -630,7 +631,7 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
             assert!(closed.try_recv().is_err(), "the pod need not decide");
         } else {
             client.shutdown().await.unwrap();
-            // The silence counts from when the half is seen to be closed.
+            // The time of silence begins when the activator finds the half closed.
             let moved = async {
                 loop {
                     clock.forward(PAUSE / 2).await;

@@ -1,5 +1,5 @@
-//! The same request gets the same answer on every path: asleep, through an activator's port and by its gateway, in
-//! HTTP/1.1 and HTTP/2, as from the pod when nothing stands before it. The pods are real servers.
+//! The same request gets the same response on every path: asleep, through an activator's port and through its gateway.
+//! In both versions of HTTP it equals the pod's own response. The pods are real servers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A server of its own process. It ends when its input does.
+/// Server in a process of its own, which ends when its standard input does.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -50,7 +50,7 @@ fn pods() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pods")
 }
 
-/// Go's server, built for the test.
+/// Starts Go's server, built for the test.
 fn go() -> Command {
     let binary = std::env::temp_dir().join(format!("activator-paths-{}", std::process::id()));
     let known = Path::new("/usr/local/go/bin/go");
@@ -61,7 +61,7 @@ fn go() -> Command {
     Command::new(binary)
 }
 
-/// nginx, whose body of an answer names the request as the other servers' do.
+/// Starts nginx, whose response body names the request as that of the other servers does.
 fn nginx(folder: &Path) -> Command {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap();
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
@@ -82,7 +82,7 @@ fn nginx(folder: &Path) -> Command {
     command
 }
 
-/// Sends raw bytes, a body behind them, and reads the answer at the same time, as clients do.
+/// Sends raw bytes with a body behind them, and reads the response at the same time, as clients do.
 async fn ask(at: SocketAddr, head: &[u8], body: usize) -> Told {
     let mut client = TcpStream::connect(at).await.unwrap();
     let (mut from, mut to) = client.split();
@@ -120,7 +120,7 @@ async fn compare(server: &Server, more: &[Input]) {
     }
 }
 
-/// What HTTP/2 can say. A pod that speaks it, too, is asked in HTTP/2 directly, others in HTTP/1.1.
+/// Requests that HTTP/2 can express. A pod that speaks HTTP/2 gets them in HTTP/2 directly, others in HTTP/1.1.
 async fn compare_http2(server: &Server, protocol: Protocol, inputs: &[Http2Input]) {
     for input in inputs {
         let what = format!("{protocol:?} {} {} {:?}", input.0, input.1, input.3);
@@ -168,7 +168,7 @@ async fn node_answers_the_same_on_every_path() {
 async fn go_answers_the_same_on_every_path() {
     let mut app = go();
     let server = Server::start(&mut app);
-    // It runs, and needs its file no more.
+    // The server runs, and needs its file no more.
     std::fs::remove_file(app.get_program()).unwrap();
     compare(&server, &[]).await;
     compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
@@ -183,7 +183,7 @@ async fn nginx_answers_the_same_on_every_path() {
     std::fs::create_dir_all(&folder).unwrap();
     let server = Server::start(&mut nginx(&folder));
     compare(&server, &[]).await;
-    // What it calls the length of a body in chunks is not the same each time.
+    // The server reports the length of a body in chunks differently each time.
     let is_told = |input: &Http2Input| !matches!(input.3, Sent::Unsized(_));
     let inputs: Vec<_> = http2_inputs().into_iter().filter(is_told).collect();
     compare_http2(&server, Protocol::Http1, &inputs).await;

@@ -1,4 +1,4 @@
-//! Proxies and load balancers before the gateway: whose word counts, and what follows from it.
+//! Proxies and load balancers before the gateway: trust in their headers, and its consequences.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const HOST: &str = "hello.default.example.com";
-/// `PROXY`, for a client of port 443.
+/// PROXY header of version 1, for a client that connected to port 443.
 const BY_TLS: &str = "PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n";
 
 fn trusting(networks: &[&str], proxy_protocol: bool) -> Edge {
@@ -69,7 +69,7 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
     assert_eq!(pod.requests(), 4);
 }
 
-/// As frameworks do with forced TLS: all but https is sent there.
+/// Redirects every request that is not https, as frameworks with forced TLS do.
 async fn forces_tls() -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -115,7 +115,7 @@ async fn a_proxy_header_of_either_version_names_the_client() {
         (own, "127.0.0.1", "http"),
     ] {
         let mut stream = TcpStream::connect(world.outside).await.unwrap();
-        // However it is cut.
+        // The header is recognized however it is cut.
         for piece in header.chunks(7) {
             stream.write_all(piece).await.unwrap();
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Finished requests leave a line, and nothing that writes lines holds a request up.
+//! Finished requests are logged, and writing the lines delays no request.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -20,10 +20,10 @@ use crate::harness::{DATED, GET, LONG, OK, World, hello_1, read_head, revision, 
 
 const LINES: &str = "rouse_activator_request_log_lines_total";
 const DROPPED: &str = "rouse_activator_request_log_dropped_total";
-/// All figures but the latency, which no test can foresee.
+/// Logged fields except for the latency, which no test can predict.
 const SHORT: &str = r#"{{.Request.Method}} {{js .Request.RequestURI}} {{.Response.Code}} {{.Response.Size}} {{.Revision.Namespace}}/{{.Revision.Name}} {{.Revision.PodName}} {{.Revision.PodIP}}"#;
 
-/// What was written.
+/// Text that was written to the log.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -44,7 +44,7 @@ impl io::Write for Written {
     }
 }
 
-/// An output that takes nothing before it is told to, and then fails.
+/// Output that accepts nothing before it is released, and then fails.
 struct Stuck(mpsc::Receiver<()>);
 
 impl io::Write for Stuck {
@@ -63,7 +63,7 @@ fn set(world: &mut World, template: Option<&str>, probes: bool) {
     world.change(|table| table.settings.request_log = log);
 }
 
-/// An activator that logs by this template.
+/// Creates an activator that logs by this template.
 async fn logging(template: &str) -> (World, Written) {
     let (mut world, written) = (World::new().await, Written::default());
     world.activator.gateway.request_log.write_to(Box::new(written.clone()));
@@ -118,26 +118,26 @@ async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
 #[tokio::test]
 async fn every_end_of_a_request_leaves_one_line() {
     let (mut world, written) = logging(SHORT).await;
-    // Its client goes while it waits.
+    // The client leaves while its request waits.
     let mut gone = world.connect().await;
     gone.write_all(b"GET /gone HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     world.waiting(1).await;
     drop(gone);
     until(|| written.lines().len() == 1).await;
-    // Its time is over before there is a pod.
+    // The timeout is over before there is a pod.
     let short = Duration::from_millis(20);
     world.change(|table| {
         table.revisions.insert(revision(), common::wire::Revision { timeout: short, ..hello_1() });
     });
     world.exchange(&GET.replace("GET /", "GET /late")).await;
     until(|| written.lines().len() == 2).await;
-    // Answered, without a body.
+    // The response has no body.
     world.change(|table| drop(table.revisions.insert(revision(), hello_1())));
     let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
     world.ready("p", pod.address);
     world.exchange(&GET.replace("GET /", "DELETE /it")).await;
     until(|| written.lines().len() == 3).await;
-    // Nobody's, and the platform's own: no line.
+    // A request without a service and one to the platform itself are not logged.
     let nobody = "GET / HTTP/1.1\r\nhost: nobody\r\nconnection: close\r\n\r\n";
     world.exchange_at(world.outside, nobody).await;
     let probe = GET.replace("host: a", "host: a\r\nk-network-probe: activator");
@@ -182,7 +182,7 @@ async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_co
     let mut world = World::new().await;
     let (go_on, wait) = mpsc::channel();
     world.activator.gateway.request_log.write_to(Box::new(Stuck(wait)));
-    // Lines of 64 KiB each; eight megabytes of them wait at most.
+    // Lines of 64 KiB each; at most eight megabytes of them wait.
     set(&mut world, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
     let pod = server(DATED, Duration::ZERO).await;
     world.ready("p", pod.address);

@@ -1,4 +1,4 @@
-//! What the table says and what is kept of it, without sockets.
+//! RouteTable and the state that is kept of it, without sockets.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -65,7 +65,7 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
     assert_eq!(routes.by_host(&host).unwrap().service.name.name, "heir");
 }
 
-/// Every activator leads a host to the same service, in whatever order it learnt of them.
+/// Every activator routes a host to the same service, in whatever order it receives the services.
 #[tokio::test]
 async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
     for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
@@ -101,7 +101,8 @@ async fn pods_are_kept_by_the_revision_they_serve_now() {
     assert_eq!(served.ready_since(), None);
 }
 
-/// Whoever waits again after its revision had nothing left for a moment neither loses its turn nor takes another's.
+/// A request that waits a second time, after its revision's queue was dropped, neither loses its turn nor gets
+/// another's.
 #[tokio::test]
 async fn a_request_keeps_its_turn_while_pods_come_and_go() {
     let world = World::new().await;
@@ -126,7 +127,7 @@ async fn a_request_keeps_its_turn_while_pods_come_and_go() {
     assert_eq!(both, (true, true));
 }
 
-/// A revision that is deleted while requests wait for its first pod: they hear of it, not of their own patience's end.
+/// Requests that wait for the first pod of a deleted revision fail before their own timeout.
 #[tokio::test]
 async fn who_waits_at_a_revision_that_is_gone_for_good_is_told() {
     let world = World::new().await;

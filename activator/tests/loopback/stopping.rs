@@ -1,4 +1,4 @@
-//! An activator that is told to stop: who is still led to it is served.
+//! An activator that is being stopped still serves clients that are routed to it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -33,7 +33,7 @@ fn own() -> (RouteKey, RouteChange) {
     (RouteKey::Activator(name), RouteChange::Activator(activator))
 }
 
-/// An activator with a service whose pod answers after `pause`.
+/// Creates an activator with a service whose pod answers after `pause`.
 async fn lingering(name: &str, linger_ms: u64, pause: Duration) -> (Running, u16, u16) {
     let admin = free();
     let mut running = Running::start(name, |config| {
@@ -57,7 +57,7 @@ async fn lingering(name: &str, linger_ms: u64, pause: Duration) -> (Running, u16
 async fn it_serves_until_the_table_names_it_no_more() {
     let (mut running, port, admin) = lingering("stopping", 600_000, Duration::ZERO).await;
     let ready = "GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    // Until the stream to the autoscaler stands, too.
+    // Waits until the stream to the autoscaler is open, too.
     while !ask(admin, ready).await.starts_with("HTTP/1.1 200 ") {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -82,7 +82,7 @@ async fn it_serves_until_the_table_names_it_no_more() {
     for _ in 0..20 {
         assert!(ask(port, GET).await.ends_with("hello"), "new connections are served");
     }
-    // HTTP/2 clients are asked to go by GOAWAY.
+    // HTTP/2 clients are asked to reconnect by GOAWAY.
     let client = Client::connect(port).await;
     client.ask(h2c::get("/"), &[]).await.unwrap();
     until(|| client.is_closed()).await;
@@ -118,7 +118,7 @@ async fn a_request_that_waits_still_gets_its_pod() {
     let waits = |item| matches!(item, common::wire::UsageItem::Seen(_)).then_some(());
     parts::next(&mut running.usages, waits).await;
     running.stop.cancel();
-    // No connection is taken any more.
+    // No connection is accepted any more.
     let closed = async {
         while TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;

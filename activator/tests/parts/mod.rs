@@ -1,4 +1,4 @@
-//! An activator as a whole, between a controller and an autoscaler that tests speak for.
+//! A whole activator, between a controller and an autoscaler that the tests play.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -74,15 +74,15 @@ impl Usage for Autoscaler {
     }
 }
 
-/// An activator that runs, and what it is told and tells.
+/// Running activator, with the streams to and from it.
 pub struct Running {
     pub routes: Outbox<RouteKey, RouteChange>,
     pub pods: mpsc::Receiver<PodItem>,
     pub usages: mpsc::Receiver<UsageItem>,
-    /// Tells it to stop.
+    /// Cancelled to stop the activator.
     pub stop: CancellationToken,
     activator: JoinHandle<Result<(), activator::Error>>,
-    /// Ends the others.
+    /// Cancelled to stop the servers of the controller and the autoscaler.
     end: CancellationToken,
     folder: PathBuf,
 }
@@ -117,13 +117,13 @@ impl Running {
         Self { routes, pods, usages, stop, activator, end, folder }
     }
 
-    /// Waits until everything that was said is in force.
+    /// Waits until all changes of the table are in force.
     pub async fn in_force(&mut self) {
         let version = self.routes.version();
         next(&mut self.pods, |item| applied(item).filter(|it| *it == version)).await;
     }
 
-    /// Whether the activator has ended.
+    /// Returns true if the activator has ended.
     pub fn is_over(&self) -> bool {
         self.activator.is_finished()
     }
@@ -136,7 +136,7 @@ impl Running {
     }
 }
 
-/// The next item for which `wanted` has an answer.
+/// Next item for which `wanted` returns a value.
 pub async fn next<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Option<R>) -> R {
     let find = async {
         loop {

@@ -1,5 +1,5 @@
-//! Requests that servers and proxies read in different ways, and what a client gets for them. Also the kernel tier asks with
-//! them, on the direct path.
+//! Requests that servers and proxies read in different ways, and the responses that a client gets to them. The kernel
+//! tier sends them, too, on the direct path.
 #![allow(dead_code, reason = "the kernel tier asks each server in the version that it speaks")]
 
 mod over_http2;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 pub(crate) use over_http2::over_http2;
 
-/// What a client gets, without what each hop says for itself.
+/// Response that a client gets, without the fields that each hop writes for itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) status: String,
@@ -16,7 +16,7 @@ pub(crate) struct Told {
     pub(crate) body: String,
 }
 
-/// An answer as it was read from its connection.
+/// Parses a response as it was read from its connection.
 pub(crate) fn told(answer: &[u8]) -> Told {
     let answer = String::from_utf8_lossy(answer).into_owned();
     let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
@@ -27,7 +27,7 @@ pub(crate) fn told(answer: &[u8]) -> Told {
     Told { status, fields, body: unchunked(body) }
 }
 
-/// A body whose chunks, if it has any, are joined.
+/// Body whose chunks are joined, if it has any.
 fn unchunked(body: &str) -> String {
     let joined = (|| {
         let (mut rest, mut joined) = (body, String::new());
@@ -44,11 +44,11 @@ fn unchunked(body: &str) -> String {
     joined.unwrap_or_else(|| body.to_owned())
 }
 
-/// A request: its line's beginning, its fields, and bytes of a body that follow.
+/// Request: method, target, further header lines, and the number of body bytes that follow.
 pub(crate) type Input = (&'static str, Vec<u8>, String, usize);
 
-/// What is asked of every server. The kernel tier's say a body again at `/echo`; those of the activator's tests say at each
-/// target what they were asked.
+/// Requests for every server. Servers of the kernel tier return the body at `/echo`; those of the activator's tests
+/// return the request's description at each target.
 pub(crate) fn inputs() -> Vec<Input> {
     let plain = |method, target: &[u8]| (method, target.to_vec(), String::new(), 0);
     let sized = |method, target: &str, size: usize| {
@@ -78,32 +78,32 @@ pub(crate) fn inputs() -> Vec<Input> {
     inputs
 }
 
-/// All of a request but its body.
+/// Bytes of a request without its body.
 pub(crate) fn head((method, target, fields, _): &Input) -> Vec<u8> {
     let host = "host: hello.default.example.com\r\nconnection: close\r\n";
     let behind = format!(" HTTP/1.1\r\n{host}{fields}\r\n");
     [method.as_bytes(), b" ", target, behind.as_bytes()].concat()
 }
 
-/// Whether an input is one that no server may take: it is refused on every path, whatever a pod makes of it.
+/// Returns true for an input that no server may accept: it is refused on every path, whatever a pod does with it.
 pub(crate) fn is_refused((_, target, ..): &Input) -> bool {
     target.iter().any(|byte| *byte == b' ' || byte.is_ascii_control())
 }
 
-/// A request of HTTP/2: method, target, fields and body.
+/// HTTP/2 request: method, target, header fields and body.
 pub(crate) type Http2Input = (&'static str, &'static str, Vec<(String, String)>, Sent);
 
-/// A body as a request brings it.
+/// Body of a request, by the way in which its length is stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Nothing,
-    /// So many bytes, which the head tells.
+    /// Body of this many bytes, with the length in the head.
     Sized(usize),
-    /// So many bytes, which it does not tell.
+    /// Body of this many bytes, without the length in the head.
     Unsized(usize),
 }
 
-/// The same over HTTP/2.
+/// Requests over HTTP/2 for every server.
 pub(crate) fn http2_inputs() -> Vec<Http2Input> {
     use Sent::{Nothing, Sized, Unsized};
     let expects = || vec![("expect".to_owned(), "100-continue".to_owned())];
@@ -131,7 +131,7 @@ pub(crate) fn http2_inputs() -> Vec<Http2Input> {
     inputs
 }
 
-/// The same request in HTTP/1.1, and how many bytes of a body follow.
+/// Bytes of such a request in HTTP/1.1, and the number of body bytes that follow.
 pub(crate) fn in_http1((method, target, fields, sent): &Http2Input) -> (Vec<u8>, usize) {
     let (length, chunk, rest) = match *sent {
         Sent::Nothing => (String::new(), String::new(), 0),
@@ -147,7 +147,7 @@ pub(crate) fn in_http1((method, target, fields, sent): &Http2Input) -> (Vec<u8>,
     ([head(&input), chunk.into_bytes()].concat(), rest)
 }
 
-/// What of a head's fields is compared.
+/// Names of a head's fields that are compared.
 pub(crate) fn compared<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     let own = ["date", "connection", "keep-alive", "content-length", "transfer-encoding"];
     names.map(str::to_ascii_lowercase).filter(|name| !own.contains(&name.as_str())).collect()

@@ -1,4 +1,4 @@
-//! One exchange of HTTP/2 by prior knowledge, as a client has it that reads an answer also while it sends.
+//! One exchange over HTTP/2 by prior knowledge, by a client that reads a response even while it sends.
 
 use std::{convert::Infallible, error::Error, net::SocketAddr};
 
@@ -16,7 +16,7 @@ use super::{Http2Input, Sent, Told, compared};
 
 const PART: &[u8] = &[b'x'; 64 << 10];
 
-/// What a client gets there, or why it gets nothing.
+/// Returns the client's response, or the error for which it gets none.
 pub(crate) async fn over_http2(
     at: SocketAddr,
     (method, target, fields, sent): &Http2Input,
@@ -47,7 +47,7 @@ pub(crate) async fn over_http2(
     })
 }
 
-/// A body of so many bytes. Its end comes in two parts, as most bodies do not come whole.
+/// Body of this many bytes. Its end comes in two parts, as most bodies do not come at once.
 fn parts(size: usize) -> Vec<Result<Frame<Bytes>, Infallible>> {
     let end = &PART[..size % PART.len()];
     let (first, last) = end.split_at(end.len() / 2);
