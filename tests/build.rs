@@ -1,4 +1,4 @@
-//! Compiles `servers/echo.proto`, as `common` does its own.
+//! Build script that compiles `servers/echo.proto` for the test servers.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=servers/echo.proto");

@@ -1,8 +1,9 @@
-//! How many wakes a second controller and autoscaler decide and write, with pods that are only recorded.
+//! Number of cold starts that controller and autoscaler decide and write in a second, with pods that are only
+//! recorded.
 //!
-//! Both run as they ship, on their own threads and over unix sockets; this program stands in for the activator that
-//! reports waiting requests and for the node that is told which pods to start. It prints one JSON line: wakes a
-//! second, round by round. A round ends when the last of its revisions has been ordered a pod.
+//! Both run as shipped, on their own threads and over unix sockets. This program replaces the activator, which
+//! reports waiting requests, and the node, which gets the orders to start pods. It prints one JSON line: cold starts
+//! a second, round by round. A round ends when a pod has been ordered for each of its revisions.
 #![allow(clippy::print_stdout, reason = "xtask reads the figures from standard output")]
 
 use std::{
@@ -25,11 +26,11 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Rounds, one more than counted: the first warms up.
+/// Number of rounds, one more than counted: the first one warms up.
 const ROUNDS: usize = 16;
-/// Revisions woken at once in each round.
+/// Number of revisions woken at once in each round.
 const WAKES: usize = 250;
-/// Nothing here takes so long unless something is stuck.
+/// Timeout of every wait, which only an error reaches.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::main]
@@ -37,7 +38,7 @@ async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("rouse-control-plane-{}", std::process::id()));
     let (shutdown, parts) = (CancellationToken::new(), TaskTracker::new());
     let measured = timeout(PATIENCE * 2, measure(&folder, &shutdown, &parts)).await;
-    // Whatever came of it, nothing stays behind: the controller writes until it has ended.
+    // Cleaned up in any case: the controller writes to the directory until it has ended.
     shutdown.cancel();
     parts.close();
     let _ = timeout(PATIENCE, parts.wait()).await;
@@ -81,7 +82,7 @@ async fn measure(
     Ok(rates.split_off(1))
 }
 
-/// Waits until all revisions are in the RouteTable, and names them.
+/// Waits until all revisions are in the RouteTable, and returns their names.
 async fn revisions(link: Link) -> Result<Vec<Name>> {
     let (found, complete) = oneshot::channel();
     let mut found = Some(found);
@@ -106,7 +107,7 @@ fn key(revision: &Name) -> UsageKey {
     UsageKey { revision: revision.clone(), pod: None }
 }
 
-/// One request waits since now.
+/// Usage report of one request that has been waiting since now.
 fn waiting(revision: &Name, clock: Instant) -> UsageSeen {
     let at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut totals = Totals::default();

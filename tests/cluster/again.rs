@@ -1,14 +1,14 @@
-//! Installing again and again from nothing.
+//! Repeated installation, each time on a cluster without Rouse.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
 use tests::cluster::Cluster;
 use tests::installed::{Installed, Place, SYSTEM};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
-/// How often, where nobody says it.
+/// Default number of rounds, without `ROUSE_INSTALL_ROUNDS`.
 const ROUNDS: u32 = 2;
 
-/// Of Rouse's parts nothing is left on the cluster, nor on its nodes; and no address leads to what they were.
+/// Asserts that no component, endpoint slice or pinned program of Rouse is left on the cluster and its nodes.
 fn assert_nothing_runs(cluster: &Cluster) {
     let ours = "endpointslice.kubernetes.io/managed-by=rouse.dev";
     let words = ["get", "endpointslices", "-A", "--selector", ours, "--output", "name"];
@@ -23,17 +23,17 @@ fn assert_nothing_runs(cluster: &Cluster) {
     }
 }
 
-/// From nothing to the first answer: what the README's commands do, and nothing between them.
+/// One round from nothing to the first response: the commands of the README, and nothing between them.
 fn round(rouse: &Installed) {
     let said = rouse.install();
     println!("{}", said.lines().last().unwrap_or_default());
     let namespace = rouse.namespace("again");
     let client = Place::new(&rouse.cluster, &namespace.name, "node1");
-    // Before it is ready, a request may be told 503, or a moment earlier nothing at all.
+    // Before it is ready, a request may get 503, or a moment earlier no response.
     rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
     let started = std::time::Instant::now();
     let url = rouse.url(&namespace.name, "hello");
-    // As any Service's, its address leads nowhere until the nodes have heard of it.
+    // Like any Service's address, it has no effect until the nodes have learned of it.
     rouse.cluster.wait("its address to lead somewhere", || client.connects(&url).then_some(()));
     let answer = client.ask(&url);
     println!("first answer after {} ms", started.elapsed().as_millis());
@@ -55,7 +55,7 @@ fn the_first_request_after_an_installation_is_answered_each_time() {
     }
 }
 
-/// What is applied to a kind on its way out goes with it; nobody would make it again.
+/// An object of a kind that is being removed is deleted with it, and would not be created again.
 #[test]
 fn a_kind_that_is_still_being_removed_is_waited_for() {
     let rouse = Installed::at_hand();

@@ -1,10 +1,10 @@
-//! `bind-pods` of `config-deployment`: pods that ask for nothing are bound as they are made.
+//! `bind-pods` of `config-deployment`: pods without resource requests are bound to a node when they are created.
 
 use serde_json::Value;
 use tests::cluster::Namespace;
 use tests::installed::{CONTAINER, Installed, SYSTEM, service};
 
-/// Switched on for as long as the value lives; what was done to the nodes is undone with it.
+/// Enables `bind-pods` until drop, which also removes the test's taints.
 struct Bound<'a>(&'a Installed);
 
 impl<'a> Bound<'a> {
@@ -42,7 +42,7 @@ impl Drop for Bound<'_> {
     }
 }
 
-/// Nodes of a new service's three pods, and how many of these the scheduler placed.
+/// Creates a service with three pods. Returns their nodes, and the number of those that the scheduler placed.
 fn placed(
     rouse: &Installed,
     space: &Namespace<'_>,
@@ -80,7 +80,7 @@ fn pods_that_ask_for_nothing_are_bound_where_they_may_run() {
     bound.kubectl(&["taint", "node", "node2", "test=here:NoSchedule"]);
     assert_eq!(placed(&rouse, &space, "tainted", ""), all_on("node1"));
 
-    // Who needs room to be counted gets it from the scheduler.
+    // Pods with resource requests are left to the scheduler, which keeps account of them.
     let (nodes, scheduled) = placed(&rouse, &space, "asks", ", resources: {requests: {cpu: 10m}}");
     assert_eq!((nodes, scheduled), (all_on("node1").0, 3));
 }

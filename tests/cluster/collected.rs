@@ -1,10 +1,10 @@
-//! `config-gc` lets no revision stay, and requests are in flight at the pods of one: each of them is answered in full.
+//! Garbage collection by `config-gc` of a revision with requests in flight: each of them gets its whole response.
 
 use tests::installed::{Installed, configure};
 
 use super::deleted::{finish_all, forget_old, no_old_revision, open_old};
 
-/// No revision stays that nothing leads to, for as long as the value lives.
+/// Setting that no unreferenced revision is retained, in force until drop.
 struct NoneStays<'a>(&'a Installed);
 
 impl<'a> NoneStays<'a> {
@@ -34,6 +34,6 @@ fn requests_outlive_a_revision_that_is_collected() {
     let _none_stays = NoneStays::new(&rouse);
     forget_old(&rouse, namespace);
     finish_all(&rouse, in_flight);
-    // A revision without pods has nothing left to answer.
+    // No request can be lost any more, so now the revision's deletion is the only thing to check.
     no_old_revision(&rouse, namespace);
 }

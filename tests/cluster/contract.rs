@@ -1,4 +1,4 @@
-//! What a process of a service finds around it: Knative's runtime contract (knative.md §7), seen on a pod.
+//! Environment of a service's process: Knative's runtime contract (knative.md §7), seen in a running pod.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ spec:
       volumes: [{name: secret, secret: {secretName: secret}}, {name: work, emptyDir: {}}]
 ";
 
-/// The folder below `/proc` of a pod's process.
+/// Directory below `/proc` of a pod's process.
 fn process(rouse: &Installed, namespace: &str, pod: &str) -> PathBuf {
     let netns = rouse.cluster.netns_of(namespace, pod);
     netns.parent().and_then(Path::parent).expect("a process has a folder").to_owned()
@@ -43,7 +43,7 @@ fn the_pod(rouse: &Installed, namespace: &str, service: &str) -> (String, Value)
     (pod["metadata"]["name"].as_str().expect("it has a name").to_owned(), pod.clone())
 }
 
-/// What of the mounts of a process is at `at`: its options.
+/// Options of the mount at the path `at`, from a process' mountinfo.
 fn mounted(mounts: &str, at: &str) -> String {
     let of = |line: &str| {
         let cells: Vec<&str> = line.split(' ').collect();
@@ -66,7 +66,7 @@ fn environment(rouse: &Installed, url: &str, pod: &str) {
         assert!(said.lines().any(|line| line == want), "{want} is missing in {said}");
     }
     assert!(said.contains("\"first\", \"second\"]"), "its arguments: {said}");
-    // Links to all Services of the namespace are off, as in Knative: they cost time with many.
+    // Service links are off, as in Knative: with many Services they cost time at each start.
     assert!(!said.contains("CONTRACT_SERVICE_HOST="), "{said}");
     assert_eq!(rouse.from("node1").ask(&format!("{url}/files/key")).body, "value-of-key");
 }

@@ -1,4 +1,4 @@
-//! What serves requests is deleted while they are in flight: each of them is answered in full.
+//! Deletion of objects with requests in flight: each request gets its whole response.
 
 use serde_json::Value;
 use tests::cluster::Cluster;
@@ -6,18 +6,18 @@ use tests::exchange::Exchange;
 use tests::installed::{CONTAINER, Installed, service};
 use tests::mounted::MountedApp;
 
-/// Services, by the path that their requests take, with the annotations that make it so.
+/// Services, named by the path of their requests, each with the annotations for that path.
 const PATHS: [(&str, &str); 2] = [("direct", ""), ("activator", ", rouse.dev/path: activator")];
 const NAMES: [&str; 2] = [PATHS[0].0, PATHS[1].0];
-/// Keeps a pod at hand.
+/// Annotation that keeps one pod awake.
 const AWAKE: &str = ", autoscaling.knative.dev/min-scale: \"1\"";
-/// The parts of each body: one is echoed before the deletion, the other is sent after it.
+/// Parts of each body: one is echoed before the deletion, the other is sent after it.
 const FIRST: &str = "first\n";
 const SECOND: &str = "second\n";
-/// A WebSocket's close frame with the code 1001, which `app.c` sends when it is told to end.
+/// WebSocket close frame with code 1001, which `app.c` sends on SIGTERM.
 const CLOSE_FRAME: [u8; 4] = [0x88, 2, 3, 0xe9];
 
-/// A request in flight.
+/// A request in flight, whose first part has been echoed.
 pub(super) struct InFlight {
     what: String,
     exchange: Exchange,
@@ -31,7 +31,7 @@ impl InFlight {
         Self { what, exchange }
     }
 
-    /// Sends the other part, and expects both, and a good end.
+    /// Sends the second part, and asserts that both arrive and the exchange ends well.
     fn finish(mut self, cluster: &Cluster) {
         self.exchange.send(SECOND);
         self.exchange.close();
@@ -47,11 +47,11 @@ impl InFlight {
     }
 }
 
-/// A request of each kind to `host`, in flight at a pod of the service `name`.
+/// Opens a request of each kind to `host`, in flight at a pod of the service `name`.
 fn open(rouse: &Installed, namespace: &str, name: &str, host: &str) -> Vec<InFlight> {
     let client = rouse.from("node1");
     let (url, own) = (rouse.url(namespace, host), client.addresses());
-    // Before its first pod is known everywhere, any service is led by an activator.
+    // Until its first pod is known to all nodes, every service is on the activator path.
     rouse.cluster.wait(&format!("the {name} path"), || {
         let peer = client.ask(&url).header("x-peer").to_owned();
         (!peer.is_empty() && own.contains(&peer) == (name == "direct")).then_some(())
@@ -75,12 +75,12 @@ fn open(rouse: &Installed, namespace: &str, name: &str, host: &str) -> Vec<InFli
     all.into_iter().map(in_flight).collect()
 }
 
-/// An upgraded connection to a service whose address is in `url`.
+/// Opens an upgraded connection to the service whose address is in `url`.
 fn tunnel(rouse: &Installed, url: &str, host: &str) -> Exchange {
     let to = format!("{}:80", url.trim_start_matches("http://"));
     let words = [env!("CARGO_BIN_EXE_tunnel"), &to, host, "/upgrade"];
     let mut exchange = Exchange::start(rouse.from("node1").command(&words));
-    // What comes before the connection has been upgraded would be no part of it.
+    // Bytes that are sent before the upgrade are no part of the upgraded connection.
     rouse
         .cluster
         .wait("an upgraded connection", || (!exchange.header("x-peer").is_empty()).then_some(()));
@@ -97,7 +97,7 @@ pub(super) fn finish_all(rouse: &Installed, all: Vec<InFlight>) {
     all.into_iter().for_each(|it| it.finish(&rouse.cluster));
 }
 
-/// Both services; `more` follows each manifest.
+/// Manifests of both services; `more` appends to each of them.
 fn manifests(container: &str, more: impl Fn(&str) -> String) -> String {
     let one = |(name, path): (&str, &str)| {
         service(name, &format!("{AWAKE}{path}"), container) + &more(name)
@@ -110,7 +110,7 @@ fn delete(rouse: &Installed, namespace: &str, kind: &str) {
     rouse.cluster.kubectl(&[&words[..], &NAMES].concat()).expect("they may be deleted");
 }
 
-/// The objects of this kind, by what `key` says of their metadata.
+/// Values of the metadata field `key` of all objects of a kind.
 fn all(rouse: &Installed, namespace: &str, kind: &str, key: &str) -> Vec<String> {
     let list = rouse.cluster.get(&[kind, "--namespace", namespace]);
     let items = list["items"].as_array().cloned().unwrap_or_default();
@@ -118,7 +118,7 @@ fn all(rouse: &Installed, namespace: &str, kind: &str, key: &str) -> Vec<String>
     items.iter().filter_map(of).collect()
 }
 
-/// Waits until each of these pods has been told to end, as all above it has gone.
+/// Waits until each of these pods has a deletion timestamp, because its owner has gone.
 fn leave(rouse: &Installed, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be told to end", || {
         let list = rouse.cluster.get(&["pods", "--namespace", namespace]);
@@ -129,7 +129,7 @@ fn leave(rouse: &Installed, namespace: &str, pods: &[String]) {
     });
 }
 
-/// Waits until these pods, which have nothing more to do, are no more.
+/// Waits until these pods, which have no requests left, are gone.
 fn gone(rouse: &Installed, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be gone", || {
         let there = all(rouse, namespace, "pods", "uid");
@@ -137,7 +137,7 @@ fn gone(rouse: &Installed, namespace: &str, pods: &[String]) {
     });
 }
 
-/// Waits until the gateway knows no such host.
+/// Waits until the gateway answers 404 for the host.
 fn unknown(rouse: &Installed, namespace: &str, host: &str) {
     let host = format!("{host}.{namespace}.example.com");
     rouse.cluster.wait(&format!("{host} to lead nowhere"), || {
@@ -160,7 +160,7 @@ fn requests_outlive_their_service() {
     gone(&rouse, namespace, &pods);
 }
 
-/// Another Configuration is made, as the service wants one; the pods of the first end with it.
+/// The controller creates the Configuration again for the service, and the pods of the first one end.
 #[test]
 fn requests_outlive_the_configuration_of_their_service() {
     let rouse = Installed::at_hand();
@@ -175,7 +175,7 @@ fn requests_outlive_the_configuration_of_their_service() {
     gone(&rouse, namespace, &pods);
 }
 
-/// Another Route is made, with Services of its own; the addresses of the first lead nowhere.
+/// The controller creates the Route again, with other Services; the addresses of the first one become invalid.
 #[test]
 fn requests_outlive_the_route_of_their_service() {
     let rouse = Installed::at_hand();
@@ -198,10 +198,10 @@ fn requests_outlive_the_route_of_their_service() {
     finish_all(&rouse, in_flight);
 }
 
-/// All traffic goes to the latest revision.
+/// Traffic block that sends all requests to the latest revision.
 const NEWEST: &str = "  traffic:\n  - {latestRevision: true, percent: 100}\n";
 
-/// The container of the second revision.
+/// Container of the second revision.
 fn second() -> String {
     format!("{CONTAINER}, env: [{{name: VERSION, value: \"2\"}}]")
 }
@@ -219,7 +219,7 @@ pub(super) fn no_old_revision(rouse: &Installed, namespace: &str) {
     });
 }
 
-/// Takes the tag away that was all that led to the first revisions, and waits until they are in reserve.
+/// Removes the tag, the only reference to the first revisions, and waits until they are in reserve.
 pub(super) fn forget_old(rouse: &Installed, namespace: &str) {
     rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
     for name in NAMES.map(old_revision) {
@@ -231,7 +231,7 @@ pub(super) fn forget_old(rouse: &Installed, namespace: &str) {
     }
 }
 
-/// Requests in flight at the first of two revisions, to which only the tag `old` leads.
+/// Opens requests at the first of two revisions, which is reachable only by the tag `old`.
 pub(super) fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
     let tagged =
         |name: &str| format!("{NEWEST}  - {{revisionName: {}, tag: old}}\n", old_revision(name));
@@ -240,7 +240,7 @@ pub(super) fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
     open_all(rouse, namespace, "old-")
 }
 
-/// The tag was all that led to the old Revision.
+/// The tag is the only reference to the old Revision.
 #[test]
 fn requests_outlive_the_tag_that_they_were_sent_to() {
     let rouse = Installed::at_hand();
@@ -252,7 +252,7 @@ fn requests_outlive_the_tag_that_they_were_sent_to() {
     finish_all(&rouse, in_flight);
 }
 
-/// An older Revision, which only a tag leads to, is deleted by itself.
+/// An older Revision with a tag as its only reference is deleted on its own.
 #[test]
 fn requests_outlive_their_revision() {
     let rouse = Installed::at_hand();
@@ -267,7 +267,7 @@ fn requests_outlive_their_revision() {
     finish_all(&rouse, in_flight);
 }
 
-/// Kubernetes deletes all that is in it, in an order of its own; its pods are told to end by the kubelet.
+/// Kubernetes deletes all objects of a namespace in any order; the kubelet then ends the pods.
 #[test]
 fn requests_outlive_their_namespace() {
     let rouse = Installed::at_hand();
@@ -283,7 +283,7 @@ fn requests_outlive_their_namespace() {
     gone(&rouse, namespace, &pods);
 }
 
-/// An upgraded connection holds its pod for a minute; then the application is told to end, and closes it in order.
+/// An upgraded connection keeps its pod for a minute; then the application gets SIGTERM and closes it in order.
 #[test]
 #[ignore = "takes more than a minute: --long"]
 fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
@@ -299,7 +299,7 @@ fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
     let own = rouse.from("node1").addresses();
     let open = NAMES.map(|name| {
         let what = format!("the WebSocket by {name}");
-        // A connection that comes early is led by an activator.
+        // An early connection takes the activator path, so it is opened again until it takes the wanted one.
         rouse.cluster.wait(&what, || {
             let exchange = tunnel(&rouse, &rouse.url(namespace, name), name);
             let it = InFlight::new(&rouse.cluster, what.clone(), exchange);

@@ -1,11 +1,11 @@
-//! Every manifest in `examples/` does what it says.
+//! Every manifest in `examples/` does what its comments promise.
 
 use std::fs;
 
 use tests::features::Features;
 use tests::installed::Installed;
 
-/// An example, and what a request to its service must answer: file, service, path, part of the answer's body.
+/// Examples with requests to their services: file, service, path, and a part of the response's body.
 const ANSWERS: [(&str, &str, &str, &str); 12] = [
     ("concurrency", "concurrency", "/", "Hello from concurrency-00001-deployment-"),
     ("config", "config", "/env", "GREETING=Good evening\n"),
@@ -21,9 +21,9 @@ const ANSWERS: [(&str, &str, &str, &str); 12] = [
     ("split", "split", "/", "Hello from split-"),
 ];
 
-/// All examples in the order of their names, each for the namespace `namespace`.
+/// All examples in the order of their names, changed to the namespace `namespace`.
 fn examples(namespace: &str) -> Vec<(String, String)> {
-    // Tests run in the folder of their package.
+    // Tests run in the directory of their package.
     let folder = fs::read_dir("../examples").expect("the examples are there");
     let files = folder.map(|entry| entry.expect("a folder can be read").path());
     let yaml = files.filter(|file| file.extension().is_some_and(|it| it == "yaml"));
@@ -37,7 +37,7 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
     all
 }
 
-/// Applies all of them; the second of two that belong together when the first is Ready.
+/// Applies all examples. `split-2` changes the service of `split`, so it is applied once that one is Ready.
 fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
     for (name, yaml) in all {
         if name.starts_with("split-2") {
@@ -46,7 +46,7 @@ fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
         rouse.cluster.wait(&format!("{name} to be accepted"), || {
             match rouse.apply(namespace, yaml) {
                 Ok(()) => Some(()),
-                // A setting is followed at once, but not by every replica in the same moment.
+                // A setting takes effect soon, but not on all replicas at the same moment.
                 Err(said) if said.contains("support for init-containers is off") => None,
                 Err(said) => panic!("{name}: {said}"),
             }
@@ -93,7 +93,7 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     });
 }
 
-/// What the hosts of the examples lead to, from outside.
+/// Checks the hosts of the examples, from outside of the cluster.
 fn hosts(rouse: &Installed, namespace: &str) {
     let answer = rouse.through_gateway("hello.example.org", "/", &[]);
     assert!(answer.pod().starts_with("named-00001-deployment-"), "{answer}");
@@ -108,13 +108,13 @@ fn hosts(rouse: &Installed, namespace: &str) {
     assert_eq!(service["status"]["url"], url);
 }
 
-/// Six at once, where a pod takes one and three pods are the most.
+/// Sends six requests at once to at most three pods, which take one request each.
 fn limited(rouse: &Installed, namespace: &str) {
     let address = rouse.address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
     let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();
     tests::requests::none_lost(&requests, 40);
-    // Some of the pods have left by now, or do so while they are asked.
+    // Some of the pods have ended by now, or end while they are queried.
     let counts = rouse.pods(namespace, "concurrency").into_iter().filter_map(|pod| {
         let ip = pod["status"]["podIP"].as_str()?.to_owned();
         let counts = rouse.from("node1").ask(&format!("http://{ip}:8080/counts"));

@@ -1,4 +1,4 @@
-//! Applications that listen for one family of IP addresses only, on a cluster with two.
+//! Applications that listen on one family of IP addresses only, on a dual-stack cluster.
 
 use serde_json::Value;
 use tests::installed::{Installed, condition};

@@ -1,4 +1,4 @@
-//! Parts of the cluster, and of Rouse, that stop, die or come back: awake services go on, sleeping ones wake.
+//! Faults of the cluster's processes and of Rouse's: awake services keep serving, sleeping ones wake.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use tests::cluster::Cluster;
 use tests::installed::{CONTAINER, Installed, Place, SYSTEM, condition, service};
 use tests::requests::{Load, Request, by_second, none_lost};
 
-/// A fault that is undone when it goes out of scope, also when the test fails.
+/// A fault, reversed on drop, also when the test fails.
 struct Fault<'a> {
     cluster: &'a Cluster,
     part: &'static str,
@@ -43,14 +43,14 @@ fn pause(seconds: u64) {
     thread::sleep(Duration::from_secs(seconds));
 }
 
-/// Traffic to a service that is awake: four clients, half of them on kept connections.
+/// Load on a service that is awake: four clients, half of them on persistent connections.
 fn traffic(rouse: &Installed, namespace: &str, name: &str, seconds: u64) -> Load {
     let stages = format!("4x{seconds}s");
     let args = ["--stages", &stages, "--path", "/?sleep=50"];
     rouse.from("node1").load(&rouse.address(namespace, name), name, &args)
 }
 
-/// One request to a service that sleeps, which may wait for as long as a fault lasts.
+/// One request to a service that sleeps, with a timeout above the length of any fault.
 fn wake(rouse: &Installed, address: &str) -> Load {
     let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "180"];
     rouse.from("node2").load(address, "asleep", &args)
@@ -60,13 +60,13 @@ fn slowest(requests: &[Request]) -> u64 {
     requests.iter().map(|request| request.took_us / 1000).max().unwrap_or_default()
 }
 
-/// A service that is awake and one that sleeps, of one namespace.
+/// Creates a service that is awake and one that sleeps, in one namespace.
 fn prepared(rouse: &Installed, namespace: &str) {
     rouse.ready(namespace, &[with_least("awake", 1), with_least("asleep", 0)].join("---\n"));
     rouse.asleep(namespace, "asleep");
 }
 
-/// A new service, once the API server and admission take it: a moment after a fault they may not.
+/// Creates another service, as soon as API server and admission accept it again after a fault.
 fn later(rouse: &Installed, namespace: &str) {
     let yaml = with_least("later", 0);
     rouse.cluster.wait("a new service to be taken", || rouse.apply(namespace, &yaml).ok());
@@ -83,7 +83,7 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let awake = traffic(&rouse, namespace, "awake", 70);
     let fault = Fault::of(&rouse.cluster, "stop", "kube-apiserver", "resume");
     pause(50);
-    // Nobody can start its pod now; it waits.
+    // No pod can start now, so the request waits.
     let wakes = wake(&rouse, &asleep);
     pause(10);
     drop(fault);
@@ -131,7 +131,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let addresses = sleepers.map(|name| rouse.address(namespace, name));
     let first = leader(&rouse, "");
     let grows = thread::scope(|scope| {
-        // Comes back after a minute, and never leaves it standing still.
+        // Returns after a minute, and always leaves etcd running.
         let slow = scope.spawn(|| rouse.cluster.fault("slow", "etcd"));
         pause(1);
         let grows = traffic(&rouse, namespace, "grows", 65);
@@ -151,7 +151,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     assert!(pods.len() > 1, "{pods:?} served, so it never grew");
     let last = leader(&rouse, "");
     println!("led by {first} before and {last} after; {} pods served", pods.len());
-    // Whoever leads writes, and what was written meanwhile is right in the end.
+    // The present leader has written the right state in the end, whichever replica it is.
     later(&rouse, namespace);
     sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
     rouse.cluster.wait("all revisions to be ready", || {
@@ -171,20 +171,20 @@ fn watches_that_break_are_taken_up_again() {
     let awake = traffic(&rouse, namespace, "awake", 15);
     for _ in 0..2 {
         drop(Fault::of(&rouse.cluster, "kill", "kube-apiserver", "start"));
-        // Whoever runs a control plane starts a server again that ends while it starts.
+        // Like any supervisor of a control plane: a server that ends while it starts is started again.
         rouse.cluster.wait("the API server", || {
             rouse.cluster.fault("start", "kube-apiserver").ok()?;
             rouse.cluster.kubectl(&["get", "nodes"]).ok()
         });
     }
-    // What changed meanwhile and what changes now is seen.
+    // Changes during the fault and after it are observed.
     let woken = wake(&rouse, &rouse.address(namespace, "asleep")).finish();
     none_lost(&woken, 1);
     later(&rouse, namespace);
     none_lost(&awake.finish(), 100);
 }
 
-/// The pod that holds the lease, once there is one other than `before`.
+/// Name of the pod that holds the lease, once it is another one than `before`.
 fn leader(rouse: &Installed, before: &str) -> String {
     rouse.cluster.wait("a leader", || {
         let lease = rouse.cluster.get(&["lease", "--namespace", SYSTEM, "rouse-controller"]);
@@ -194,7 +194,7 @@ fn leader(rouse: &Installed, before: &str) -> String {
     })
 }
 
-/// Follows the lease, to tell how long nobody held it.
+/// A watch of the lease, to measure the time without a holder.
 struct Leases(Child);
 
 impl Leases {
@@ -205,7 +205,7 @@ impl Leases {
         Self(command.stdout(Stdio::piped()).spawn().expect("it starts"))
     }
 
-    /// From when it was let go until somebody had it.
+    /// Time from the lease's release until another replica acquired it.
     fn handed_over(mut self) -> Duration {
         let _ended = self.0.kill();
         let mut said = Vec::new();
@@ -228,14 +228,14 @@ impl Drop for Leases {
     }
 }
 
-/// The process of a pod of Rouse's own.
+/// Process id of one of Rouse's own pods.
 fn process(rouse: &Installed, pod: &str) -> Pid {
     let netns = rouse.cluster.netns_of(SYSTEM, pod);
     let id = netns.iter().nth(2).and_then(|it| it.to_str()).and_then(|it| it.parse().ok());
     Pid::from_raw(id.expect("a process has a number"))
 }
 
-/// Wakes `count` sleeping services, ten a second, and does `harm` after half of them.
+/// Wakes `count` sleeping services, ten a second, and runs `harm` after half of them.
 fn woken_while(
     rouse: &Installed,
     namespace: &str,
@@ -269,7 +269,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("leader");
     let namespace = &space.name;
-    // How long so many wakes take here by themselves: what they take longer below is the leader's.
+    // Baseline without a fault, to compare the times below with.
     let requests = woken_while(&rouse, namespace, 10, || {});
     none_lost(&requests, 10);
     println!("undisturbed: slowest wake {} ms", slowest(&requests));
@@ -296,7 +296,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     println!("handed over: nobody held the lease for {:?}", leases.handed_over());
 }
 
-/// A process that stands still; it goes on when this goes out of scope.
+/// A suspended process, continued on drop.
 struct Stopped(Pid);
 
 impl Drop for Stopped {
@@ -316,11 +316,11 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     let stopped = Stopped(process(&rouse, &first));
     kill(stopped.0, Signal::SIGSTOP).expect("it runs");
     let second = leader(&rouse, &first);
-    // Every other question of admission goes to the one that stands still.
+    // Every other admission request goes to the suspended replica.
     rouse
         .cluster
         .wait("admission to answer", || rouse.apply(namespace, &with_least("awake", 2)).ok());
-    // Wakes up in the middle of what it did, with a view of the world that is old.
+    // It continues in the middle of its work, with an outdated view of the cluster.
     drop(stopped);
     none_lost(&wake(&rouse, &rouse.address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
@@ -330,7 +330,8 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
 }
 
-/// One of them decides, the others only count. Its connections stand while it is frozen, so only its silence tells.
+/// Only one of the autoscalers is active, the others count. A frozen one keeps its connections, so only its missing
+/// heartbeats show the fault.
 #[test]
 fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     let rouse = Installed::at_hand();
@@ -349,7 +350,7 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
         .collect();
     assert_eq!(pods.len(), 2, "{pods:?}");
     let awake = traffic(&rouse, namespace, "awake", 15);
-    // Each in turn: one of the two is the one that decides.
+    // Both in turn, because either may be the active one.
     for (pod, name) in pods.iter().zip(names) {
         let stopped = Stopped(process(&rouse, pod));
         kill(stopped.0, Signal::SIGSTOP).expect("it runs");
@@ -360,9 +361,9 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     none_lost(&awake.finish(), 100);
 }
 
-/// All of a node stands still, and its kernel goes on: connections to it come about, and nothing reads from them. Whichever
-/// autoscaler decides, it is on one of the two nodes. Kubernetes would place the pod there too until it misses the node, so
-/// it is told not to.
+/// All processes of a node are suspended, but its kernel runs: connections to it are established, and never read. The
+/// active autoscaler is on either of the two nodes. Kubernetes would place the pod on the frozen node until it
+/// notices the fault, so the node is cordoned.
 #[test]
 fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     let rouse = Installed::at_hand();
@@ -373,8 +374,8 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     for (frozen, other, name) in nodes {
         let (to, client) = (rouse.address(namespace, name), rouse.from(other));
         let cordon = rouse.cordon(frozen);
-        // Where the decisions of another autoscaler count as a node freezes, they may hold a pod that had just gone: it
-        // would stand still with the next node, and Kubernetes replaces it only after minutes.
+        // With another active autoscaler, a decision may still hold a pod that had just ended. That pod would then be
+        // frozen with the next node, and Kubernetes replaces it only after minutes.
         rouse.asleep(namespace, name);
         let fault = Fault::of(&rouse.cluster, "stop", frozen, "resume");
         let args =
@@ -424,20 +425,20 @@ fn a_node_that_boots_again_serves_as_before() {
     let args =
         ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&to, "spread", &args);
-    // With it go its mounts, and with those whatever was pinned there.
+    // The node's mounts end with it, and with them all pinned programs and maps.
     drop(Fault::of(&rouse.cluster, "kill", "node2", "start"));
     only_the_first_lost(&load.finish());
-    // The client there went with the node.
+    // The client pod on that node ended with the node.
     let there = Place::new(&rouse.cluster, namespace, "node2");
     both_answer(&rouse, [rouse.from("node1"), &there], &to);
     let asleep = rouse.address(namespace, "asleep");
     let woken = there.load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
     none_lost(&woken, 10);
-    // What counts requests there counts them all, or the service would never sleep, or too soon.
+    // All requests must be counted on the node again, or the service would never scale to zero, or too early.
     rouse.asleep(namespace, "asleep");
 }
 
-/// A service with a pod on each node.
+/// Creates a service with a pod on each node.
 fn spread(rouse: &Installed, namespace: &str) {
     rouse.ready(namespace, &with_least("spread", 2));
     rouse.cluster.wait("a pod on each node", || {
@@ -447,7 +448,7 @@ fn spread(rouse: &Installed, namespace: &str) {
     });
 }
 
-/// Requests that had a lost node to go to may be lost, until everybody knows; none of the last ten seconds.
+/// Asserts that requests are lost only until all nodes know of the fault: none of the last ten seconds.
 fn only_the_first_lost(requests: &[Request]) {
     let end = requests.iter().map(|request| request.at_us).max().expect("some were sent");
     let last: Vec<Request> =

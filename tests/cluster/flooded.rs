@@ -1,4 +1,4 @@
-//! A service under load of every kind, from pods on both nodes and from outside, and the reckoning after.
+//! A service under mixed load, from pods on both nodes and from outside, with a check of every request at the end.
 #![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
 
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use tests::flood::{Flood, Outcome, not_once};
 use tests::folder::Folder;
 use tests::installed::{HELLO, Installed};
 
-/// What the users of a service do, each from a node: new, idle and busy connections, short and long requests.
+/// Clients on each node, by kind and number: new, idle and busy connections, short and long requests.
 const INSIDE: [&str; 8] = [
     "new-get=2",
     "new-post=2",
@@ -21,7 +21,7 @@ const INSIDE: [&str; 8] = [
     "long-get=2",
     "long-post=2",
 ];
-/// The same from outside, through the gateway.
+/// Clients outside of the cluster, through the gateway, by kind and number.
 const OUTSIDE: [&str; 8] = [
     "new-get=1",
     "new-post=1",
@@ -32,41 +32,41 @@ const OUTSIDE: [&str; 8] = [
     "long-get=1",
     "long-post=1",
 ];
-/// So many requests are for one pod: far more than the load keeps in flight (30, and a hundred for moments when processors are
-/// short), so that only who sends more makes it grow.
+/// Target of requests at once in a pod, which only additional load exceeds: about 30 requests are in flight, and up
+/// to a hundred at moments when processors are short.
 pub(crate) const AT_ONCE: u32 = 100;
-/// All traffic to the newest revision.
+/// Traffic block that sends all requests to the newest revision.
 pub(crate) const LATEST: &str = "[{latestRevision: true, percent: 100}]";
-/// So many lines about what went wrong are enough to see what it was.
+/// Highest number of printed lines about lost requests.
 const TOLD: usize = 20;
 
-/// Volumes that pods may write to.
+/// Features that allow writable volumes in pods.
 const WRITABLE: [&str; 2] =
     ["kubernetes.podspec-persistent-volume-claim", "kubernetes.podspec-persistent-volume-write"];
 
-/// What is special about the service.
+/// Options of the service under test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct App {
-    /// Whether it ends at once when SIGTERM comes.
+    /// True if the application ends at once on SIGTERM.
     pub(crate) at_once: bool,
-    /// The fewest pods.
+    /// Lowest number of pods.
     pub(crate) least: u32,
 }
 
-/// A service, and where from and how it is asked.
+/// A service, its clients and its settings.
 pub(crate) struct Scene<'a> {
     pub(crate) rouse: &'a Installed,
     pub(crate) app: App,
     pub(crate) version: u32,
     namespace: Namespace<'a>,
-    /// Where its pods write what they were asked, on every node.
+    /// Directory on every node where pods record the requests that they served.
     folder: Folder,
     to: SocketAddr,
     features: Features<'a>,
 }
 
 impl<'a> Scene<'a> {
-    /// The service, ready.
+    /// Creates the service and waits until it is ready.
     pub(crate) fn new(rouse: &'a Installed, test: &str, app: App) -> Self {
         let namespace = rouse.namespace(test);
         let folder = Folder::new(&namespace.name);
@@ -82,12 +82,12 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// The namespace that all is in.
+    /// Name of the namespace of all objects.
     pub(crate) fn name(&self) -> &str {
         &self.namespace.name
     }
 
-    /// The manifest of the service's present version.
+    /// Manifest of the service's present version.
     pub(crate) fn service(&self, traffic: &str) -> String {
         let (version, App { at_once, least }) = (self.version, self.app);
         let at_once = u8::from(at_once);
@@ -117,12 +117,12 @@ spec:
         )
     }
 
-    /// All pods of the service, also those that end.
+    /// All pods of the service, with terminating ones.
     pub(crate) fn pods(&self) -> Vec<Value> {
         self.rouse.pods(self.name(), "app")
     }
 
-    /// Pods that serve, with the node of each.
+    /// Names of the pods that take requests, each with its node.
     pub(crate) fn serving(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let stays = |pod: &&Value| {
@@ -135,7 +135,7 @@ spec:
         all.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
     }
 
-    /// Load from both nodes and from outside.
+    /// Starts load from both nodes and from outside.
     pub(crate) fn floods(&self) -> [Flood; 3] {
         let floods = [
             self.inside("node1", 1, &INSIDE),
@@ -146,7 +146,7 @@ spec:
         floods
     }
 
-    /// Load from a pod of `node`; `base` tells its requests from others'.
+    /// Starts load from a pod of `node`; `base` makes its request ids unique.
     pub(crate) fn inside(&self, node: &str, base: u64, kinds: &[&str]) -> Flood {
         let program = env!("CARGO_BIN_EXE_flood");
         let command = self.rouse.from(node).command(&[program]);
@@ -164,7 +164,7 @@ spec:
         format!("app.{}.example.com", self.name())
     }
 
-    /// Every client gets so many more answers.
+    /// Waits until every flood has `more` further responses.
     pub(crate) fn go_on(&self, floods: &[Flood], more: u64) {
         for flood in floods {
             let until = flood.answered() + more;
@@ -172,16 +172,16 @@ spec:
         }
     }
 
-    /// Ends the load and reckons.
+    /// Ends the load and checks all results.
     pub(crate) fn reckon(&self, floods: [Flood; 3]) {
-        // All end before any is judged: what panics would leave the others running.
+        // All floods end before any is checked: a panic would leave the others running.
         let outcomes = floods.map(Flood::stop);
         for (who, outcome) in ["node1", "node2", "gateway"].into_iter().zip(&outcomes) {
             self.judge(who, outcome);
         }
     }
 
-    /// Every request was answered, and served once.
+    /// Asserts that every request was answered, and served exactly once.
     pub(crate) fn judge(&self, who: &str, outcome: &Outcome) {
         let Outcome { issued, answered, direct, moved, lost, .. } = outcome;
         println!("{who}: {issued} requests, {answered} answered, {direct} direct, {moved} moved");
@@ -197,7 +197,7 @@ spec:
     }
 }
 
-/// Says how many requests were lost until now.
+/// Prints the number of requests lost so far.
 pub(crate) fn tell(what: &str, floods: &[Flood]) {
     let lost: u64 = floods.iter().map(Flood::lost).sum();
     let answered: u64 = floods.iter().map(Flood::answered).sum();
@@ -207,7 +207,7 @@ pub(crate) fn tell(what: &str, floods: &[Flood]) {
     }
 }
 
-/// A folder of every node, for pods to write to.
+/// Manifest of a volume on a directory of the nodes, for pods to write to.
 fn volume(name: &str, folder: &str) -> String {
     format!(
         "apiVersion: v1

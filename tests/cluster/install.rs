@@ -1,16 +1,17 @@
-//! From an empty cluster to an answer, as the README says: install, apply, ask; asleep and awake again; uninstall.
+//! Installation from an empty cluster to a response, as in the README: install, apply, request; asleep and awake
+//! again; uninstall.
 
 use tests::cluster::{Cluster, Namespace};
 use tests::installed::{Installed, SYSTEM};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 
-/// An example, for a namespace of the test's own.
+/// Manifest of the example, without its namespace.
 fn hello() -> String {
     HELLO.replace("  namespace: default\n", "")
 }
 
-/// The cells of the first row of `kubectl get KIND`, empty cells left out.
+/// Cells of the first row of `kubectl get KIND`, without empty cells.
 fn row(cluster: &Cluster, namespace: &str, kind: &str) -> Vec<String> {
     let words = ["get", kind, "--no-headers", "--namespace", namespace];
     let text = cluster.kubectl(&words).expect("the kind is known");
@@ -33,7 +34,7 @@ fn columns(cluster: &Cluster, namespace: &str) {
     );
 }
 
-/// Wakes the service from a pod on `node`; says on which node the pod that answered runs.
+/// Wakes the service from a pod on `node`. Returns the node of the pod that answered.
 fn woken_from(rouse: &Installed, namespace: &Namespace<'_>, node: &str) -> String {
     let answer = rouse.from(node).ask(&rouse.url(&namespace.name, "hello"));
     let pod = answer.pod().to_owned();
@@ -50,7 +51,7 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     rouse.asleep(&namespace.name, "hello");
     columns(&rouse.cluster, &namespace.name);
 
-    // From zero, from a pod on each node: one of them is on the other node than the pod that answers.
+    // One request from a pod on each node, so that one of them crosses nodes.
     let url = rouse.url(&namespace.name, "hello");
     for node in ["node1", "node2"] {
         let at = woken_from(&rouse, &namespace, node);
@@ -68,7 +69,7 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     assert_eq!(answer.status, 404, "a name for inside only: {answer}");
 }
 
-/// A Service with the labels of Rouse's own, applied by `who`.
+/// Applies a Service with the labels of Rouse's own objects, as the field manager `who`.
 fn service_of(rouse: &Installed, who: &str, name: &str) {
     let yaml = format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM}, \

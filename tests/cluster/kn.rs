@@ -1,12 +1,12 @@
-//! Knative's own client, unchanged: what people and their scripts do with it, always waiting for its own word that all
-//! is done.
+//! Knative's own client, unchanged: commands that users and scripts run, each with the client's own wait for
+//! completion.
 
 use std::path::Path;
 
 use serde_json::Value;
 use tests::installed::{Answer, Installed, Place};
 
-/// Knative's client in one namespace.
+/// Knative's client `kn` in one namespace.
 struct Kn<'a> {
     rouse: &'a Installed,
     namespace: &'a str,
@@ -18,18 +18,18 @@ impl Kn<'_> {
         self.rouse.cluster.run(&words)
     }
 
-    /// What it prints, where it does what it is told.
+    /// Output of a command that must succeed.
     fn says(&self, words: &[&str]) -> String {
         self.run(words).unwrap_or_else(|error| panic!("kn {words:?}: {error}"))
     }
 
-    /// What it prints of an object as JSON.
+    /// Output of a command in JSON.
     fn json(&self, words: &[&str]) -> Value {
         let said = self.says(&[words, &["--output", "json"]].concat());
         serde_json::from_str(&said).unwrap_or_else(|error| panic!("kn {words:?}: {error}: {said}"))
     }
 
-    /// Its line about `name` in a list, its words one space apart.
+    /// Line of a list for `name`, with single spaces between words.
     fn row(&self, words: &[&str], name: &str) -> String {
         let said = self.says(words);
         let line = said.lines().find(|line| line.split_whitespace().next() == Some(name));
@@ -41,26 +41,26 @@ impl Kn<'_> {
         self.rouse.from("node1")
     }
 
-    /// What the route or tag `name` answers inside of the cluster.
+    /// Response of the route or tag `name` inside of the cluster.
     fn answer(&self, name: &str) -> Answer {
         self.place().ask(&self.rouse.url(self.namespace, name))
     }
 
-    /// Makes the service `hello` out of the sample application.
+    /// Creates the service `hello` from the sample application.
     fn create(&self, more: &[&str]) -> String {
         let image = ["service", "create", "hello", "--image", "dev.local/hello:v1"];
         self.says(&[&image[..], &["--scale-window", "6s"], more].concat())
     }
 }
 
-/// Gives `work` Knative's client in a namespace of this test's own.
+/// Runs `work` with Knative's client in a namespace of its own.
 fn with_kn(test: &str, work: impl FnOnce(&Kn<'_>)) {
     let rouse = Installed::at_hand();
     let namespace = rouse.namespace(test);
     work(&Kn { rouse: &rouse, namespace: &namespace.name });
 }
 
-/// That `text` has each of `parts`.
+/// Asserts that `text` contains each of `parts`.
 fn has_all(text: &str, parts: &[&str]) {
     let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
     assert!(missing.is_empty(), "{missing:?} missing in:\n{text}");
@@ -136,7 +136,7 @@ fn kn_splits_traffic_and_tags_revisions() {
         });
 
         kn.says(&["service", "update", "hello", "--traffic", "@latest=100"]);
-        // Unused revisions are those that say so, which they do a moment after the route has left them.
+        // Prune deletes revisions that are labelled as unused, which happens a moment after the route's change.
         kn.rouse.cluster.wait("the first revision to be in reserve", || {
             let revision = kn.json(&["revision", "describe", "hello-00001"]);
             let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
@@ -154,7 +154,7 @@ fn kn_gives_a_service_a_domain() {
         kn.create(&[]);
         kn.says(&["service", "create", "other", "--image", "dev.local/hello:v1"]);
         let domain = format!("{}.example.org", kn.namespace);
-        // An administrator says who may have the name, as with Knative.
+        // As with Knative, an administrator grants the domain to a namespace.
         let claim = format!(
             "apiVersion: networking.internal.knative.dev/v1alpha1
 kind: ClusterDomainClaim
@@ -194,7 +194,7 @@ spec: {{namespace: {}}}
 #[test]
 fn what_kn_exports_it_applies_and_imports_again() {
     with_kn("kn-export", |kn| {
-        // Named by their owner: names that are counted up belong to whoever counts.
+        // With explicit names: generated names would be counted up again on import.
         kn.create(&["--env", "VERSION=v1", "--revision-name", "hello-first"]);
         let update = ["service", "update", "hello", "--env", "VERSION=v2"];
         kn.says(&[&update[..], &["--revision-name", "hello-second"]].concat());
@@ -210,7 +210,7 @@ fn what_kn_exports_it_applies_and_imports_again() {
         let plain = exported("service.json", &[]);
         let whole = exported("export.json", &["--with-revisions", "--mode", "export"]);
         let replay = exported("replay.json", &["--with-revisions", "--mode", "replay"]);
-        // Nobody else's fields are in it: what was exported is what was asked for.
+        // The export has only the fields that the user set.
         let service: Value = read(&plain);
         assert!(service.get("status").is_none_or(Value::is_null), "{service}");
 
@@ -221,7 +221,7 @@ fn what_kn_exports_it_applies_and_imports_again() {
         let said = kn.says(&["service", "describe", "hello"]);
         has_all(&said, &["30%  hello-first", "70%  hello-second"]);
 
-        // Made again step by step, as it came about.
+        // Imported again step by step, in the order of the original changes.
         kn.says(&["service", "delete", "hello", "--wait"]);
         for step in read(&replay)["items"].as_array().expect("a list of services") {
             kn.rouse.apply(kn.namespace, &step.to_string()).expect("each step is taken");
@@ -259,7 +259,7 @@ fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
             "rollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration",
         );
         refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");
-        // Told to do it again with an image that there is, it is.
+        // With `--force` and an image that exists, the service is replaced.
         let again = [&create[..], &image, &["--force"]].concat();
         has_all(&kn.says(&again), &["Service 'hello' replaced to latest revision 'hello-00002'"]);
         assert_eq!(kn.answer("hello").status, 200);

@@ -1,10 +1,10 @@
-//! A hard limit of requests in each pod, kept by two activators together.
+//! A hard limit of requests in each pod, enforced by two activators together.
 
 use serde_json::Value;
 use tests::installed::{CONTAINER, Installed, SYSTEM};
 use tests::requests::{Load, Request, none_lost};
 
-/// A request that stays at its pod for 100 ms.
+/// Path of a request that takes 100 ms.
 const PATH: &str = "/?sleep=100";
 
 fn limited(name: &str, pods: u32) -> String {
@@ -25,7 +25,7 @@ spec:
     )
 }
 
-/// Load by the ClusterIP from each node, and by the gateway.
+/// Starts load on the ClusterIP from each node, and through the gateway.
 fn everywhere(rouse: &Installed, namespace: &str, name: &str, args: &[&str]) -> Vec<Load> {
     let (address, gateway) = (rouse.address(namespace, name), rouse.gateway());
     let host = format!("{name}.{namespace}.example.com");
@@ -36,7 +36,7 @@ fn everywhere(rouse: &Installed, namespace: &str, name: &str, args: &[&str]) -> 
     ways.map(|(node, to, host)| rouse.from(node).load(to, host, &args)).collect()
 }
 
-/// How many requests each pod has had at once at most. Nothing else may be in flight: this asks the pods themselves.
+/// Highest number of requests at once in each pod. It queries the pods, so no other request may be in flight.
 fn most(rouse: &Installed, namespace: &str, name: &str) -> Vec<u64> {
     let of = |pod: Value| {
         let ip = pod["status"]["podIP"].as_str().expect("it runs").to_owned();

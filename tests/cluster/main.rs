@@ -1,6 +1,6 @@
-//! The cluster tier: a real Kubernetes. Needs root; run by `cargo xtask test --tier cluster`.
+//! The cluster tier: tests on a real Kubernetes. Needs root; run by `cargo xtask test --tier cluster`.
 //!
-//! Tests below `plain` run on any cluster, those below `kn` need Knative's client; all others need a cluster that xtask
+//! Tests in `plain` run on any cluster, those in `kn` need Knative's client, and all others need a cluster that xtask
 //! made.
 
 mod again;

@@ -1,4 +1,4 @@
-//! What a NetworkPolicy keeps from a service's pods neither waits for one nor wakes one.
+//! Requests that a NetworkPolicy denies to a service's pods neither wait for a pod nor wake the service.
 
 use tests::installed::{Installed, Place, SYSTEM};
 
@@ -11,7 +11,7 @@ spec:
     spec: {containers: [{image: \"dev.local/hello:v1\"}]}
 ";
 
-/// Lets in the activators, as every service needs it, and the clients of these two labels.
+/// Policy that admits the activators, as every service needs it, and clients with these two labels.
 fn policy(app: &str, namespace: &str) -> String {
     format!(
         "apiVersion: networking.k8s.io/v1
@@ -41,7 +41,7 @@ fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
     rouse.asleep(&namespace.name, "guarded");
     let url = rouse.url(&namespace.name, "guarded");
 
-    // In force before the service was there.
+    // The policy is in force before the service existed.
     let answer = stranger.ask(&url);
     assert_eq!(answer.status, 403, "{answer}");
     assert!(answer.body.contains("NetworkPolicy"), "{answer}");
@@ -52,7 +52,7 @@ fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
     assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0, "nothing was woken for it");
     assert_eq!(friend.ask(&url).status, 200, "who is let in wakes it");
 
-    // A change is followed, in both directions.
+    // A changed policy takes effect, in both directions.
     apply(&policy("client", &stranger.namespace));
     rouse
         .cluster

@@ -1,4 +1,4 @@
-//! What only a cluster that xtask made can show: faults, and that nothing is left behind.
+//! Tests that need a cluster of xtask: faults, and removal without leftovers.
 #![allow(
     clippy::unwrap_used,
     reason = "a panic in a test names the line, which is what a test is for"
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use tests::cluster::{Cluster, Namespace, inside, variable, xtask_output};
 
-/// A cluster that one test brings up for itself and takes down again, also when it fails.
+/// A cluster of one test, removed on drop, also when the test fails.
 pub(crate) struct Own {
     pub(crate) name: String,
     xtask: PathBuf,
@@ -21,7 +21,7 @@ impl Own {
         Self::of(test, &["up", "--nodes", "1", "--image", "hello"])
     }
 
-    /// One that these words bring up.
+    /// Creates a cluster with the given arguments of xtask.
     pub(crate) fn of(test: &str, up: &[&str]) -> Self {
         let own = Self {
             name: format!("{test}-{}", std::process::id()),
@@ -43,7 +43,7 @@ impl Drop for Own {
     }
 }
 
-/// How much on this machine bears the cluster's name: processes, mounts, cgroups, files.
+/// Leftovers of a cluster on this machine, by its name: processes, mounts, cgroups, files.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Traces {
     processes: usize,
@@ -55,7 +55,7 @@ struct Traces {
 fn traces(name: &str) -> Traces {
     let mark = format!("rouse-cluster-{name}");
     let processes = fs::read_dir("/proc").unwrap().flatten();
-    // One that has ended and only waits to be collected by process 1 is gone.
+    // A zombie that process 1 has not reaped yet does not count.
     let has_ended = |entry: &fs::DirEntry| {
         fs::read_to_string(entry.path().join("stat")).map_or(true, |text| text.contains(") Z "))
     };
@@ -76,7 +76,7 @@ fn traces(name: &str) -> Traces {
     }
 }
 
-/// The host's own devices and routes.
+/// Network devices and routes of the host itself.
 fn host_network() -> (Vec<String>, String) {
     let devices = fs::read_dir("/sys/class/net").unwrap().flatten();
     let mut devices: Vec<String> =
@@ -107,7 +107,7 @@ fn up_repairs_what_was_killed() {
     own.xtask(&["fault", "stop", "kube-controller-manager"]);
     let table = own.xtask(&["up", "--image", "hello"]);
     assert!(table.contains("node1    yes"), "{table}");
-    // Everything runs, so one more time there is nothing to do but look.
+    // Everything runs, so another `up` has only the final check to do.
     let table = own.xtask(&["up", "--image", "hello"]);
     assert!(table.contains("[ 1/1]"), "{table}");
 }
@@ -169,7 +169,7 @@ spec:
         let pod = cluster.get(&["pod", "--namespace", name, "look"]);
         (pod["status"]["phase"] == "Running").then_some(())
     });
-    // Whatever the pod sees is seen through its first process.
+    // The pod's view of the file system is that of its first process.
     let pid = cluster.netns_of(name, "look");
     let root = pid.parent().and_then(Path::parent).expect("a process has a folder").join("root");
     let mounts = fs::read_to_string(root.parent().unwrap().join("mountinfo")).unwrap();

@@ -1,4 +1,4 @@
-//! Paths between pods, seen from inside them, before anything of Rouse is installed.
+//! Network paths between pods, seen from inside them, before Rouse is installed.
 
 use std::net::SocketAddr;
 

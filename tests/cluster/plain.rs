@@ -1,4 +1,4 @@
-//! What Kubernetes alone does, before anything of Rouse is installed: the ground that all other tests stand on.
+//! Baseline of Kubernetes alone, before Rouse is installed, on which all other tests rely.
 #![allow(
     clippy::unwrap_used,
     reason = "a panic in a test names the line, which is what a test is for"
@@ -7,7 +7,7 @@
 use serde_json::Value;
 use tests::cluster::{Cluster, Namespace};
 
-/// One pod of the sample on the node `node`, and a Service of the same name in both families.
+/// Manifest of one pod of the sample on the node `node`, and a dual-stack Service of the same name.
 fn sample(name: &str, node: &str) -> String {
     format!(
         "apiVersion: apps/v1

@@ -1,4 +1,4 @@
-//! What the kubelet asks is its own business: it is no request of the service, in whatever protocol and by whatever name.
+//! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent.
 
 use tests::installed::{CONTAINER, Installed, service};
 
@@ -30,12 +30,12 @@ fn a_service_falls_asleep_whatever_probes_it_has() {
     all.iter().for_each(|(name, _)| rouse.asleep(namespace, name));
 }
 
-/// Its liveness fails some fourteen seconds after it began, for ever.
+/// Container whose liveness probe fails from about fourteen seconds after its start, indefinitely.
 const HUNG: &str = "image: \"dev.local/hello:v1\",
         env: [{name: HELLO_READY_AFTER_MS, value: never}, {name: HELLO_EXIT_ON_TERM, value: \"1\"}],
         livenessProbe: {httpGet: {path: /ready}, initialDelaySeconds: 10, periodSeconds: 2, failureThreshold: 2}";
 
-/// What is in flight at a container that hangs would hold up its restart for as long as the request may take.
+/// Requests in flight in a hung container would delay its restart up to their timeout, without the agent's exception.
 #[test]
 fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
     let rouse = Installed::at_hand();

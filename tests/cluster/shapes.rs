@@ -1,4 +1,4 @@
-//! Manifests as other tools write them are accepted, become Ready and answer.
+//! Manifests as other tools write them: accepted, Ready, and answering requests.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 use tests::installed::{CONTAINER, Installed, SYSTEM, service};
 use tests::requests::none_lost;
 
-/// What `func deploy` applies for a function of the Go runtime.
+/// Manifest that `func deploy` applies for a function of the Go runtime.
 const FUNC: &str = r#"
 apiVersion: serving.knative.dev/v1
 kind: Service
@@ -62,7 +62,7 @@ spec:
           seccompProfile: {type: RuntimeDefault}
 "#;
 
-/// What KServe's controller makes of an InferenceService in its mode on Knative.
+/// Manifest that KServe's controller creates for an InferenceService in its Knative mode.
 const KSERVE: &str = r#"
 apiVersion: serving.knative.dev/v1
 kind: Service
@@ -103,7 +103,7 @@ spec:
   - {latestRevision: true, percent: 100}
 "#;
 
-/// A canary of that: KServe splits by the name of the revision that was there.
+/// Canary of that service: KServe splits traffic by the name of the previous revision.
 const CANARY: &str = "  traffic:
   - {latestRevision: true, percent: 20}
   - {revisionName: iris-predictor-00001, percent: 80, tag: prev}
@@ -116,7 +116,7 @@ fn a_function_as_func_deploys_it_answers() {
     rouse.ready(&namespace.name, FUNC);
     let answer = rouse.from("node1").ask(&(rouse.url(&namespace.name, "greeter") + "/env"));
     assert!(answer.body.contains("\nADDRESS=0.0.0.0\n"), "{answer}");
-    // `func list` and `func describe` find it by this label, and read its URL.
+    // `func list` and `func describe` select it by this label, and read its URL.
     let words = ["ksvc", "--namespace", &namespace.name, "--selector=function.knative.dev=true"];
     let list = rouse.cluster.get(&words);
     let url = format!("http://greeter.{}.example.com", namespace.name);
@@ -144,8 +144,8 @@ fn a_predictor_as_kserve_makes_it_answers_and_takes_a_canary() {
     assert_eq!(status["url"], format!("http://{host}"), "what is for inside has one URL");
 }
 
-/// Names of what is made for it have to be cut from this length on: 30 bytes are cut nowhere, 37 at its Image, 47 at its
-/// Deployment, and 63 are the most. A tag and its host are in front of the name, so they bound it.
+/// Names of child objects are cut from certain lengths on: 30 bytes are never cut, 37 for the Image, 47 for the
+/// Deployment; 63 is the maximum. A tag precedes the name in hosts, which limits the name further.
 #[test]
 fn services_with_long_names_answer_by_their_tags_and_leave_nothing() {
     let rouse = Installed::at_hand();
@@ -171,7 +171,7 @@ fn services_with_long_names_answer_by_their_tags_and_leave_nothing() {
     });
 }
 
-/// The addresses to which the slices of a Kubernetes Service lead.
+/// Addresses of the ready endpoints in the slices of a Kubernetes Service.
 fn endpoints(rouse: &Installed, namespace: &str, service: &str) -> BTreeSet<String> {
     let label = format!("kubernetes.io/service-name={service}");
     let words = ["endpointslices", "--namespace", namespace, "--selector", &label];
@@ -183,14 +183,14 @@ fn endpoints(rouse: &Installed, namespace: &str, service: &str) -> BTreeSet<Stri
     addresses.filter_map(|it| it.as_str().map(str::to_owned)).collect()
 }
 
-/// The addresses of pods in `namespace` that have this label.
+/// Addresses of the pods in `namespace` with this label.
 fn addresses_of(rouse: &Installed, namespace: &str, label: &str) -> BTreeSet<String> {
     let list = rouse.cluster.get(&["pods", "--namespace", namespace, "--selector", label]);
     let pods = list["items"].as_array().cloned().unwrap_or_default();
     pods.iter().filter_map(|it| it["status"]["podIP"].as_str().map(str::to_owned)).collect()
 }
 
-/// The ServerlessService tells the name of a Kubernetes Service; who reads its slices finds who answers.
+/// A ServerlessService names a Kubernetes Service, whose slices have the endpoints that answer.
 #[test]
 fn a_revision_answers_by_its_own_service_awake_and_asleep() {
     let rouse = Installed::at_hand();
@@ -207,7 +207,7 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
         });
     };
     let of_revision = format!("serving.knative.dev/revision={revision}");
-    // An activator knows a revision by the name that its client asked for, as in Knative.
+    // An activator identifies a revision by the host name of the request, as in Knative.
     let host = format!("Host: {revision}.{namespace}.svc.cluster.local");
     let ask = || rouse.from("node2").ask_with(&url, &[&host]).pod().to_owned();
     ask();
@@ -220,7 +220,7 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
     }
 }
 
-/// What `kubectl wait` tells is true for clients on every node, and for the gateway, at that moment.
+/// A service that `kubectl wait` reports as Ready answers clients on every node, and through the gateway.
 #[test]
 fn services_answer_as_soon_as_they_are_ready() {
     let rouse = Installed::at_hand();
@@ -238,7 +238,7 @@ fn services_answer_as_soon_as_they_are_ready() {
     }
 }
 
-/// The HorizontalPodAutoscaler of Kubernetes says how many pods there are; their traffic is led as that of any service.
+/// The HorizontalPodAutoscaler of Kubernetes scales the pods; their traffic is routed as for any service.
 #[test]
 fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
     let rouse = Installed::at_hand();
@@ -254,7 +254,7 @@ fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
     assert_eq!(spec["metrics"][0]["resource"]["name"], "memory", "{spec}");
     assert_eq!(spec["scaleTargetRef"]["name"], "measured-00001-deployment", "{spec}");
 
-    // Without measurements Kubernetes' own autoscaler leaves the number of pods as it is between its bounds.
+    // Without metrics, Kubernetes' autoscaler leaves the number of pods as it is, between its bounds.
     let scaled = |count: usize| {
         let replicas = format!("--replicas={count}");
         let words = ["scale", "deployment", "measured-00001-deployment", &replicas];

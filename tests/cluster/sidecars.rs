@@ -1,14 +1,15 @@
-//! A request that wakes a service is answered once the whole pod is ready, and not only what serves in it.
+//! A request that wakes a service is answered once the whole pod is ready, and not only its serving container.
 
 use tests::features::Features;
 use tests::installed::Installed;
 
-/// Probes of sidecars, and of other ports than the serving one, are off unless operators allow them.
+/// Feature that allows probes of sidecars and of other ports; off by default.
 const PROBES: [&str; 1] = ["multi-container-probing"];
-/// So long after its start the sidecar is late: far longer than a request takes that does not wait for it.
+/// Delay of the sidecar's readiness, in ms: far longer than a cold start that does not wait for it.
 const LATE_MS: u32 = 8_000;
 
-/// A service that sleeps from the start on; `probe` is the serving container's, and `sidecar` says more about the one at 8081.
+/// Service without initial pods; `probe` is the serving container's, and `sidecar` adds to the container at port
+/// 8081.
 fn pair(probe: &str, sidecar: &str) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
@@ -30,7 +31,7 @@ spec:
     )
 }
 
-/// Wakes the service by a request, and asks the sidecar as soon as that is answered: the status.
+/// Wakes the service by a request, and queries the sidecar right after the response. Returns the sidecar's status.
 fn sidecar_after_the_first_answer(test: &str, yaml: &str) -> u16 {
     let rouse = Installed::at_hand();
     let features = Features::on(&rouse.cluster, &PROBES);

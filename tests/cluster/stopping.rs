@@ -1,6 +1,7 @@
-//! Pods that stop under load: whatever ends them, every request is answered, and none is served twice.
+//! Pods that stop under load for any reason: every request is answered, and none is served twice.
 //!
-//! `ROUSE_STOPPING_REQUESTS` says how many requests each test sends at least, `ROUSE_LONG_REQUEST_S` how long the longest are.
+//! `ROUSE_STOPPING_REQUESTS` is the least number of requests of each test, `ROUSE_LONG_REQUEST_S` the length of the
+//! longest.
 #![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
 
 use serde_json::Value;
@@ -9,11 +10,11 @@ use tests::installed::Installed;
 
 use crate::flooded::{App, LATEST, Scene, tell};
 
-/// What makes two pods too few: a pod takes [`AT_ONCE`](crate::flooded::AT_ONCE).
+/// Additional clients that need more than two pods: a pod's target is [`AT_ONCE`](crate::flooded::AT_ONCE).
 const PULSE: [&str; 2] = ["slow-get=115", "slow-post=115"];
-/// Requests of a test where nothing else is said.
+/// Default number of requests of a test.
 const REQUESTS: u64 = 20_000;
-/// Numbers the requests of pulses apart from the others'.
+/// First id of the pulses, apart from the other clients' ids.
 const PULSES: u64 = 1_000;
 
 fn run(test: &str, at_once: bool) {
@@ -34,7 +35,7 @@ fn run(test: &str, at_once: bool) {
     scene.reckon(floods);
 }
 
-/// Whatever ends pods, one after the other. Returns which Revision serves after the one that did.
+/// Ends pods in every way, one after the other. Returns the Revision that serves afterwards.
 fn every_event(scene: &mut Scene<'_>, floods: &[Flood], round: u64, serving: &str) -> String {
     scale_out_and_in(scene, floods, round);
     tell("scale-in", floods);
@@ -42,7 +43,7 @@ fn every_event(scene: &mut Scene<'_>, floods: &[Flood], round: u64, serving: &st
     let new = format!("app-v{}", scene.version);
     roll(scene, LATEST, &new);
     tell("rollout", floods);
-    // Every other round goes back to where it came from.
+    // Every other round rolls back to the previous revision.
     let back = round % 2 == 1;
     if back {
         roll(scene, &format!("[{{revisionName: {serving}, percent: 100}}]"), serving);
@@ -57,7 +58,7 @@ fn every_event(scene: &mut Scene<'_>, floods: &[Flood], round: u64, serving: &st
     if back { serving.to_owned() } else { new }
 }
 
-/// Another revision takes all requests, and the pods of the one before end.
+/// Moves all traffic to another revision, and waits until the previous one's pods have ended.
 fn roll(scene: &Scene<'_>, traffic: &str, to: &str) {
     scene.rouse.apply(scene.name(), &scene.service(traffic)).expect("admission takes it");
     scene.rouse.cluster.wait(&format!("only pods of {to}"), || {
@@ -67,7 +68,7 @@ fn roll(scene: &Scene<'_>, traffic: &str, to: &str) {
     });
 }
 
-/// 1 → 3 → 1: what one pod cannot carry comes and goes.
+/// Scales 1 → 3 → 1 pods by additional load that comes and goes.
 fn scale_out_and_in(scene: &Scene<'_>, floods: &[Flood], round: u64) {
     let pulse = scene.inside("node1", PULSES + round, &PULSE);
     let cluster = &scene.rouse.cluster;
@@ -79,7 +80,7 @@ fn scale_out_and_in(scene: &Scene<'_>, floods: &[Flood], round: u64) {
     });
 }
 
-/// One pod is ended from outside: by this, which is given its name and its node.
+/// Ends one pod from outside by the function `end`, which gets the pod's name and its node.
 fn end_one(scene: &Scene<'_>, floods: &[Flood], end: fn(&Scene<'_>, &str, &str)) {
     let (pod, node) = scene.serving().first().expect("there is one").clone();
     end(scene, &pod, &node);
@@ -106,7 +107,7 @@ fn evict(scene: &Scene<'_>, pod: &str, _: &str) {
     let _gone = std::fs::remove_file(file);
 }
 
-/// Clients are ours and stay; all else leaves the node, also activators.
+/// Drains the node: all pods leave it, with activators, except for the test's clients.
 fn drain(scene: &Scene<'_>, _: &str, node: &str) {
     let words = "--ignore-daemonsets --delete-emptydir-data --force --pod-selector app!=client";
     let words: Vec<&str> = words.split(' ').chain(["--timeout", "300s"]).collect();

@@ -1,4 +1,4 @@
-//! One service's life: it wakes, scales out and in, is rolled out in steps, rolled back, and deleted.
+//! Life of one service: it wakes, scales out and in, is rolled out in steps, rolled back, and deleted.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tests::installed::{Installed, Place};
 use tests::requests::{Request, none_lost};
 
-/// The service `story` with `newest` as its template's revision and these targets.
+/// Manifest of the service `story` with `newest` as its template's revision and these traffic targets.
 fn story(newest: &str, traffic: &[(&str, u32, &str)]) -> String {
     let targets = traffic.iter().map(|(revision, percent, tag)| {
         let tag = if tag.is_empty() { String::new() } else { format!(", tag: {tag}") };
@@ -35,7 +35,7 @@ spec:
     )
 }
 
-/// How many requests each revision answered, by the names of its pods.
+/// Number of requests that each revision answered, by the names of its pods.
 fn by_revision(requests: &[Request]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in requests {
@@ -45,7 +45,7 @@ fn by_revision(requests: &[Request]) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Sends load through `work` and gives what became of it.
+/// Sends load while `work` runs, and returns its requests.
 fn during(
     place: &Place,
     address: &str,
@@ -71,7 +71,7 @@ fn scaled_out_and_in(rouse: &Installed, namespace: &str, address: &str) {
     let pods: BTreeSet<&str> = requests.iter().map(|request| request.pod.as_str()).collect();
     assert!(pods.len() >= 4, "20 at once, 5 a pod: {pods:?}");
     assert!(most <= 5, "max-scale is 5, and there were {most}");
-    // Few are enough for one pod; the others leave without losing any of them.
+    // One pod suffices for two clients; the others end without losing a request.
     let requests = during(rouse.from("node1"), address, "story", "2x16s", || {
         rouse.cluster.wait("the service to scale in", || {
             let pods = rouse.pods(namespace, "story");
@@ -93,7 +93,7 @@ fn split(rouse: &Installed, namespace: &str, address: &str) {
         none_lost(&requests, 400);
         let counts = by_revision(&requests);
         println!("{host}: {counts:?}");
-        // 120 are expected; five standard deviations are 46.
+        // The expected number is 120; five standard deviations are 46.
         let new = counts.get("story-v2").copied().unwrap_or_default();
         assert!((74..=166).contains(&new), "{counts:?}");
     }
@@ -106,7 +106,7 @@ fn split(rouse: &Installed, namespace: &str, address: &str) {
     }
 }
 
-/// Moves all traffic to `revision` under load: none is lost, and in the end nobody else answers.
+/// Moves all traffic to `revision` under load: no request is lost, and in the end no other revision answers.
 fn moved(rouse: &Installed, namespace: &str, address: &str, revision: &str) {
     let target = format!(r#"{{"revisionName":"{revision}","percent":100}}"#);
     let patch = format!(r#"{{"spec":{{"traffic":[{target}]}}}}"#);

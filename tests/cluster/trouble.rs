@@ -1,10 +1,10 @@
-//! What cannot be done ends in a condition with Knative's reason, and goes on by itself when the cause is gone.
+//! Errors become conditions with Knative's reasons, and processing resumes when the cause is gone.
 
 use serde_json::Value;
 use tests::installed::{CONTAINER, Installed, condition, service};
 use tests::requests::none_lost;
 
-/// Waits until a condition is False for this reason; gives its message.
+/// Waits until a condition is False for the given reason, and returns its message.
 fn refused(
     rouse: &Installed,
     namespace: &str,
@@ -40,7 +40,7 @@ spec: {ports: [{port: 9000}]}
     rouse.apply(namespace, &service("taken", "", CONTAINER)).expect("admission cannot know");
     let said = refused(&rouse, namespace, ("route", "taken"), "IngressReady", "NotOwned");
     assert!(said.contains("\"taken\"") && said.contains("do not own"), "{said}");
-    // The Service is told next, with another write.
+    // The Service's own condition follows, with another write.
     let said = refused(&rouse, namespace, ("ksvc", "taken"), "RoutesReady", "NotOwned");
     assert!(said.contains("\"taken\""), "{said}");
     let after = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
@@ -57,7 +57,7 @@ fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
     let rouse = Installed::at_hand();
     let space = rouse.namespace("image");
     let namespace = &space.name;
-    // One whose tag cannot be looked up, and one that no node can pull.
+    // One image whose tag cannot be resolved, and one that no node can pull.
     let unknown = service("unknown", "", "image: \"registry.invalid/nobody/nothing:v1\"");
     let absent = service("absent", "", "image: \"dev.local/nothing:v1\"");
     let exits = format!("{CONTAINER}, env: [{{name: HELLO_EXIT, value: \"3\"}}]");
@@ -124,7 +124,7 @@ spec: {hard: {requests.memory: 1Mi}}
         "FailedCreate",
     );
     assert!(said.contains("exceeded quota"), "{said}");
-    // It goes on by itself when there is room.
+    // Creation of the pod resumes when the quota is gone.
     rouse.delete(namespace, quota).expect("a quota may be deleted");
     rouse.wait_ready(namespace, "ksvc", "poor");
     rouse.from("node1").ask(&rouse.url(namespace, "poor")).pod();
@@ -160,7 +160,7 @@ fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
         made_again(&rouse, namespace, kind, name);
     }
     none_lost(&load.finish(), 100);
-    // With these go pods and addresses; they come back as well.
+    // These objects own pods and addresses, which also come back.
     for kind in ["deployment", "configuration", "route"] {
         let name = if kind == "deployment" { "kept-00001-deployment" } else { "kept" };
         made_again(&rouse, namespace, kind, name);
@@ -172,7 +172,7 @@ fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
     }
 }
 
-/// Deletes an object and waits until there is another of its name.
+/// Deletes an object and waits until another one has its name.
 fn made_again(rouse: &Installed, namespace: &str, kind: &str, name: &str) {
     let look = || {
         let object = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
@@ -188,7 +188,7 @@ fn made_again(rouse: &Installed, namespace: &str, kind: &str, name: &str) {
     });
 }
 
-/// No pod of it can ever run: requests for it wait.
+/// Configuration and Route of a revision whose pods can never run, so that requests for it wait.
 const NOWHERE: &str = "
 apiVersion: serving.knative.dev/v1
 kind: Configuration
@@ -226,7 +226,7 @@ fn who_waits_for_what_is_deleted_meanwhile_is_told_so() {
             asked.join().expect("it asks")
         });
         assert!([404, 503].contains(&answer.status), "{gone}: {answer}");
-        // Who comes later is told at once: where the name is gone, by the gateway.
+        // Later requests are refused at once; if the route is gone, by the gateway.
         let host = format!("pair.{namespace}.example.com");
         let later = rouse.through_gateway(&host, "/", &[]);
         assert!([404, 503].contains(&later.status), "{gone}: {later}");
@@ -241,25 +241,26 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
     let mut addresses = Vec::new();
     for namespace in [&goes, &stays] {
         let yaml = service("busy", awake, CONTAINER);
-        // Kubernetes looks at a namespace on its way out again after half its pods' grace, which is 300 s otherwise.
+        // Kubernetes retries the deletion of a namespace after half its pods' grace period, which is 300 s by
+        // default.
         let yaml = yaml.replace("    spec:\n", "    spec:\n      timeoutSeconds: 20\n");
         rouse.ready(&namespace.name, &yaml);
         addresses.push(rouse.address(&namespace.name, "busy"));
     }
     let args = ["--stages", "4x15s", "--path", "/?sleep=20"];
     let spared = rouse.from("node1").load(&addresses[1], "busy", &args);
-    // To what is gone, nobody answers.
+    // Requests to the deleted namespace get no response.
     let args = [&args[..], &["--timeout-s", "5"]].concat();
     let harmed = rouse.from("node1").load(&addresses[0], "busy", &args);
     rouse.cluster.kubectl(&["delete", "namespace", &goes.name, "--timeout=90s"]).expect("it goes");
     none_lost(&spared.finish(), 100);
     let requests = harmed.finish();
     assert!(requests.iter().any(tests::requests::Request::is_answered), "it was awake before");
-    // The controller has not stumbled: what comes next is done.
+    // The controller still works: a new service becomes ready.
     rouse.ready(&stays.name, &service("next", "", CONTAINER));
 }
 
-/// The garbage collector marks what is below first; nothing may be made there meanwhile.
+/// Foreground deletion lets the garbage collector delete child objects first; none may be created again meanwhile.
 #[test]
 fn a_configuration_that_is_deleted_in_the_foreground_goes_for_good() {
     let rouse = Installed::at_hand();

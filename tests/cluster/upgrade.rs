@@ -1,5 +1,5 @@
-//! The parts themselves replaced and killed under load, and what runs them restarted: nothing is lost, and all counts
-//! come back to nothing, so that the service falls asleep.
+//! Components of Rouse replaced and killed under load, and kubelet and containerd restarted: no request is lost, and
+//! all counts return to zero, so that the service scales to zero.
 
 use serde_json::Value;
 use tests::flood::Flood;
@@ -7,17 +7,17 @@ use tests::installed::{Installed, SYSTEM};
 
 use crate::flooded::{App, Scene, tell};
 
-/// The parts: kind, name, and so the value of the label `app`.
+/// Components: kind and name, which is also the value of the label `app`.
 const PARTS: [(&str, &str); 4] = [
     ("daemonset", "rouse-agent"),
     ("deployment", "activator"),
     ("deployment", "autoscaler"),
     ("deployment", "controller"),
 ];
-/// Answers that each client gets between two events.
+/// Number of responses that each client gets between two events.
 const BETWEEN: u64 = 300;
 
-/// Load, and `events` while it lasts.
+/// Runs `events` under load, then checks all requests and waits until the service is asleep.
 fn under_load(test: &str, events: impl FnOnce(&Scene<'_>, &[Flood])) {
     let rouse = Installed::at_hand();
     let scene = Scene::new(&rouse, test, App { at_once: true, least: 0 });
@@ -32,7 +32,7 @@ fn kubectl(scene: &Scene<'_>, words: &[&str]) -> String {
     said.unwrap_or_else(|said| panic!("{words:?}: {said}"))
 }
 
-/// Waits until the part is there again as it should be.
+/// Waits until a component is fully rolled out.
 fn whole(scene: &Scene<'_>, part: &str) {
     kubectl(scene, &["rollout", "status", part, "--namespace", SYSTEM, "--timeout", "300s"]);
 }
@@ -49,7 +49,7 @@ fn containers(scene: &Scene<'_>, app: &str) -> Vec<(String, String)> {
     all.iter().map(one).collect()
 }
 
-/// SIGKILL to every replica of a part, one after the other.
+/// Sends SIGKILL to every replica of a component, one after the other.
 fn kill(scene: &Scene<'_>, app: &str) {
     let socket = "/run/containerd/containerd.sock";
     for (node, id) in containers(scene, app) {
@@ -78,7 +78,7 @@ fn every_part_is_rolled_under_load_and_nothing_is_lost() {
     });
 }
 
-/// An activator that dies takes the requests that it carries with it: of those, nobody could know what they did.
+/// The activator is excluded: the requests that it carries are lost with it, and no retry could be safe.
 #[test]
 fn agent_autoscaler_and_controller_are_killed_under_load_and_nothing_is_lost() {
     under_load("killed", |scene, floods| {

@@ -1,23 +1,23 @@
-//! Shell: one process of a test: does with ordinary sockets what it is told on stdin, one line a step.
+//! Shell: a process of a test, which acts on ordinary sockets as lines on stdin order, one line a step.
 //!
 //! | line | does | answers |
 //! |---|---|---|
 //! | `listen ADDRESS NAME [reuseport] [v6only]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
 //! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
-//! | `prefork ADDRESS NAME N` | the same with N children that share one listener | `ok ADDRESS` |
-//! | `close` | ends the listener that was opened last | `ok` |
+//! | `prefork ADDRESS NAME N` | as `listen`, with N children that share one listener | `ok ADDRESS` |
+//! | `close` | closes the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
-//! | `peer` | asks whom the socket that connected last is connected to | `ok PEER` |
-//! | `only6 ADDRESS` | connects with a socket that takes IPv6 only, keeps it | `ok NAME PEER` |
+//! | `peer` | reads the peer address of the socket that connected last | `ok PEER` |
+//! | `only6 ADDRESS` | connects with a socket limited to IPv6, keeps it | `ok NAME PEER` |
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `refused ADDRESS` | connects, is refused, keeps the socket | `ok` |
-//! | `disconnect` | takes back the connect of the socket that connected last, keeps it | `ok` |
+//! | `disconnect` | disconnects the socket that connected last, keeps it | `ok` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
-//! | `storm ADDRESS N` | the same, whatever becomes of each | `ok NAME=COUNT … errERRNO=COUNT …` |
+//! | `storm ADDRESS N` | as `hammer`, and counts errors as well | `ok NAME=COUNT … errERRNO=COUNT …` |
 //! | `drop` | closes every connection | `ok` |
 //!
-//! A failed step answers `err ERRNO`. Answers begin with `> `, to stand out from what the test runner prints.
+//! A failed step answers `err ERRNO`. Answers begin with `> `, which separates them from output of the test runner.
 #![allow(clippy::print_stdout, reason = "answers go to the test that started it")]
 
 use std::{
@@ -45,7 +45,7 @@ use crate::{bed::command_in, sys};
 const IPPROTO_MPTCP: i32 = 262;
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
-/// Not a test: what this program does as an actor. Run by the tests.
+/// Main function of this program as an actor, which the tests start; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
@@ -56,7 +56,7 @@ fn role() {
     play(|words| stage.step(words));
 }
 
-/// Takes steps until the test has gone.
+/// Executes steps until the test closes stdin.
 pub(crate) fn play(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -67,7 +67,7 @@ pub(crate) fn play(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
     }
 }
 
-/// A process in a cgroup and a network namespace. Killed when dropped.
+/// A process in a cgroup and a network namespace, killed on drop.
 #[derive(Debug)]
 pub(crate) struct Actor {
     child: Child,
@@ -80,8 +80,8 @@ impl Actor {
         Self::playing("actor::role", (ROLE, OsStr::new("1")), cgroup, netns)
     }
 
-    /// One that plays another role, which takes steps in the same way: the ignored test of that name, with this in its
-    /// environment.
+    /// Starts a process in another role that executes steps in the same way: the ignored test of that name, with a
+    /// variable in its environment.
     pub(crate) fn playing(
         role: &str,
         (name, value): (&str, &OsStr),
@@ -102,24 +102,24 @@ impl Actor {
         Self { child, orders, answers }
     }
 
-    /// Does one step and returns its answer, or the errno.
+    /// Executes one step. Returns its answer, or the errno.
     pub(crate) fn ask(&mut self, step: &str) -> Result<String, i32> {
         self.send(step);
         self.answer()
     }
 
-    /// Its process.
+    /// Process id of the actor.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Begins a step.
+    /// Sends a step without waiting for its answer.
     pub(crate) fn send(&mut self, step: &str) {
         let orders = self.orders.as_mut().expect("it is open until drop");
         writeln!(orders, "{step}").expect("the actor lives");
     }
 
-    /// Waits for the answer to the step that was begun.
+    /// Waits for the answer to the step that was sent.
     pub(crate) fn answer(&mut self) -> Result<String, i32> {
         loop {
             let mut line = String::new();
@@ -133,7 +133,7 @@ impl Actor {
         }
     }
 
-    /// The step's answer; panics when it failed.
+    /// Executes one step and returns its answer; panics if it failed.
     #[track_caller]
     pub(crate) fn must(&mut self, step: &str) -> String {
         self.ask(step).unwrap_or_else(|errno| panic!("`{step}` failed with errno {errno}"))
@@ -162,7 +162,7 @@ impl Stage {
         }
     }
 
-    /// Steps of a server.
+    /// Executes a step of a server.
     fn offer(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["listen", address, name, rest @ ..] => {
@@ -191,7 +191,7 @@ impl Stage {
                 Ok(String::new())
             }
             ["forget"] => {
-                // Leaves the accepting thread's copy: the listener stays open elsewhere.
+                // The accepting thread keeps its copy, so the listener stays open.
                 self.listeners.pop();
                 Ok(String::new())
             }
@@ -206,7 +206,7 @@ impl Stage {
         }
     }
 
-    /// Steps of a client.
+    /// Executes a step of a client.
     fn visit(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["connect", address] => {
@@ -261,7 +261,7 @@ impl Stage {
         }
     }
 
-    /// A child that only holds the inherited socket stands for a worker: it keeps the listener open.
+    /// Starts children that inherit the listener and keep it open, like worker processes.
     fn share(&mut self, listener: &TcpListener, children: u32) -> io::Result<()> {
         for _ in 0..children {
             let inherited = Stdio::from(OwnedFd::from(listener.try_clone()?));
@@ -290,7 +290,7 @@ impl Stage {
     }
 }
 
-/// Connects once and says who answered.
+/// Connects once and returns the name of the server.
 fn visit(address: SocketAddr) -> io::Result<String> {
     greeting(&mut TcpStream::connect(address)?)
 }
@@ -335,7 +335,7 @@ fn retry(bad: SocketAddr, good: SocketAddr) -> io::Result<TcpStream> {
     Ok(TcpStream::from(fd))
 }
 
-/// A socket whose connect was refused.
+/// Returns a socket whose connect was refused.
 fn refused(address: SocketAddr) -> io::Result<OwnedFd> {
     let fd = tcp(address)?;
     let refused = connect(fd.as_raw_fd(), &SockaddrStorage::from(address));
@@ -350,7 +350,7 @@ fn greet(listener: TcpListener, name: String) {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { break };
             let name = name.clone();
-            // Holds the connection until the client ends it.
+            // Keeps the connection open until the client closes it.
             std::thread::spawn(move || {
                 let _client_left = writeln!(stream, "{name}");
                 let _end = stream.read(&mut [0]);
@@ -359,7 +359,7 @@ fn greet(listener: TcpListener, name: String) {
     });
 }
 
-/// The name with which the server greets.
+/// Reads the name that the server sends as its greeting.
 fn greeting(stream: &mut TcpStream) -> io::Result<String> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut name = Vec::new();

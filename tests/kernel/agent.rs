@@ -1,7 +1,7 @@
-//! Shell: the agent as a process, between a controller and an autoscaler that only listen, with a real pod.
+//! Shell: the agent as a process, between a fake controller and autoscaler that only receive, with a real pod.
 //!
-//! Every test has its own network namespaces (one for the node, one for the pod), cgroup and bpf filesystem. The
-//! agent and the pod are this program again, in a role named by the environment.
+//! Every test has its own network namespaces (one for the node, one for the pod), cgroup and bpf filesystem. Agent
+//! and pod are this program again, in a role that the environment names.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -40,16 +40,16 @@ use tonic::{
 
 const PREFIX: &str = "rouse-agent-";
 const ROLE: &str = "ROUSE_TEST_ROLE";
-/// Long: beside other work, loading the programs alone may take half a minute.
+/// Timeout of every wait. Under load, loading the programs alone may take half a minute.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What a client sends.
+/// Variable with the bytes that a client sends.
 const SENDS: &str = "ROUSE_TEST_SENDS";
 const ADDRESS: &str = "10.77.0.2:8080";
-/// Line of the metrics that counts them.
+/// Beginning of the metrics line that counts passed probes.
 const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
-/// Not a test: what this program does in a role. Run by the tests.
+/// Main function of this program in a role, which the tests start; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
@@ -71,7 +71,7 @@ fn run_agent() {
         .expect("it runs until it is killed");
 }
 
-/// Opens a connection to the pod, sends what it is given, and says what comes and how the connection ends.
+/// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
 fn run_client() {
     let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
     stream.write_all(env::var(SENDS).unwrap_or_default().as_bytes()).expect("it stands");
@@ -85,15 +85,15 @@ fn run_client() {
     }
 }
 
-/// Serves HTTP on port 8080 between the lines `listen` and `close`; answers 200 after `good`, 503 after `bad`,
-/// nothing after `keep`. `say TEXT` writes that, escaped, to what it keeps; `drop` closes it.
+/// Serves HTTP on port 8080 between the lines `listen` and `close`: it answers 200 after `good`, 503 after `bad`, and
+/// nothing after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them.
 fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let _ = send.send(line);
         }
-        // The test has gone.
+        // The test has ended.
         std::process::exit(0);
     });
     let (mut listener, mut status) = (None, "200 OK");
@@ -122,7 +122,7 @@ fn run_pod() {
             Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
             Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
         }
-        // What is to be said waits for who is to hear it.
+        // Text is written once there is a connection to write it to.
         if !kept.is_empty() {
             let text = std::mem::take(&mut said);
             kept.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
@@ -140,14 +140,14 @@ fn answer(mut stream: TcpStream, status: &str) {
     let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
 }
 
-/// A node of one test. Everything is removed when it goes out of scope.
+/// Node of one test, with all its objects; removed on drop.
 struct World {
     name: String,
     folder: PathBuf,
     cgroup: PathBuf,
-    /// Folder of the pods' cgroups below it.
+    /// Path of the pods' cgroups below the test's cgroup.
     pods_at: &'static str,
-    /// How long requests may take.
+    /// Timeout of the revision's requests.
     timeout: Duration,
     routes: Outbox<RouteKey, RouteChange>,
     reports: mpsc::Receiver<PodItem>,
@@ -215,12 +215,12 @@ impl World {
         }
     }
 
-    /// Names the pod in the RouteTable.
+    /// Puts the pod into the RouteTable.
     fn name_pod(&self, phase: PodPhase, how: ProbeHow) {
         self.name_probed(phase, how, Duration::ZERO);
     }
 
-    /// Names the pod, to be probed every `period` also when it is ready.
+    /// Puts the pod into the RouteTable, with a probe every `period` that goes on while it is ready.
     fn name_probed(&self, phase: PodPhase, how: ProbeHow, period: Duration) {
         self.name_with(phase, how, period, "n1", false);
     }
@@ -276,7 +276,7 @@ impl World {
         self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
     }
 
-    /// Starts the agent, and does not wait for its programs.
+    /// Starts the agent without waiting for its programs.
     fn launch_agent(&mut self) {
         let mut command = self.in_role("agent", "n");
         command.envs(self.settings());
@@ -288,7 +288,8 @@ impl World {
     fn start_agent(&mut self) {
         self.launch_agent();
         let agent = self.agent.as_mut().expect("launched");
-        // Where the kernel does not tell cookies (before 5.15), who listens earlier counts nowhere.
+        // On kernels without cookies in sock_ops (before 5.15), sockets that listen before the programs are not
+        // counted.
         let pin = self.folder.join(format!("bpf/v{}/links/connect6", abi::ABI_VERSION));
         let end = Instant::now() + LIMIT;
         while !pin.exists() && matches!(agent.try_wait(), Ok(None)) && Instant::now() < end {
@@ -296,7 +297,7 @@ impl World {
         }
     }
 
-    /// As a DaemonSet starts it: in a pod's cgroup, and without a word about cgroups.
+    /// Starts the agent as a DaemonSet does: in a pod's cgroup, and without settings of cgroups.
     fn start_agent_in_a_pod(&mut self) {
         let own = self.cgroup.join(self.pods_at).join("podagent/main");
         fs::create_dir_all(&own).expect("a cgroup");
@@ -328,7 +329,7 @@ impl World {
         }
     }
 
-    /// Starts the pod's process as a runtime does: on the node, first into its cgroup, then into its namespace.
+    /// Starts the pod's process as a runtime does: on the node, first in its cgroup, then in its namespace.
     fn start_pod(&mut self) {
         let child = self.start_in("pod", &format!("{}/poduid-1/main", self.pods_at));
         self.pod = Some(child);
@@ -347,8 +348,8 @@ impl World {
             .join(" ");
         let procs = self.cgroup.join(cgroup).join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {words}", procs.display());
-        // Where a runtime starts matters: a process in a pod's cgroup that is still in a namespace of neither would be
-        // taken for the pod, and whatever listens there for its ports.
+        // The starting namespace matters: a process in a pod's cgroup and in a foreign namespace would be taken for
+        // the pod, with the listeners of that namespace.
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}-n", self.name));
         command.args(["sh", "-c", &script]).env(ROLE, role).stdin(Stdio::piped());
@@ -363,7 +364,7 @@ impl World {
         command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
         if role == "agent" {
             let least = env::var("ROUSE_TEST_CAPS").unwrap_or_else(|_unset| least());
-            // Whose test is killed goes too.
+            // The agent is killed together with its test.
             command.args(["setpriv", "--pdeathsig", "KILL"]);
             command.args(["--no-new-privs", "--bounding-set", &least]);
         }
@@ -377,7 +378,7 @@ impl World {
         writeln!(stdin, "{line}").expect("it reads");
     }
 
-    /// Takes in reports until `done`.
+    /// Receives pod reports until `done` returns true.
     fn wait(&mut self, what: &str, done: impl Fn(&PodSeen) -> bool) -> PodSeen {
         let end = Instant::now() + LIMIT;
         loop {
@@ -393,7 +394,7 @@ impl World {
         }
     }
 
-    /// Takes in usage until `done` for the pod's totals.
+    /// Receives usage reports until `done` returns true for the pod's totals.
     fn wait_usage(&mut self, what: &str, done: impl Fn(&UsageSeen) -> bool) -> UsageSeen {
         let end = Instant::now() + LIMIT;
         loop {
@@ -411,7 +412,7 @@ impl World {
         }
     }
 
-    /// Sends one request from the node's namespace and returns the answer's first line.
+    /// Sends one request from the node's namespace and returns the status line of the response.
     fn request(&self) -> String {
         let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let exchange = || {
@@ -425,17 +426,17 @@ impl World {
         node.within("answer", exchange).expect("an answer")
     }
 
-    /// As [`page`], of this node.
+    /// Gets a [`page`] in a namespace of this node.
     fn get(&self, namespace: &str, at: &str, path: &str) -> String {
         page(&format!("{}-{namespace}", self.name), at, path)
     }
 
-    /// Waits until so many probes have passed.
+    /// Waits until at least `count` probes have passed.
     fn wait_probes(&self, count: u64) {
         self.wait_counted(PROBES_PASSED, count);
     }
 
-    /// Waits until the metric that this line begins with is so high.
+    /// Waits until the metric that begins with `line` is at least `count`.
     fn wait_counted(&self, line: &str, count: u64) {
         let end = Instant::now() + LIMIT;
         loop {
@@ -450,7 +451,7 @@ impl World {
         }
     }
 
-    /// The one pod's slot.
+    /// Row of the only pod in the maps.
     fn slot(&self) -> u32 {
         self.slots().values().next().expect("a registered pod").slot
     }
@@ -471,14 +472,14 @@ impl Drop for World {
     }
 }
 
-/// Removes the worlds that killed runs left behind.
+/// Removes the nodes of tests that were killed.
 fn remove_stale() {
     let all = tests::left::named_in(&[env::temp_dir()]);
     let ours = all.into_iter().filter(|name| name.starts_with(PREFIX));
     tests::left::of_the_dead(ours).iter().for_each(|name| remove(name));
 }
 
-/// Removes all of a world but its processes.
+/// Removes all objects of a test's node except for its processes.
 fn remove(name: &str) {
     let folder = env::temp_dir().join(name);
     let _ = Command::new("umount").arg(folder.join("bpf")).status();
@@ -490,7 +491,7 @@ fn remove(name: &str) {
     CGROUPS.iter().for_each(|root| remove_cgroup(&Path::new(root).join(name)));
 }
 
-/// Gets a page of a port over a connection of its own, in a network namespace; empty when nobody listens.
+/// Gets a page of a port over a new connection, in a network namespace; empty if no socket listens.
 fn page(namespace: &str, at: &str, path: &str) -> String {
     let namespace = Namespace::open(Path::new("/run/netns").join(namespace));
     let exchange = || {
@@ -502,7 +503,7 @@ fn page(namespace: &str, at: &str, path: &str) -> String {
     namespace.expect("it exists").within("page", exchange).unwrap_or_default()
 }
 
-/// Removes a cgroup and those below it, as soon as their last processes have gone.
+/// Removes a cgroup and its descendants, as soon as their last processes have ended.
 fn remove_cgroup(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -518,7 +519,8 @@ fn remove_cgroup(dir: &Path) {
     }
 }
 
-/// Every agent of these tests runs with what the manifests give it, so that each test shows that it is enough.
+/// Capabilities of the manifests, with which every agent of these tests runs, so that each test shows that they
+/// suffice.
 fn least() -> String {
     let named = agent::CAPABILITIES.iter().map(|(name, _)| format!(",+{}", name.to_lowercase()));
     format!("-all{}", named.collect::<String>())
@@ -531,7 +533,7 @@ fn sh(line: &str) {
     assert!(status.success(), "{line}: {status}");
 }
 
-/// A controller and an autoscaler that hand on what they are told.
+/// A controller and an autoscaler that pass on the reports that they receive.
 #[derive(Clone)]
 struct Fake {
     routes: Outbox<RouteKey, RouteChange>,
@@ -638,7 +640,7 @@ fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found()
     world.start_agent();
     world.wait("ready again", |seen| seen.ready);
     assert_eq!(world.slots(), slots);
-    // One request told that the pod listens again.
+    // One of them is the request that showed that the pod listens again.
     let usage = world.wait_usage("all requests", |usage| usage.totals.finished >= 4);
     assert_eq!((usage.totals.started, usage.totals.finished), (4, 4));
 }
@@ -704,7 +706,7 @@ fn a_draining_pod_is_called_drained_once_it_is_quiet() {
 }
 
 impl World {
-    /// A service that leads straight to the pod.
+    /// Adds a service on the direct path to the pod.
     fn name_service(&self) {
         let name = Name::new("default", "hello");
         let service = Service {
@@ -720,7 +722,7 @@ impl World {
         self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
     }
 
-    /// Whether the pod does not answer yet. An answer counts as a request.
+    /// Returns true while the pod does not answer. A successful answer counts as a request.
     fn request_fails(&self) -> bool {
         let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let refused = node.within("answer", || TcpStream::connect(ADDRESS).map(drop)).is_err();
@@ -733,7 +735,7 @@ impl World {
     }
 }
 
-/// Where the kubelet asks before it stops the pod.
+/// Address of the agent's pod server, which the kubelet's preStop hook calls.
 const DOOR: &str = "10.77.0.2:8022";
 const WAIT: &str = "/wait-for-drain";
 

@@ -1,7 +1,7 @@
-//! Shell: one test's own node: network namespaces on a bridge, cgroups, a bpf filesystem, the programs in force.
+//! Shell: a node of one test: network namespaces on a bridge, cgroups, a bpf filesystem, and the attached programs.
 //!
-//! Everything is named after this process and goes when the bed is dropped, also by a panic; what a killed run left
-//! behind is removed when the next bed is made.
+//! All names contain this process' id. A bed is removed on drop, also by a panic; leftovers of killed runs are
+//! removed when the next bed is made.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use nix::sched::{CloneFlags, setns};
 use crate::{actor::Actor, sys};
 
 const PREFIX: &str = "rouse-kernel-";
-/// Port that pods serve on.
+/// Port on which the pods serve.
 pub(crate) const SERVING: u16 = 8080;
 
 pub(crate) struct Bed {
@@ -41,18 +41,18 @@ pub(crate) struct Bed {
     pub(crate) programs: Option<Programs>,
     pub(crate) maps: Maps,
     pub(crate) table: RouteTable,
-    /// What the planner was told of it.
+    /// RouteTable as last passed to the planner.
     told: RouteTable,
     pub(crate) locals: BTreeMap<String, Local>,
     planner: Planner,
     now_ns: u64,
-    /// The number of the newest place.
+    /// Number of the newest place.
     made: u8,
-    /// Those up to this one are gone.
+    /// Number of the last place that was removed; earlier ones are removed as well.
     cleared: u8,
 }
 
-/// A namespace on the bridge with its own cgroup.
+/// A network namespace on the bridge with a cgroup of its own.
 pub(crate) struct Place {
     pub(crate) netns: String,
     pub(crate) cgroup: PathBuf,
@@ -60,7 +60,7 @@ pub(crate) struct Place {
     pub(crate) cookie: u64,
 }
 
-/// A program that will run in this cgroup and this network namespace; its name and its arguments are still to be said.
+/// Command for this cgroup and network namespace; program and arguments are to be appended.
 pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
     let script = "echo $$ > \"$1\" && shift && exec ip netns exec \"$@\"";
     let mut command = Command::new("sh");
@@ -68,19 +68,19 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
     command
 }
 
-/// A bed that tests use one after the other: loading takes longer than most of them, and a node's programs too live through
-/// whatever its pods do. Each test has places of its own, whose numbers no other has had.
+/// A bed that tests use one after the other: loading takes longer than most of them, and on a node the programs also
+/// outlive many pods. Each test has places of its own, whose numbers are never used again.
 ///
-/// For tests that look at nothing but what belongs to their places, and leave the programs as they are.
+/// For tests that inspect only objects of their own places, and do not replace the programs.
 pub(crate) struct Shared {
     bed: Option<Bed>,
-    /// For one test alone after all.
+    /// True if one test alone uses this bed.
     is_alone: bool,
 }
 
-/// The one that no test uses just now.
+/// The bed that no test uses at the moment.
 static AT_REST: Mutex<Option<Bed>> = Mutex::new(None);
-/// A place's number is the last part of its address.
+/// Highest number of places: the number is the last part of the address.
 const MOST_PLACES: u8 = 200;
 
 impl Shared {
@@ -89,7 +89,7 @@ impl Shared {
         Self { bed: Some(at_rest.unwrap_or_else(Bed::new)), is_alone: false }
     }
 
-    /// One that no other test has had or will have, for a test that changes what it leaves behind.
+    /// Creates a bed for one test alone, which leaves changes behind.
     pub(crate) fn alone() -> Self {
         Self { bed: Some(Bed::new()), is_alone: true }
     }
@@ -112,7 +112,7 @@ impl DerefMut for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(mut bed) = self.bed.take() else { return };
-        // After a failure the next test begins with nothing.
+        // After a failure the next test gets a new bed.
         if self.is_alone || std::thread::panicking() || bed.made > MOST_PLACES {
             return;
         }
@@ -141,12 +141,12 @@ impl Place {
 }
 
 impl Bed {
-    /// Makes one. Fails, with the command to run, in a build without the kernel half.
+    /// Makes a bed. In a build without the eBPF programs it fails with the command that builds them.
     pub(crate) fn new() -> Self {
         Self::with(Programs::load)
     }
 
-    /// Makes one whose programs are loaded in this way.
+    /// Makes a bed whose programs are loaded by `load`.
     pub(crate) fn with(load: impl FnOnce(Places) -> Result<Programs, programs::Error>) -> Self {
         let (places, guard) = ground();
         let name = guard.0.clone();
@@ -156,7 +156,7 @@ impl Bed {
         bed
     }
 
-    /// A second set of programs with tables of its own, in force in the cgroup above this one's.
+    /// Loads a second set of programs with tables of its own, attached to the cgroup above this bed's.
     pub(crate) fn beside(&self) -> Self {
         let name = format!("{}x", self.name);
         let above = cgroups().join(&self.name);
@@ -188,12 +188,12 @@ impl Bed {
         }
     }
 
-    /// The node's own namespace.
+    /// Name of the node's own network namespace.
     pub(crate) fn node(&self) -> String {
         format!("{}-node", self.name)
     }
 
-    /// Tells the kernel half the node's own addresses.
+    /// Writes the node's own addresses to the maps.
     pub(crate) fn name_node(&mut self) {
         let own = ["::ffff:10.99.0.1", "fd99::1"].map(|ip| {
             let ip: std::net::Ipv6Addr = ip.parse().expect("an address");
@@ -206,24 +206,24 @@ impl Bed {
         &self.places
     }
 
-    /// Removes the cgroups, which must be empty of processes, and makes them again.
+    /// Removes the cgroups, which must hold no process, and creates them again.
     pub(crate) fn make_cgroups_anew(&self) {
         remove_cgroup(&self.places.clients);
         assert!(!self.places.clients.exists(), "nothing may run there");
         fs::create_dir_all(&self.places.pods).expect("root may make cgroups");
     }
 
-    /// A place for clients.
+    /// Creates a place for a client.
     pub(crate) fn client(&mut self) -> Place {
         self.place("clients/client")
     }
 
-    /// A place for a pod, not registered yet.
+    /// Creates a place for a pod, without registering the pod.
     pub(crate) fn pod(&mut self) -> Place {
         self.place("pods/pod")
     }
 
-    /// Registers a pod with slot = its number.
+    /// Registers a pod in the row of its number.
     pub(crate) fn register(&mut self, pod: &Place, flags: u16) {
         let slot = u32::from(pod.number);
         self.maps.clear_slot(slot);
@@ -231,7 +231,7 @@ impl Bed {
         self.locals.insert(uid(pod), Local { cookie: pod.cookie, slot });
     }
 
-    /// Takes away all services and places, with what runs in them.
+    /// Removes all services and places, with their processes.
     fn clear(&mut self) {
         self.table = RouteTable::default();
         self.plan();
@@ -248,7 +248,7 @@ impl Bed {
         self.cleared = self.made;
     }
 
-    /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of its own revision.
+    /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of a revision of its own.
     pub(crate) fn service(&mut self, number: u8, way: Way) {
         let service = Service {
             name: name_of(number),
@@ -266,7 +266,7 @@ impl Bed {
         self.table.services.insert(service.name.clone(), service);
     }
 
-    /// Adds a ready pod to a service, by its IPv4 address.
+    /// Adds a ready pod to a service, with its IPv4 address.
     pub(crate) fn ready(&mut self, pod: &Place, service: u8) {
         self.set(pod, service, PodPhase::Ready, pod.four());
     }
@@ -298,14 +298,14 @@ impl Bed {
         self.table.activators.insert(name, activator);
     }
 
-    /// Goes on with other maps, of which nothing is known.
+    /// Continues with other maps, whose content the planner reads again.
     pub(crate) fn begin_anew(&mut self, maps: Maps) {
         self.planner = Planner::resume(maps.read().expect("readable"), self.now_ns);
         self.maps = maps;
         self.told = RouteTable::default();
     }
 
-    /// Puts the table in force, a rest later than the time before.
+    /// Puts the table in force, one quarantine later than the last one.
     pub(crate) fn plan(&mut self) -> usize {
         self.now_ns += abi::REST_NS;
         let changes = self.told.changes(&self.table);
@@ -354,7 +354,7 @@ pub(crate) fn ground() -> (Places, Leftovers) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     remove_stale();
     let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    // One below a cgroup of its own, in which others may attach theirs.
+    // The node's cgroup is below another one, to which tests may attach foreign programs.
     let clients = cgroups().join(&name).join("node");
     let places = Places {
         bpffs: folder(&name).join("bpf"),
@@ -370,7 +370,7 @@ pub(crate) fn ground() -> (Places, Leftovers) {
     (places, guard)
 }
 
-/// Removes a half-made bed.
+/// Guard that removes an incomplete bed.
 pub(crate) struct Leftovers(String);
 
 impl Drop for Leftovers {
@@ -387,7 +387,7 @@ fn make_node(name: &str) {
     ip(&["-n", &node, "addr", "add", "10.99.0.1/16", "dev", "br0"]);
     ip(&["-n", &node, "addr", "add", "fd99::1/64", "dev", "br0", "nodad"]);
     ip(&["-n", &node, "link", "set", "br0", "up"]);
-    // An address that nobody translates is refused at once instead of timing out.
+    // An address that no program translates is refused at once instead of timing out.
     let forward = ["netns", "exec", &node, "sysctl", "-qw"];
     ip(&[&forward[..], &["net.ipv4.ip_forward=1"]].concat());
     ip(&[&forward[..], &["net.ipv6.conf.all.forwarding=1"]].concat());
@@ -401,7 +401,7 @@ pub(crate) fn ip(words: &[&str]) {
     assert!(done.status.success(), "`ip {}` failed: {why}", words.join(" "));
 }
 
-/// Moves the calling thread, for good.
+/// Moves the calling thread into a network namespace, permanently.
 pub(crate) fn enter(netns: &str) {
     let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("the bed made it");
     setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
@@ -427,7 +427,7 @@ fn cookie(netns: &str, cookies: &Cookies) -> u64 {
     })
 }
 
-/// Where cgroup v2 is mounted, also on hybrid machines.
+/// Mount point of cgroup v2, also on machines with v1 and v2.
 fn cgroups() -> PathBuf {
     let unified = PathBuf::from("/sys/fs/cgroup/unified");
     if unified.join("cgroup.procs").exists() { unified } else { PathBuf::from("/sys/fs/cgroup") }
@@ -455,7 +455,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Removes what killed runs left behind, told by the process number in the name.
+/// Removes the leftovers of killed runs, whose process ids are in the names.
 fn remove_stale() {
     let folders = [cgroups(), PathBuf::from("/run"), PathBuf::from("/run/netns")];
     let names =
@@ -500,7 +500,7 @@ fn remove_cgroup(cgroup: &Path) {
             remove_cgroup(&entry.path());
         }
     }
-    // Since 5.14; older kernels have only what dropping the actors did.
+    // `cgroup.kill` exists since 5.14; on older kernels only dropping the actors ends processes.
     let _older_kernel = fs::write(cgroup.join("cgroup.kill"), "1");
     for _ in 0..200 {
         if fs::remove_dir(cgroup).is_ok() || !cgroup.exists() {

@@ -1,4 +1,4 @@
-//! Shell: what the kernel half remembers of clients' connects, and for how long.
+//! Shell: records of clients' connects in the eBPF programs, and their lifetime.
 
 use agent::plan::Backend;
 use aya::maps::{Array, Map, MapData};
@@ -42,7 +42,7 @@ impl Scene {
         Self { client: client.actor(), bed, pods, _server: server, claims }
     }
 
-    /// Makes every row seem taken, so that sockets use storage.
+    /// Marks every row as taken, so that sockets use socket storage.
     fn fill(&mut self) {
         for row in 0..abi::CLIENTS_MAX {
             self.claims.set(row, 1, 0).expect("inside the array");
@@ -53,12 +53,12 @@ impl Scene {
         self.claims.iter().filter(|claims| *claims.as_ref().expect("readable") != 0).count()
     }
 
-    /// Sockets that use storage.
+    /// Number of sockets that use socket storage.
     fn overflown(&self) -> u64 {
         self.bed.maps.control(abi::CONTROL_OVERFLOW)
     }
 
-    /// Open connections to the two pods.
+    /// Numbers of open connections to the two pods.
     fn open(&self) -> [u64; 2] {
         let backends = self.bed.maps.read().expect("readable").backends;
         let of = |pod: &Place| {
@@ -134,7 +134,7 @@ fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
     }
 }
 
-/// A client in a pod's cgroup, where the kernel tells what becomes of a connect.
+/// Starts a client in a pod's cgroup, where programs see the end of a connect.
 fn in_a_pod(scene: &mut Scene) -> Actor {
     scene.bed.pod().actor()
 }
@@ -167,7 +167,7 @@ fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
     assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
 }
 
-/// As a client of the node's, of whose sockets the kernel tells nothing between connect and close.
+/// Sockets of a client of the node itself are seen by no program between connect and close.
 #[test]
 fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
     let mut scene = Scene::new();
@@ -183,7 +183,7 @@ fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
 fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
     let mut scene = Scene::new();
     match scene.client.ask("mptcp 10.96.0.1:80") {
-        // This kernel has no MPTCP, or it is switched off.
+        // This kernel has no MPTCP, or it is disabled.
         Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
         answer => assert!(answer.expect("it connects").starts_with("one ")),
     }
@@ -197,7 +197,7 @@ fn a_killed_client_gives_its_row_back() {
     let mut scene = Scene::new();
     scene.client.must("connect 10.96.0.1:80");
     assert_eq!(scene.open(), [1, 0]);
-    // Another takes its place: the one that connected is killed.
+    // Another actor takes its place, so the connected one is dropped and killed.
     scene.client = scene.pods[1].actor();
     assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
 }

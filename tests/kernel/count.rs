@@ -1,4 +1,4 @@
-//! Shell: requests in flight, as the kernel half counts them, against the server's own log.
+//! Shell: requests in flight, as the eBPF programs count them, compared with the server's own log.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -27,7 +27,8 @@ use nix::{
 use self::server::Server;
 use crate::bed::{Bed, Place, SERVING, Shared};
 
-/// Requests of the test with resets. Of ten million: `ROUSE_COUNT_REQUESTS=10000000`, about ten minutes.
+/// Number of requests in the test with resets. `ROUSE_COUNT_REQUESTS=10000000` sends ten million in about ten
+/// minutes.
 const REQUESTS: usize = 100_000;
 
 struct Case {
@@ -38,7 +39,7 @@ struct Case {
 }
 
 impl Case {
-    /// So many clients at once, each with so many requests.
+    /// Starts `clients` clients at once, each with `each` requests.
     fn hammer(&self, clients: u64, each: usize) -> Vec<thread::JoinHandle<()>> {
         let (netns, to) = (&self.client.netns, self.pod.four());
         let one = |seed| {
@@ -71,18 +72,18 @@ impl Case {
         u32::from(self.pod.number)
     }
 
-    /// In flight now.
+    /// Number of requests in flight now.
     fn open(&self) -> i64 {
         self.bed.maps.state(self.slot()).in_flight as i64
     }
 
-    /// Waits until nothing is in flight and nothing open, then compares with the server's log.
+    /// Waits until no request is in flight and no connection open, then compares the totals with the server's log.
     #[track_caller]
     fn settles_at(&mut self, served: u64) {
         self.settles_with(served, |_pod| 0);
     }
 
-    /// The same, with so many connections left open in the pod's namespace.
+    /// Waits and compares as [`Self::settles_at`] does, with the given number of connections still open in the pod.
     #[track_caller]
     fn settles_with(&mut self, served: u64, open: impl Fn(&str) -> u64) {
         let until = Instant::now() + Duration::from_secs(30);
@@ -101,7 +102,7 @@ impl Case {
         assert!(settled(self), "{state:?}");
     }
 
-    /// Sends `request` and reads one answer of `len` bytes.
+    /// Sends `request` and reads until `ends`.
     #[track_caller]
     fn ask(&self, stream: &mut TcpStream, request: &str, ends: &str) {
         stream.write_all(request.as_bytes()).unwrap();
@@ -109,7 +110,7 @@ impl Case {
     }
 }
 
-/// A connection from another namespace. A socket stays in the namespace it was made in.
+/// Connects from another network namespace: a socket stays in the namespace in which it was created.
 fn connect(netns: &str, to: &str) -> TcpStream {
     let path = Path::new("/run/netns").join(netns);
     let address = format!("{to}:{SERVING}");
@@ -124,7 +125,7 @@ fn connect(netns: &str, to: &str) -> TcpStream {
     stream
 }
 
-/// Reads until `end` has come.
+/// Reads from the stream until `end`.
 #[track_caller]
 fn until(stream: &mut TcpStream, end: &str) {
     let (mut seen, mut buffer) = (Vec::new(), [0; 65_536]);
@@ -149,7 +150,7 @@ fn what_containers_of_a_pod_ask_each_other_is_no_request() {
     let mut stream = case.connect();
     case.ask(&mut stream, &get("/length/5"), "xxxxx");
     drop(stream);
-    // Its own address is where a pod's call to its own service leads.
+    // A pod's call to its own service is routed to the pod's own address, and counts.
     let mut stream = connect(&case.pod.netns, &case.pod.four());
     case.ask(&mut stream, &get("/length/5"), "xxxxx");
     drop(stream);
@@ -251,7 +252,7 @@ fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
     case.settles_at(1);
 }
 
-/// How often the ring told that this pod has more in flight than was reported.
+/// Number of events that report growth of this pod beyond the armed level.
 fn told(ring: &mut Events, slot: u32) -> usize {
     let events = std::iter::from_fn(|| ring.next());
     events.filter(|event| (event.kind, event.subject) == (abi::EVENT_BUSY, slot)).count()
@@ -292,7 +293,7 @@ fn growth_beyond_the_level_asked_for_is_told_once() {
     assert_eq!(told(&mut ring, slot), 1, "any is news of a pod that is taken to be idle");
 }
 
-/// Plays `count` requests on connections that end in every way, some with a reset in the middle.
+/// Sends `count` requests on connections that end in every way, some with a reset in the middle.
 fn hammer(netns: &str, to: &str, count: usize, mut dice: u64) {
     let mut below = |bound: u64| {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -342,7 +343,7 @@ fn clients_that_reset_at_random_do_not_disturb_the_counts() {
     case.settles_at(served);
 }
 
-/// nginx with deferred accept: a connection's first request comes to the listener.
+/// Deferred accept in nginx: a connection's first request arrives at the listening socket.
 #[test]
 fn requests_on_a_deferred_listener_are_counted() {
     let mut bed = Bed::new();
@@ -378,7 +379,7 @@ fn requests_on_a_deferred_listener_are_counted() {
     assert_eq!((state.in_flight, state.connections, state.fresh, state.desync), (0, 0, 0, 0));
 }
 
-/// nginx in a pod, with its log in a folder of its own.
+/// nginx in a pod, with its log in a directory of its own.
 struct Nginx {
     child: std::process::Child,
     folder: std::path::PathBuf,
@@ -406,7 +407,7 @@ impl Nginx {
         Self { child, folder }
     }
 
-    /// Ends it and returns the lines of its log.
+    /// Kills nginx and returns the number of lines in its log.
     fn stop(mut self) -> u64 {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -422,7 +423,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Makes a namespace's way out lossy: by netem, or, where the kernel has none, by a queue that keeps overflowing.
+/// Makes the egress of a namespace lossy: by netem, or, on kernels without it, by a queue that keeps overflowing.
 fn spoil(netns: &str) {
     let netem = "netem delay 1ms reorder 30% 50% loss 2% duplicate 2%";
     let queue = "tbf rate 30mbit burst 4000 limit 5000";
@@ -445,11 +446,11 @@ fn loss_and_reordering_do_not_disturb_the_counts() {
     }
     case.hammer(16, 300).into_iter().for_each(|client| client.join().unwrap());
     let served = case.server.settled_log();
-    // Where a client's reset is lost, its connection stays open at the server.
+    // If a client's reset is lost, its connection stays open at the server.
     case.settles_with(served, accepted);
 }
 
-/// Connections that a namespace's serving port has open.
+/// Number of established connections at a namespace's serving port.
 fn accepted(netns: &str) -> u64 {
     let mut ss = Command::new("ip");
     ss.args(["netns", "exec", netns, "ss", "-Htn", "state", "established", "sport", "=", ":8080"]);
@@ -459,7 +460,7 @@ fn accepted(netns: &str) -> u64 {
 }
 
 impl Case {
-    /// Waits until so many requests were served, then until as many as `counted` have begun and ended.
+    /// Asserts that `served` requests were served, and waits until `counted` of them have begun and ended.
     #[track_caller]
     fn counts(&mut self, served: u64, counted: u64) {
         assert_eq!(self.server.log(), served);
@@ -499,13 +500,13 @@ fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
             served += 1;
             counted += u64::from(counts);
             if round % 2 == 0 {
-                // A connection is a probe's or not by its first request.
+                // The first request decides if a connection belongs to a probe.
                 case.ask(&mut stream, &named(KUBELET), "xxxxx");
                 served += 1;
                 counted += u64::from(counts);
             }
         }
-        // A TCP probe.
+        // Equivalent to a TCP probe: a connection without a request.
         drop(connect(&node, &case.pod.four()));
     }
     case.counts(served, counted);
@@ -579,7 +580,7 @@ fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
     case.counts(40, 20);
 }
 
-/// The same programs under two numbers stand for two versions: nothing is shared but the sockets they see.
+/// Programs with another version number act as a new ABI: old and new ones share only the sockets that they see.
 #[test]
 fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let mut case = Case::alone();
@@ -600,7 +601,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     drop(case.bed.programs.take());
     let new = agent::maps::Maps::open(&places.pins()).unwrap().beside(programs.old());
     case.bed.maps = new;
-    // Another slot than in the version before: nothing says that it is the same.
+    // Another row than in the earlier version, because rows need not be equal.
     let slot = case.slot() + 100;
     let pod = common::abi::Pod { slot, port: SERVING, flags: 0 };
     case.bed.maps.register(case.pod.cookie, pod).unwrap();
@@ -609,7 +610,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     assert_eq!(programs.keep_attached().unwrap(), 0);
     load.into_iter().for_each(|client| client.join().unwrap());
 
-    // Connections of before and of now, kept and busy.
+    // Connections from before the upgrade and after it, idle and busy.
     for stream in &mut kept {
         case.ask(stream, &get("/length/5"), "xxxxx");
     }

@@ -1,4 +1,4 @@
-//! Shell: kept connections that are ended under their locks: an idle one is, a used one never.
+//! Shell: persistent connections closed under their locks: an idle one is, a used one never.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -23,15 +23,15 @@ use aya::util::KernelVersion;
 use common::abi;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Bytes of a request, and of its response.
+/// Bytes of a request, and of a response.
 const MESSAGE: [u8; 64] = [b'.'; 64];
-/// Clients that write at random moments, and how many of their connections are ended meanwhile.
+/// Number of clients that write at random moments, and number of their connections to close meanwhile.
 const CLIENTS: usize = 24;
 const ENDS: u64 = 2_000;
-/// The longest that a client waits before it writes, and the server before it answers, in µs.
+/// Longest pause of a client before it writes, and of the server before it answers, in µs.
 const PAUSE_US: u64 = 10_000;
 
-/// A bed with one namespace, and what ends connections; `None` on kernels that cannot.
+/// Makes a bed with one namespace, and a closer of connections; `None` on kernels without support.
 fn scene() -> Option<(Bed, Place, Ender)> {
     let mut bed = Bed::new();
     let place = bed.client();
@@ -44,7 +44,7 @@ fn scene() -> Option<(Bed, Place, Ender)> {
     Some((bed, place, ender))
 }
 
-/// Two ends of a connection.
+/// Creates the two ends of a connection.
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
@@ -52,14 +52,14 @@ fn pair() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-/// As the kernel lists the connection whose end this is.
+/// Entry of this connection in the kernel's socket list.
 fn listed(end: &TcpStream) -> Connection {
     let at = end.local_addr().expect("connected");
     let all = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
     all.into_iter().find(|it| it.local == at).expect("it is listed")
 }
 
-/// The same, once the other end's kernel has acknowledged so many bytes. The first sequence number counts as one.
+/// Entry of this connection once the peer has acknowledged `bytes` bytes. The SYN counts as one more.
 fn acknowledged(end: &TcpStream, bytes: u64) -> Connection {
     loop {
         let seen = listed(end);
@@ -97,7 +97,7 @@ fn only_a_connection_that_is_as_it_was_listed_is_ended() {
     });
 }
 
-/// What older kernels go on with.
+/// Alternative for older kernels, without locks.
 #[test]
 fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
     let mut bed = Bed::new();
@@ -132,7 +132,7 @@ fn connections_of_both_families_are_ended_and_others_left_alone() {
     });
 }
 
-/// So many more than there is room for in one.
+/// The number of connections exceeds the capacity of one walk.
 #[test]
 fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
     const MORE: usize = 40;
@@ -167,14 +167,14 @@ fn a_walk_stays_in_the_namespace_it_began_in() {
     client.write_all(b"x").expect("it stands");
 }
 
-/// Clients whose connections are ended while they use them, and what they met.
+/// Results of clients whose connections are closed while they use them.
 #[derive(Default)]
 struct Tally {
     over: AtomicBool,
     answered: AtomicU64,
-    /// Requests that could not be written, not even in part: they are sent again on another connection.
+    /// Requests of which not even a part was written: they are sent again on another connection.
     refused: AtomicU64,
-    /// Requests that were written whole and never answered.
+    /// Requests that were written as a whole and never answered.
     lost: AtomicU64,
 }
 
@@ -183,7 +183,7 @@ impl Tally {
         !self.over.load(Relaxed)
     }
 
-    /// One client: keeps a connection and asks at random moments, until it is ended; then another.
+    /// Runs one client: it sends requests at random moments on a connection until that is closed, then on another.
     fn ask(&self, server: SocketAddr, mut chance: Chance) {
         while self.runs() {
             let mut connection = TcpStream::connect(server).expect("it listens");
@@ -203,14 +203,14 @@ impl Tally {
     }
 }
 
-/// Answers on every connection, until one comes after the last client has gone.
+/// Serves all connections, until one arrives after `is_closing` is set.
 fn serve(listener: &TcpListener, is_closing: &AtomicBool) {
     for connection in listener.incoming().take_while(|_| !is_closing.load(Relaxed)) {
         thread::spawn(|| answer(connection.expect("it came")));
     }
 }
 
-/// Answers every message, sooner or later, until the connection ends.
+/// Answers every message after a random pause, until the connection ends.
 fn answer(mut connection: TcpStream) -> io::Result<()> {
     let mut chance = Chance(u64::from(connection.peer_addr()?.port()));
     loop {
@@ -220,7 +220,7 @@ fn answer(mut connection: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Pauses of random length.
+/// Generator of random pauses.
 struct Chance(u64);
 
 impl Chance {
@@ -229,14 +229,14 @@ impl Chance {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // Every other is none at all.
+        // Every second pause has length zero.
         if self.0 & 1 == 0 {
             thread::sleep(Duration::from_micros((self.0 >> 1) % PAUSE_US));
         }
     }
 }
 
-/// Lets clients write at random moments while `end` ends their connections as fast as it can.
+/// Lets clients write at random moments while `end` closes their connections as fast as it can.
 fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&Connection]) -> u64) -> Tally {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let server = listener.local_addr().expect("bound");
@@ -250,13 +250,14 @@ fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&Connection]) -> u64
         let diag = SockDiag::open().expect("netlink");
         while ended < ENDS {
             let all = diag.connections().expect("a dump");
-            // Of all: whether one may be ended is the kernel half's to say.
+            // All of them: only the eBPF program decides which may be closed.
             let kept = all.iter().filter(|it| it.peer == server);
             ended += end(&diag, &kept.collect::<Vec<_>>());
         }
         tally.over.store(true, Relaxed);
         let failed = clients.into_iter().filter_map(|client| client.join().err()).count();
-        // Only now: what waits to be accepted is reset where its listener goes, and that were a loss of the test's own.
+        // Only now: connections in the accept queue are reset with their listener, a loss that the test itself would
+        // cause.
         is_closing.store(true, Relaxed);
         let _last = TcpStream::connect(server);
         assert_eq!(failed, 0, "clients failed");
@@ -277,6 +278,6 @@ fn no_request_that_was_written_is_lost_by_an_end() {
         end_while_clients_write(|_, kept| ender.end(kept).expect("a walk").ended)
     });
     assert_eq!(tally.lost.load(Relaxed), 0, "requests were written and never answered");
-    // Every end was felt by somebody, as an error before a byte was sent.
+    // A client noticed every close, as an error before a byte was sent.
     assert!(tally.refused.load(Relaxed) >= ENDS - CLIENTS as u64);
 }

@@ -1,4 +1,4 @@
-//! Shell: who listens, as the kernel half sees it.
+//! Shell: listening sockets as the eBPF programs see them.
 
 use std::os::fd::AsFd as _;
 
@@ -69,7 +69,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     let (noisy, quiet) = (bed.pod(), bed.pod());
     bed.register(&noisy, 0);
     let (mut noise, mut server) = (noisy.actor(), quiet.actor());
-    // More than the whole map has room for.
+    // More ports than the whole map has entries.
     noise.must("ports 20000 17000");
     let of_noisy = |bed: &Bed| {
         let keys = bed.maps.listeners().expect("readable").into_keys();
@@ -83,7 +83,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     noise.must(&format!("listen 0.0.0.0:{SERVING} noisy"));
     assert_eq!(open(&bed, &noisy), 1, "its own serving port finds room");
     assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_FULL), 0);
-    // What was forgotten makes room again.
+    // Forgotten listeners free their entries.
     for port in 20_000..20_008 {
         bed.maps.forget_listener(noisy.cookie, port).expect("writable");
     }
@@ -95,7 +95,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize, "none was counted any more");
 }
 
-/// More namespaces than can be on a node, unless a pod makes them itself.
+/// More namespaces than a node can have, unless a pod creates them itself.
 #[test]
 fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_own() {
     const PORTS: u32 = 100;
@@ -113,7 +113,7 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
     assert_eq!((open(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
     let uncounted = [abi::CONTROL_LISTEN_BEYOND, abi::CONTROL_LISTEN_FULL];
     assert_eq!(uncounted.map(|word| bed.maps.control(word)), [0, 0]);
-    // Namespaces that have gone make room.
+    // Namespaces that no longer exist free their entries.
     bed.maps.count_listeners().expect("writable");
     server.must(&format!("ports 40000 {PORTS}"));
     assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_BEYOND), u64::from(PORTS));
@@ -143,7 +143,7 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
         found
     };
     let both = abi::SERVES_V4 | abi::SERVES_V6;
-    // Without a description of its sockets the kernel does not tell them apart.
+    // Without BTF of its sockets the program cannot read the option.
     let is_told = Features::probe().v6_only != Bit::default();
     let six = if is_told { abi::SERVES_V6 } else { both };
     assert_eq!(families(&format!("[::]:{SERVING} six v6only")), six);
@@ -151,7 +151,7 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
     assert_eq!(families(&format!("0.0.0.0:{SERVING} four")), abi::SERVES_V4);
 }
 
-/// As kernels before 5.14 want it.
+/// Method for kernels before 5.14.
 #[test]
 fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
     let mut bed = Bed::new();
@@ -253,7 +253,7 @@ fn loopback_stays_loopback_where_widening_does_not_apply() {
         assert_eq!(pod.actor().must(&format!("listen {loopback} one")), loopback);
     }
     let mut server = held.actor();
-    // Another port, and a port that something else holds on another address.
+    // Another port, and a port that another listener holds on another address.
     assert_eq!(server.must("listen 127.0.0.1:9090 admin"), "127.0.0.1:9090");
     server.must(&format!("listen {}:{SERVING} other", held.four()));
     assert_eq!(server.must(&format!("listen {loopback} one")), loopback);

@@ -23,7 +23,7 @@ use crate::bed::{Bed, Place, inside};
 
 const ECONNREFUSED: i32 = 111;
 
-/// The activator's listeners in a place; each client is told the port it asked for. Ends when dropped.
+/// Listeners of the activator in a place; each client receives the port that it connected to. Closed on drop.
 struct Listening(Option<(CancellationToken, JoinHandle<()>)>);
 
 impl Listening {
@@ -98,7 +98,7 @@ fn one_listener_serves_the_ports_of_all_services() {
             assert_eq!(client.must(&format!("connect {at}")), format!("{port} {at}"));
         }
     }
-    // Sleeping services: the kernel leads to the activator, and the port still names the service.
+    // Sleeping services: connects are routed to the activator, and the port still identifies the service.
     assert_eq!(client.must("connect 10.96.0.1:80"), "20001 10.96.0.1:80");
     assert_eq!(client.must("connect [fd96::2]:80"), "20002 [fd96::2]:80");
     assert_eq!(client.must("hammer 10.96.0.2:80 50"), "20002=50");
@@ -139,7 +139,7 @@ fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_nex
     assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
 }
 
-/// Each service's port has a listener of its own then.
+/// Refused addresses make the activator open one listener for each service's port instead.
 #[test]
 fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
     let mut bed = Bed::new();

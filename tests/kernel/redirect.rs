@@ -1,4 +1,4 @@
-//! Shell: connects through service addresses.
+//! Shell: connects to the addresses of services.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,7 +171,7 @@ fn open_connections_are_shared_out_evenly() {
     let mut names: Vec<String> = (0..20).map(|_| client.must("connect 10.96.0.1:80")).collect();
     names.sort();
     assert_eq!(names.iter().filter(|name| **name == names[0]).count(), 10, "{names:?}");
-    // The gauge counts open sockets, and goes down with them.
+    // The gauge counts open sockets, and decreases with them.
     let ids: Vec<u32> = bed.maps.read().unwrap().backends.keys().copied().collect();
     let open = |bed: &Bed| ids.iter().map(|id| bed.maps.open_connections(*id)).sum::<u64>();
     assert_eq!(open(&bed), 20);
@@ -190,16 +190,16 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     bed.ready(&pod, 1);
     bed.service(1, Way::Direct);
-    // Nobody has this address.
+    // No host has this address.
     bed.set(&lost, 1, PodPhase::Ready, "10.99.0.250".to_owned());
     bed.plan();
     let mut client = client.actor();
-    // The freer of the two is chosen, so one of the first two connects goes there and waits in vain.
+    // The freer of the two pods is chosen, so one of the first two connects is sent there and times out.
     let first = [0, 1].map(|_| client.ask("connect 10.96.0.1:80"));
     assert!(first.contains(&Err(EHOSTUNREACH)), "{first:?}");
     assert_ne!(bed.maps.control(abi::CONTROL_UNANSWERED), 0);
     assert_eq!(client.must("hammer 10.96.0.1:80 50"), "one=50");
-    // Where there is no other, it is as good as any.
+    // If it is the only pod, it is tried again.
     bed.set(&pod, 1, PodPhase::Draining, pod.four());
     bed.plan();
     assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
@@ -230,7 +230,8 @@ fn every_connect_under_a_hammering_writer_reaches_a_pod() {
     assert_eq!(total, 3_000, "{seen}");
 }
 
-/// Two services whose lists are written as no agent would: what one has left is the other's at once, without a rest.
+/// Two services whose lists change as no agent would change them: freed backends are used by the other service at
+/// once, without a quarantine.
 struct Contended {
     bed: Bed,
     client: Place,
@@ -240,7 +241,7 @@ struct Contended {
 }
 
 impl Contended {
-    /// The backends and slots in dispute; behind each stands one that is service 1's for good.
+    /// Backends and slots in dispute; after each comes one that always belongs to service 1.
     const BACKENDS: [u32; 2] = [30_000, 30_001];
     const OWN_BACKEND: u32 = 30_002;
     const SLOTS: u32 = 100_000;
@@ -266,7 +267,8 @@ impl Contended {
         MapOp::Backend { id, backend }
     }
 
-    /// Where a hundred-thousandfold change of the list of service number `number` leads the connects of service 1.
+    /// Counts the destinations of service 1's connects while the list of the service `number` changes as fast as
+    /// possible.
     fn storm(&mut self, number: u32, port: u16) -> String {
         let state = |offset, count, generation, mode| MapOp::State {
             service: number,
@@ -355,7 +357,7 @@ fn the_canary_is_seen() {
     let mut bed = Bed::new();
     let programs = bed.programs.take().unwrap();
     programs.canary(&mut bed.maps).unwrap();
-    // Without the links nothing sees it, and the canary says so.
+    // Without the links no program sees the canary's connect, and the canary reports that.
     std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
     let missing = programs.canary(&mut bed.maps).unwrap_err().to_string();
     assert!(missing.contains("connect went by"), "{missing}");
@@ -376,7 +378,7 @@ fn the_programs_follow_cgroups_that_were_made_anew() {
     programs.canary(&mut bed.maps).unwrap();
 }
 
-/// As [`crate::count`]'s upgrade, for connects.
+/// Upgrade like the one in [`crate::count`], for connects.
 #[test]
 fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     let mut bed = Bed::new();
@@ -415,8 +417,8 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     bed.programs = Some(programs);
 }
 
-/// A second set of our own programs, with tables of its own, stands for another's socket load balancer: it leads the
-/// service's address elsewhere. Attached to a cgroup above ours, as Cilium's is to the root.
+/// A second set of the same programs, with tables of its own, acts as a foreign socket load balancer, which routes
+/// the service's address elsewhere. It is attached to a cgroup above the bed's, like Cilium's to the root.
 #[test]
 fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods() {
     let mut bed = Bed::new();
@@ -431,11 +433,11 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     bed.plan();
     let mut client = client.actor();
 
-    // After ours.
+    // The foreign programs are attached last, so they run after the bed's.
     let mut other = bed.beside();
     other.service(1, Way::Direct);
     other.ready(&theirs, 1);
-    // Theirs alone.
+    // A service that only the foreign programs have.
     other.service(2, Way::Direct);
     other.ready(&third, 2);
     other.plan();
@@ -445,10 +447,10 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     assert_eq!(client.must("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");
     assert_eq!(client.must("connect [fd96::1]:80"), "ours [fd96::1]:80");
 
-    // Before ours: links go, and come again behind theirs.
+    // Now the other order: the bed's links are removed, and attached again after the foreign ones.
     std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
     std::fs::create_dir(programs.pins().join("links")).unwrap();
-    // A program leaves its cgroup a moment after its last name.
+    // A program leaves its cgroup a moment after its last pin is removed.
     while client.must("hammer 10.96.0.1:80 20") != "theirs=20" {}
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
@@ -456,7 +458,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     programs.canary(&mut bed.maps).unwrap();
 }
 
-/// Puts the same programs under the next number in force beside the bed's, which stand for the version before.
+/// Attaches the same programs under the next version number beside the bed's, which act as the earlier version.
 fn upgrade(bed: &mut Bed) -> (Places, Programs) {
     let version = bed.places().version + 1;
     let places = Places { version, ..bed.places().clone() };
@@ -484,7 +486,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
     bed.ready(&two, 1);
     bed.plan();
 
-    // What is no file cannot be removed as one.
+    // A directory cannot be unlinked like a file.
     std::fs::rename(old.join("connect4"), old.join("aside")).unwrap();
     std::fs::create_dir(old.join("connect4")).unwrap();
     programs.take_over().unwrap_err();
@@ -492,7 +494,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
     std::fs::rename(old.join("aside"), old.join("connect4")).unwrap();
     assert_eq!(client.must("hammer 10.96.0.1:80 5"), "one=5", "the old tables still");
 
-    // Also by an agent that has just started.
+    // The retry may also come from a new agent.
     drop(programs);
     let mut programs = Programs::load(places).unwrap();
     programs.take_over().unwrap();
@@ -519,7 +521,7 @@ fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
     assert_eq!(client.must("peer"), "10.96.0.1:80");
     assert!(!old.join("links/sockets").exists(), "it counts nothing any more");
 
-    // An agent that starts goes on with it.
+    // A new agent continues with the outlived program.
     drop(programs);
     let mut programs = Programs::load(places).unwrap();
     assert_eq!(programs.remove_outlived(), 1);
@@ -547,7 +549,7 @@ fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
     assert_eq!(client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
 }
 
-/// Programs that may use none of the newer helpers are those of the oldest kernel.
+/// Programs without any of the newer helpers are those of the oldest kernel.
 #[test]
 fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     const EPERM: i32 = 1;
@@ -577,10 +579,10 @@ fn what_the_kernel_takes_is_told_by_trying() {
     let kernel = KernelVersion::current().expect("it has a version");
     let have = |major, minor| kernel >= KernelVersion::new(major, minor, 0);
     let found = Features::probe();
-    // Debian's kernels have what their version says, and nothing carried back.
+    // Debian's kernels have the features of their version, without backports.
     assert_eq!((found.set_retval, found.sock_ops_cookie), (have(5, 18), have(5, 15)));
     assert!(have(5, 19) || !found.mptcp_sock);
-    // Kernels for small machines may be built without a description of their types.
+    // Kernels for small machines may be built without BTF.
     let is_described = Path::new("/sys/kernel/btf/vmlinux").exists();
     assert!(!have(6, 1) || !is_described || found.v6_only != Bit::default());
 }

@@ -1,14 +1,14 @@
-//! Shell: what networks, servers and clients do beyond the ordinary: the counts stay those of the server's own log.
+//! Shell: unusual behaviour of networks, servers and clients, in which counts still equal the server's own log.
 //!
-//! | file | what is out of the ordinary |
+//! | file | subject |
 //! |---|---|
-//! | `segments` | segments that overlap, come in another order, are forged, or come before the connection does |
-//! | `frames` | frames of HTTP/2 that are lost and found again, and connections that both ends begin at once |
-//! | `losses` | a wire that loses, reorders and repeats |
+//! | `segments` | segments that overlap, arrive in another order, are forged, or precede the connection |
+//! | `frames` | HTTP/2 frames that are lost and found again, and connections that both ends open at once |
+//! | `losses` | a link that loses, reorders and duplicates packets |
 //! | `bulk` | packets of hundreds of kilobytes, bodies of a gigabyte, slow readers |
 //! | `sending` | every system call that sends |
-//! | `sharing` | listeners and connections that several processes share or give away |
-//! | `endings` | connections that end in another way than by a close at both ends |
+//! | `sharing` | listeners and connections that several processes share or pass on |
+//! | `endings` | connections that end otherwise than by a close at both ends |
 //! | `mptcp` | connections of more than one flow |
 //!
 //! `tcp` is a client in user space; `server`, `serve` and `uring` are the servers.
@@ -47,7 +47,7 @@ mod sharing;
 mod tcp;
 mod uring;
 
-/// Where a server listens.
+/// Address on which the servers listen.
 const WILD: &str = "0.0.0.0:8080";
 
 /// A pod whose servers share a log, and a client's namespace.
@@ -68,12 +68,12 @@ impl Scene {
         Self { bed, pod, client, desk }
     }
 
-    /// A server's process in the pod.
+    /// Starts a server's process in the pod.
     fn server(&self) -> Actor {
         server::start(&self.desk, &self.pod.cgroup, &self.pod.netns)
     }
 
-    /// One that serves.
+    /// Starts a server's process that listens and serves.
     fn serving(&self) -> Actor {
         let mut server = self.server();
         server.must(&format!("listen {WILD}"));
@@ -85,24 +85,24 @@ impl Scene {
         self.bed.maps.state(u32::from(self.pod.number))
     }
 
-    /// Requests begun and ended.
+    /// Numbers of requests that have begun and ended.
     fn totals(&self) -> (u64, u64) {
         let totals = self.bed.maps.totals(u32::from(self.pod.number));
         (totals.started, totals.finished)
     }
 
-    /// Requests that servers have read.
+    /// Number of requests that servers have read.
     fn log(&self) -> u64 {
         fs::metadata(&self.desk).unwrap().len()
     }
 
-    /// Waits until so many requests are read.
+    /// Waits until servers have read `count` requests.
     #[track_caller]
     fn wait_log(&self, count: u64) {
         self.wait("read", |it| it.log() >= count);
     }
 
-    /// Lets what is held go.
+    /// Lets the requests to `hold` be answered.
     fn open_gate(&self) {
         fs::write(serve::Desk::gate(&self.desk), "").unwrap();
     }
@@ -122,7 +122,8 @@ impl Scene {
         }
     }
 
-    /// Waits until all connections have closed: as many requests have begun and ended as servers have read.
+    /// Waits until all connections are closed, and asserts that as many requests began and ended as servers have
+    /// read.
     #[track_caller]
     fn settles(&self) {
         self.settles_at(self.log());
@@ -136,7 +137,7 @@ impl Scene {
         assert_eq!((state.in_flight, state.fresh), (0, 0), "{state:?}");
     }
 
-    /// The same, with no boundary lost and no response without request.
+    /// Settles as [`Self::settles`] does, and asserts that no boundary was lost and no response had no request.
     #[track_caller]
     fn settles_in_step(&self) {
         self.settles();
@@ -144,8 +145,8 @@ impl Scene {
         assert_eq!((state.desync, state.stray, state.opaque), (0, 0, 0), "{state:?}");
     }
 
-    /// The same, but where TCP itself had to put packets in order (a sender that moves to another CPU overtakes itself): some
-    /// are too large to be kept, and with them a boundary may be lost, but no count.
+    /// Settles as [`Self::settles`] does. If TCP itself had to reorder packets (after a move to another CPU a sender
+    /// overtakes itself), some are too large to be buffered: a boundary may be lost with them, but no count.
     #[track_caller]
     fn settles_in_order(&self) {
         self.settles();
@@ -155,7 +156,7 @@ impl Scene {
         assert!(state.desync == 0 || disordered > 0, "{state:?}");
     }
 
-    /// A connection from the client's namespace.
+    /// Connects from the client's network namespace.
     fn connect(&self) -> TcpStream {
         self.connect_to(&self.pod.four())
     }
@@ -176,12 +177,12 @@ impl Drop for Scene {
     }
 }
 
-/// A file of figures of a namespace's network.
+/// Content of a file with network statistics of a namespace.
 fn figures(netns: &str, name: &str) -> String {
     inside(netns, || fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap())
 }
 
-/// One of those that stand in two lines for each protocol: names, then figures.
+/// Value in a file that has two lines for each protocol: names, then values.
 fn figure(text: &str, protocol: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter(|line| line.starts_with(protocol));
     let (names, figures) = (lines.next().unwrap(), lines.next().unwrap());
@@ -193,14 +194,14 @@ fn get(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: pod\r\n\r\n")
 }
 
-/// Sends a request and reads its answer.
+/// Sends a request and reads the response up to `end`.
 #[track_caller]
 fn ask(stream: &mut TcpStream, request: &str, end: &str) {
     stream.write_all(request.as_bytes()).unwrap();
     until(stream, end);
 }
 
-/// Reads until `end` has come. Of what is long, only the end is kept.
+/// Reads until `end`. Of long data, only the last bytes are kept.
 #[track_caller]
 fn until(stream: &mut TcpStream, end: &str) {
     let (mut all, mut seen, mut buffer) = (0, Vec::new(), vec![0; 1 << 18]);
@@ -216,7 +217,7 @@ fn until(stream: &mut TcpStream, end: &str) {
     }
 }
 
-/// A generator of test cases (Knuth's constants for a linear congruence).
+/// Generator of test cases: a linear congruential generator with Knuth's constants.
 struct Dice(u64);
 
 impl Dice {

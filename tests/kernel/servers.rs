@@ -1,8 +1,9 @@
-//! Shell: real servers and real clients: what the kernel half counts of them, against each server's own count.
+//! Shell: real servers and real clients: requests that the eBPF programs count, compared with each server's own
+//! count.
 //!
-//! A test is a server; its cases are clients and protocols. In each case some requests are held open by the server, which
-//! says how many they are; then others are sent, and the totals are compared. The rows of all servers end up in
-//! `target/servers.md`.
+//! A test has one server; its cases are clients and protocols. In each case the server first keeps some requests open
+//! and reports their number; then further requests are sent, and the totals are compared. The rows of all servers are
+//! written to `target/servers.md`.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -19,7 +20,7 @@ mod table;
 
 use self::{calls::Case, stage::Stage};
 
-/// The port of the application behind a proxy, and of the one that speaks gRPC.
+/// Ports behind a proxy: of the application, and of the gRPC server.
 const BEHIND: [u16; 2] = [9080, 9081];
 
 #[test]
@@ -63,7 +64,7 @@ fn haproxy_agrees_over_http2() {
     stage.start_behind();
     stage.start(&haproxy);
     stage.http2(8);
-    // Not "cut": it ends tunnels in order as long as it can still send to a client that has gone.
+    // Not "cut": haproxy ends tunnels in order as long as it can send to a client that has gone.
     stage.tunnels(&["reset"]);
     stage.grpc();
     stage.finish();
@@ -86,7 +87,7 @@ fn apache_agrees_over_http2() {
     let apache = proxies::apache(&stage);
     stage.start_behind();
     stage.start(&apache);
-    // It works on so many streams of a connection at once, as long as nothing of them is done.
+    // Apache works on only this many streams of a connection at once while none of them is complete.
     stage.http2(6);
     stage.upgraded(8);
     stage.finish();
@@ -199,7 +200,7 @@ fn gunicorn_agrees() {
     let words = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
     let gunicorn = stage.python(&words);
     stage.start(&gunicorn);
-    // A worker has one request at a time, and closes after each.
+    // A worker has one request at a time, and closes the connection after each.
     stage.http1(4);
     stage.finish();
 }
@@ -224,7 +225,7 @@ fn hypercorn_agrees_over_http2() {
     stage.upgraded(8);
     stage.nghttp_upgraded();
     stage.java_upgraded(8);
-    // It closes the connection, and leaves streams open that the client has ended.
+    // hypercorn closes the connection, and leaves streams open that the client has ended.
     stage.tunnels_left_open();
     stage.finish();
 }
@@ -267,7 +268,7 @@ fn jetty_agrees_over_http2() {
     stage.finish();
 }
 
-/// The cases of a protocol. A server can do `width` requests at once.
+/// Cases by protocol. A server can process `width` requests at once.
 impl Stage {
     fn http1(&mut self, width: u64) {
         self.run(&Case::curl_kept(width));
@@ -276,7 +277,7 @@ impl Stage {
         self.run(&Case::h2load_http1(width));
     }
 
-    /// 103 Early Hints.
+    /// Runs the case with 103 Early Hints.
     fn hints(&mut self) {
         self.run(&Case::curl_hints());
     }
@@ -290,7 +291,7 @@ impl Stage {
         self.run(&Case::websockets("Java HttpClient", self.java_client("websockets")));
     }
 
-    /// WebSockets over HTTP/2, also such that are broken off in these ways.
+    /// Runs WebSockets over HTTP/2, and such that are broken off in these ways.
     fn tunnels(&mut self, ends: &[&str]) {
         self.run(&Case::tunnels(ends));
     }
@@ -309,7 +310,8 @@ impl Stage {
         self.run(&Case::curl_upgrade(width));
     }
 
-    /// Where the 101 comes by itself: nghttp 1.52 leaves early where it comes together with more, as from Apache and Jetty.
+    /// Runs nghttp where the 101 arrives alone: nghttp 1.52 ends early if more arrives with it, as from Apache and
+    /// Jetty.
     fn nghttp_upgraded(&mut self) {
         self.run(&Case::nghttp_upgrade());
         self.run(&Case::nghttp_upgrade_kept());

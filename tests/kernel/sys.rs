@@ -1,6 +1,6 @@
-//! Shell: the kernel tests' own system calls, for which no library has a safe word.
+//! Shell: system calls of the kernel tests for which no library has a safe function.
 //!
-//! The only file of the tests with `unsafe`.
+//! It is the only file of the tests with `unsafe`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -20,8 +20,8 @@ use nix::{
     sys::socket::{SockaddrLike as _, SockaddrStorage},
 };
 
-/// Makes a network device whose packets, IP header first, this program reads and writes. It is in the namespace of the
-/// calling thread, and goes with the file.
+/// Creates a TUN device whose packets, beginning with the IP header, this program reads and writes. It is in the
+/// namespace of the calling thread, and is removed with the file.
 pub(crate) fn tun(name: &str) -> io::Result<File> {
     /// `struct ifreq` (linux/if.h): a name, and a union of which the flags are used.
     #[repr(C)]
@@ -41,7 +41,7 @@ pub(crate) fn tun(name: &str) -> io::Result<File> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
 }
 
-/// Sets a socket's option, of the kind that takes a number.
+/// Sets a socket option with an integer value.
 pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the pointer is to a live number of the size given.
     let done = unsafe {
@@ -56,7 +56,7 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes back a socket's connect, by connecting it to an address of no family.
+/// Disconnects a socket, by connecting it to an address of family AF_UNSPEC.
 pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
     let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     // SAFETY: the pointer is to a live address of the size given.
@@ -70,12 +70,12 @@ pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets this run when the process ends in order, after all tests. For one job: the first that is given.
+/// Registers a function to run at the regular end of the process, after all tests. Only the first one is registered.
 pub(crate) fn at_exit(job: fn()) {
     static JOB: OnceLock<fn()> = OnceLock::new();
     extern "C" fn run() {
         if let Some(job) = JOB.get() {
-            // No panic may leave a function that C calls.
+            // A panic must not unwind through C code.
             let _failed = std::panic::catch_unwind(job);
         }
     }
@@ -85,18 +85,18 @@ pub(crate) fn at_exit(job: fn()) {
     }
 }
 
-/// A descriptor that another process has given to this one just now.
+/// Takes ownership of a descriptor that another process has just sent.
 pub(crate) fn own(given: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has made it for us, and nobody else here has seen its number.
+    // SAFETY: the kernel has created the descriptor for this process, and no other code has its number.
     unsafe { OwnedFd::from_raw_fd(given) }
 }
 
-/// What is asked of the kernel by io_uring, one thing after another: each call waits for its completions, so that what it
-/// borrows lives as long as the kernel needs it.
+/// An io_uring for one operation at a time: each call waits for its completions, so borrowed buffers live as long as
+/// the kernel needs them.
 pub(crate) struct Ring(IoUring);
 
 impl Ring {
-    /// One whose entries a thread of the kernel takes, or the calling thread hands over.
+    /// Creates a ring, whose entries are submitted by a kernel thread or by the calling thread.
     pub(crate) fn new(kernel_thread: bool) -> io::Result<Self> {
         const ENTRIES: u32 = 8;
         let mut builder = IoUring::builder();
@@ -106,7 +106,7 @@ impl Ring {
         builder.build(ENTRIES).map(Self)
     }
 
-    /// Whether the kernel can send without copying (6.0), and bind and listen (6.11).
+    /// Features of the kernel: zero-copy send (6.0), and bind and listen (6.11).
     pub(crate) fn can(&self) -> io::Result<[bool; 2]> {
         let mut probe = Probe::new();
         self.0.submitter().register_probe(&mut probe)?;
@@ -137,7 +137,8 @@ impl Ring {
         self.run(&[Send::new(fd(&socket), bytes.as_ptr(), bytes.len() as u32).build()])
     }
 
-    /// Sends both, the second when the first is sent whole, handed over at once. Returns how much of the second is sent.
+    /// Sends both buffers with one submission, the second after the first. Returns the number of bytes sent of the
+    /// second.
     pub(crate) fn send_linked(
         &mut self,
         socket: impl AsFd,
@@ -174,25 +175,25 @@ impl Ring {
         self.run(&[Splice::new(fd(&from), -1, fd(&to), -1, most as u32).build()])
     }
 
-    /// Hands entries over and waits until the kernel is done with all of them. Returns what the last one came to.
+    /// Submits entries and waits until all are complete. Returns the result of the last one.
     fn run(&mut self, entries: &[Entry]) -> io::Result<usize> {
         let (mut left, mut last) = (entries.len(), Ok(0));
         let numbered = entries.iter().enumerate();
         let all: Vec<_> = numbered.map(|(at, it)| it.clone().user_data(at as u64)).collect();
-        // All become visible at once. A kernel's thread that saw the first of a chain alone would give it to a worker, and
-        // do the second before it.
-        // SAFETY: what the entries point to is borrowed by the caller, which does not return before all is done.
+        // All entries become visible at once. A kernel thread that saw only the first of a chain would pass it to a
+        // worker, and execute the second before it. SAFETY: the caller borrows the buffers of all entries, and this
+        // function returns only after all are complete.
         unsafe { self.0.submission().push_multiple(&all) }.map_err(io::Error::other)?;
         while left > 0 {
             match self.0.submit_and_wait(1) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    // The kernel may still use what was handed over.
+                    // The kernel may still use the submitted buffers, so returning an error would be unsound.
                     panic!("io_uring: {error}");
                 }
                 _ => {}
             }
             for done in self.0.completion() {
-                // Of what is not copied, a second one says that it is not used any more.
+                // A zero-copy send has a second completion, after which its buffer is no longer used.
                 left -= usize::from(!cqueue::more(done.flags()));
                 if !cqueue::notif(done.flags()) && done.user_data() + 1 == entries.len() as u64 {
                     last = match done.result() {

@@ -1,4 +1,4 @@
-//! Shell: what the running kernel's verifier says of each program. `cargo xtask kernels` reads what is printed here.
+//! Shell: results of the running kernel's verifier for each program, printed for `cargo xtask kernels`.
 #![allow(clippy::print_stdout, reason = "the figures are for people and for `cargo xtask kernels`")]
 
 use std::{env, fs};
@@ -16,20 +16,20 @@ use nix::{
 
 use crate::bed::{Bed, ground};
 
-/// Half of what the verifier walks before it gives up: a change of it, or of ours, is to find room.
+/// Half of the verifier's limit: a change of the verifier, or of a program, needs room.
 const MOST: u32 = 500_000;
-/// Ends kept connections under their locks; older kernels do without.
+/// Program that closes connections under their locks; older kernels lack its helper.
 const END: &str = "end";
-/// How much of the verifier's log is shown of a refused program.
+/// Number of lines of the verifier's log that are shown of a refused program.
 const LINES: usize = 30;
 
-/// Names an object to look at in place of the one inside this build.
+/// Environment variable with the path of an object to load instead of the embedded one.
 const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
 
-/// Instructions that the verifier walked, or why it refused.
+/// Number of instructions that the verifier walked, or the reason of a refusal.
 type Verdict = Result<u32, String>;
 
-/// Each program by itself, so that a refused one hides no other.
+/// Each program is loaded by itself, so that a refused one hides no other.
 #[test]
 fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
     let (places, _guard) = ground();
@@ -61,7 +61,7 @@ fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
     assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
-/// Both ways to learn the count, where the kernel has both.
+/// Compares both sources of the count, on kernels that have both.
 #[test]
 fn the_log_tells_the_same_count_as_the_kernel() {
     let (places, _guard) = ground();
@@ -86,13 +86,13 @@ fn all_programs_are_in_force_side_by_side() {
     println!("verifier: {} programs loaded together", programs.verified().len());
 }
 
-/// The object with its maps, and no program loaded.
+/// Opens the object with its maps, without loading a program.
 fn opened(places: &Places, log: VerifierLogLevel) -> Ebpf {
     let loaded = match env::var_os(OBJECT) {
         None => unloaded(embedded(), places, log),
         Some(file) => {
             let object = fs::read(&file).expect("the object can be read");
-            // The loader needs it aligned.
+            // The ELF parser needs aligned memory.
             let mut room = vec![0; object.len() + 8];
             let begin = room.as_ptr().align_offset(8);
             let aligned = &mut room[begin..][..object.len()];
@@ -106,7 +106,7 @@ fn opened(places: &Places, log: VerifierLogLevel) -> Ebpf {
 fn verdict(program: &mut Program, by_log: impl FnOnce() -> Verdict) -> Verdict {
     load(program).map_err(|error| last_lines(&error))?;
     let info = program.info().map_err(|error| error.to_string())?;
-    // Since 5.16.
+    // The kernel reports the count since 5.16.
     info.verified_instruction_count().map_or_else(by_log, Ok)
 }
 
@@ -122,8 +122,8 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
     }
 }
 
-/// The library shows the kernel's log only of what failed. So this fails after the verifier is through: in a process that
-/// may open no more files, the kernel has no descriptor to answer with.
+/// Reads the count from the verifier's log, which the library shows only after a failure. Loading fails after the
+/// verification in a process that may open no more files, because the kernel has no descriptor for the result.
 fn walked_by_log(program: &mut Program) -> Verdict {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, 0, hard).expect("less is always allowed");
@@ -141,7 +141,7 @@ fn walked_by_log(program: &mut Program) -> Verdict {
     }
 }
 
-/// From the log's last line: `processed 4321 insns (limit 1000000) …`.
+/// Parses the last line of the log: `processed 4321 insns (limit 1000000) …`.
 fn walked(log: &str) -> Option<u32> {
     let line = log.lines().rev().find_map(|line| line.strip_prefix("processed "))?;
     line.split(' ').next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! What a user is told who gets something wrong, and what becomes of the requests meanwhile.
+//! Messages to users for wrong manifests and images, and responses to requests meanwhile.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 use tests::client::{Plan, get, load, lost};
 use tests::rouse::{Rouse, wait};
 
-/// A sleeping service whose requests wait 4 s at most; `containers` is a list in YAML's short form.
+/// Manifest of a sleeping service whose requests wait at most 4 s; `containers` is a list in YAML's short form.
 fn manifest(name: &str, containers: &str) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
@@ -21,12 +21,12 @@ spec:
     )
 }
 
-/// A container of the sample with more of its fields.
+/// Container of the sample with additional fields.
 fn hello(more: &str) -> String {
     format!("{{ image: \"dev.local/hello:v1\"{more} }}")
 }
 
-/// That a message is one line, says all of this, and that people see it.
+/// Asserts that a message is one line, contains each of `says`, and is visible to users.
 fn told(node: &Rouse, service: &str, message: &str, says: &[&str]) {
     for part in says {
         assert!(message.contains(part), "{service}: {part:?} in {message:?}");
@@ -73,7 +73,7 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
     }
 }
 
-/// What is wrong with a service, which codes its requests may get, and what the revision's condition says.
+/// An error in a service, with allowed status codes of its requests and the revision's condition.
 struct Case {
     service: &'static str,
     container: String,
@@ -107,7 +107,7 @@ fn cases() -> [Case; 5] {
             container: hello(", command: [/no/such]"),
             codes: &[503, 504],
             reason: "ExitCode128",
-            // The rest is the runtime's word.
+            // The rest of the message comes from the runtime.
             says: &["/no/such"],
         },
         Case {
@@ -151,7 +151,7 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
     };
     thread::scope(|scope| {
         let ask = &ask;
-        // Its deadline is far away: whoever ends before it has not waited for long.
+        // The deadline of this request is far: requests that end before it have not waited for long.
         let slow = scope.spawn(move || ask("slow", slow, "/?sleep=15000"));
         let asked: Vec<_> = cases
             .iter()
@@ -166,7 +166,7 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
     });
     assert_eq!(ended.lock().expect("no panic").last(), Some(&"slow"), "the others end before it");
     for case in &cases {
-        // A new request wakes it again, should its pod have been given up meanwhile.
+        // A new request wakes the service again if its pod has been given up meanwhile.
         let to = node.cluster_ip(case.service);
         let plan =
             Plan { to, host: case.service.into(), path: "/".into(), clients: 1, keep: false };
@@ -192,7 +192,7 @@ fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer
     let late = hello(
         ", name: web, ports: [{ containerPort: 8080 }], env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"2000\" }]",
     );
-    // Without a port of its own, the second container listens where the sample does by default.
+    // Without a port of its own, the second container listens on the sample's default port.
     let both = format!("[{late}, {}]", hello(", name: side"));
     assert!(node.apply(&manifest("twice", &both)).0);
     let to = node.wait_ready("twice");
@@ -200,7 +200,7 @@ fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer
     let (_, condition) = load(&node, &plan, |_| {
         wait("a condition", || {
             let ready = node.condition("ksvc", "twice", "Ready");
-            // After its first end it is started again at once, and ready until it meets the port again.
+            // After its first end it starts again at once, and is ready until it fails at the port again.
             (ready.status == "False" && ready.message.contains("again after")).then_some(ready)
         })
     });

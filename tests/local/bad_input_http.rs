@@ -1,4 +1,4 @@
-//! Clients that break HTTP, never end or never begin, beside others that behave.
+//! Clients that violate HTTP, never end or never begin a request, beside well-behaved ones.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::client::{Load, Plan, get, load, lost};
 use tests::rouse::{Rouse, pause, wait};
 
-/// What no HTTP/1.1 server should take for a request.
+/// Requests that no HTTP/1.1 server should accept.
 const MALFORMED: [&[u8]; 9] = [
     b"\r\n\r\n\r\n\r\n",
     b"HELLO\r\n\r\n",
@@ -20,7 +20,7 @@ const MALFORMED: [&[u8]; 9] = [
     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nbody!",
     b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nbody\r\n0\r\n\r\n",
 ];
-/// A head is given up after so many bytes at the latest, by whoever reads it.
+/// Size at which every reader must have given up on a request head.
 const ENDLESS: usize = 8 << 20;
 
 fn connect(to: SocketAddr) -> TcpStream {
@@ -29,10 +29,10 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reads whatever comes until the other end is tired of us.
+/// Reads until the server closes the connection.
 fn until_over(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is as good an end as any here.
+    // A reset is as good an end as a close here.
     let _ = stream.read_to_end(&mut bytes);
     bytes
 }
@@ -59,7 +59,7 @@ fn endless_head(to: SocketAddr) {
     assert!(sent < ENDLESS, "a head of {ENDLESS} bytes was swallowed whole");
 }
 
-/// One byte at a time, but in the end a request like any other.
+/// Sends a valid request, one byte at a time.
 fn slow_sender(to: SocketAddr) {
     let mut stream = connect(to);
     for byte in
@@ -72,7 +72,7 @@ fn slow_sender(to: SocketAddr) {
     assert!(answer.ends_with(b"slow"), "{}", String::from_utf8_lossy(&answer));
 }
 
-/// Ends its own direction: before, within and after a request.
+/// Closes its sending direction: before, within and after a request.
 fn half_closed(to: SocketAddr) {
     for bytes in [
         b"".as_slice(),
@@ -88,7 +88,7 @@ fn half_closed(to: SocketAddr) {
     }
 }
 
-/// Goes away in the middle of its request or of the answer.
+/// Closes the connection in the middle of its request or of the response.
 fn gone(to: SocketAddr) {
     for bytes in [
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nfewer".as_slice(),
@@ -98,13 +98,13 @@ fn gone(to: SocketAddr) {
         let mut stream = connect(to);
         stream.write_all(bytes).expect("room in the buffer");
         if bytes.starts_with(b"GET /?bytes") {
-            // Ending with bytes unread resets the connection.
+            // Closing a socket with unread bytes resets the connection.
             let _ = stream.read(&mut [0; 10]);
         }
     }
 }
 
-/// Everything at once against one service, three times; some connections stay silent all the while.
+/// Runs all of these clients at once against one service, three times, beside silent connections.
 fn annoy(node: &Rouse, to: SocketAddr, running: &Load<'_>) {
     let silent: Vec<TcpStream> = node.inside(|| {
         let silent = (0..20).map(|_| connect(to));
@@ -130,7 +130,7 @@ fn annoy(node: &Rouse, to: SocketAddr, running: &Load<'_>) {
     drop(silent);
 }
 
-/// Annoys a service under load that goes the way its annotation says, until it sleeps again.
+/// Runs these clients against a service under load on the annotated path, until it sleeps again.
 fn annoyed(test: &str, path: &str) {
     let node = Rouse::up(test);
     let manifest = include_str!("../../examples/hello.yaml");
@@ -155,7 +155,7 @@ fn annoyed(test: &str, path: &str) {
         line.rsplit(' ').next()?.parse::<f64>().ok()
     };
     wait("nothing in flight", || in_flight().filter(|count| *count == 0.0));
-    // One that was counted and never ended would keep it awake for ever.
+    // A request that was counted and never ended would keep the service awake indefinitely.
     node.wait_asleep("hello");
     assert_eq!(node.inside(|| get(to, "hello", "/")).expect("an answer").status, 200);
 }

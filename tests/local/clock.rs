@@ -1,4 +1,4 @@
-//! A time of day that is set while services run: nothing waits for a time that never comes, and no request is lost.
+//! System clock changes while services run: no timer waits for a time that never comes, and no request is lost.
 
 use tests::client::{Plan, get, load, lost};
 use tests::clock::is_shown;
@@ -7,7 +7,7 @@ use tests::rouse::{Rouse, wait};
 
 use crate::restarts::{asleep, inside, kill_and_start, prepared, under_load};
 
-/// Of the demo's own manifest.
+/// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 const HOUR_S: i64 = 3_600;
 const DAY_S: i64 = 24 * HOUR_S;
@@ -22,7 +22,7 @@ fn plan(node: &Rouse, name: &str, clients: usize) -> Plan {
     Plan { to: node.wait_ready(name), host, path, clients, keep: true }
 }
 
-/// Makes a service, wakes it, lets it grow, and sees it sleep again.
+/// Creates a service, wakes it, lets it scale out, and waits until it sleeps again.
 fn new_service(node: &Rouse, name: &str) {
     assert!(node.apply(&named(name)).0);
     let burst = plan(node, name, 25);
@@ -60,7 +60,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
     }
 }
 
-/// What they kept was written by a clock that is ahead of theirs, or behind.
+/// Their stored state was written by a clock that is ahead of theirs, or behind.
 #[test]
 fn parts_that_start_anew_after_the_clock_was_set_lose_no_request() {
     let (node, steady, sleeper) = prepared(Parts::with_clock("reclock"));
@@ -77,10 +77,10 @@ fn parts_that_start_anew_after_the_clock_was_set_lose_no_request() {
             let answers = kill_and_start(&node, part, load, (steady, sleeper));
             let told = format!("{part} at {off}: {answers:?}");
             let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
-            // What the activator held dies with it, whatever the time.
+            // Requests at the activator are lost when it is killed, at any time of day.
             assert_eq!(answered, [part != "activator"; 2], "{told}");
             parts::wait("a log by this clock", || is_shown(&node.log(part), off).then_some(()));
-            // So that the next one finds it asleep, and what is asked then wakes it with this part.
+            // The next component finds the service asleep, so that its request wakes the service.
             asleep(&node);
         }
         let woken = inside(&node, || parts::get(sleeper, "/again")).expect("an answer");

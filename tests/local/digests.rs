@@ -15,11 +15,11 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// `rouse:secret`, as htpasswd writes it.
+/// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-/// The same as docker keeps it.
+/// Credentials `rouse:secret` in the format of docker's configuration.
 const AUTH: &str = "cm91c2U6c2VjcmV0";
-/// An index without platforms: all that a tag needs to lead somewhere.
+/// An index without platforms, the smallest manifest that a tag can refer to.
 const INDEX: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 
@@ -47,13 +47,13 @@ impl Registry {
             let path = folder.join("htpasswd");
             config["auth"] = json!({ "htpasswd": { "realm": "test", "path": path } });
         }
-        // JSON is YAML.
+        // The configuration may be JSON, because JSON is YAML.
         fs::write(folder.join("config.yml"), config.to_string()).expect("written");
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(folder.join("config.yml"));
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
-        // Whole from the start, so that it is ended also when it never listens.
+        // Constructed before the wait, so that drop kills the process also if it never listens.
         let registry = Self { process, folder, port };
         for _ in 0..1200 {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
@@ -68,7 +68,7 @@ impl Registry {
         format!("127.0.0.1:{}/{name}", self.port)
     }
 
-    /// Puts an index under a tag; its digest, as the registry says it.
+    /// Uploads an index under a tag. Returns its digest from the registry's response.
     fn push(&self, repository: &str, tag: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connected");
         let request = format!(
@@ -106,7 +106,7 @@ impl Drop for Registry {
     }
 }
 
-/// What comes out for one Revision with these images, in a namespace with these secrets.
+/// Resolves the images of one Revision, in a namespace with these secrets.
 async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> Answer {
     let (changed, mut heard) = mpsc::channel(8);
     let secrets = std::collections::BTreeMap::from([("team".to_owned(), secrets)]);

@@ -1,4 +1,4 @@
-//! Other people's clients at the gateway: HTTP/2 by prior knowledge, from a sleeping service on.
+//! Third-party clients at the gateway: HTTP/2 with prior knowledge, beginning with a sleeping service.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use tests::rouse::Rouse;
 
 const HOST: &str = "hello.default.localhost";
 
-/// What a command says, once it has ended well.
+/// Output of a command that must succeed.
 fn told(command: &mut Command) -> String {
     let output = command.stderr(Stdio::inherit()).output().expect("curl and h2load are installed");
     assert!(output.status.success(), "{command:?}: {output:?}");

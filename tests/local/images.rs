@@ -1,4 +1,4 @@
-//! Images of several layers: what upper ones replace, remove and hide; what does not hold what its name says.
+//! Images of several layers: files that upper layers replace, remove and hide; blobs that do not match their digest.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use common::node::{ContainerState, PodPhase};
 use serde_json::json;
 use tests::node::{Put, TestNode, base_layer, layer, pod, scratch, write_layout};
 
-/// A folder that goes with its test.
+/// A directory that is removed on drop.
 struct Folder(std::path::PathBuf);
 
 impl Drop for Folder {
@@ -28,7 +28,7 @@ impl Folder {
     }
 }
 
-/// Lower files of every fate.
+/// Lower layer, with one file for each fate in the upper layer.
 fn lower() -> Vec<u8> {
     layer(&[
         Put::File("stays", b"stays;"),
@@ -48,7 +48,7 @@ fn upper() -> Vec<u8> {
         Put::File("replaced", b"new;"),
         Put::File(".wh.removed", b""),
         Put::File(".wh.gone", b""),
-        // Whiteouts may come after what they must not touch.
+        // Whiteouts may come after files of the same layer, which they must not affect.
         Put::File("opaque/both/added", b"added below;"),
         Put::File("opaque/added", b"added;"),
         Put::File("opaque/.wh..wh..opq", b""),
@@ -99,7 +99,7 @@ fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
     let mut node = TestNode::new("escape");
     let args = ["say=end", "wait"];
     node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
-    // Whether it is unpacked inside or refused, the machine's own folder is left alone.
+    // Unpacked inside the image or refused: in both cases the host's directory must stay unchanged.
     node.wait("an end", |all| {
         all.get("a").is_some_and(|pod| {
             let waits = |one: &ContainerState| matches!(one, ContainerState::Waiting { reason, .. } if reason == "ImagePullBackOff");
@@ -112,7 +112,7 @@ fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
     assert_eq!(names, ["kept"]);
 }
 
-/// Changes the last byte of the largest or smallest blob that contains `part`.
+/// Appends a byte to each blob that contains `part`.
 fn damage(folder: &Path, part: &str) {
     for entry in fs::read_dir(folder.join("blobs/sha256")).expect("blobs").flatten() {
         let mut bytes = fs::read(entry.path()).expect("a blob");
@@ -127,7 +127,7 @@ fn damage(folder: &Path, part: &str) {
 #[test]
 fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
     let mut node = TestNode::new("damaged");
-    // One after the other: what is unpacked once is not read again.
+    // One error for each image, because an unpacked blob is not read again.
     let parts = ["\"layers\":[", "diff_ids", "etc/passwd"];
     let folders = parts.map(|part| {
         let folder = Folder::new(&[base_layer(), layer(&[Put::File("part", part.as_bytes())])]);

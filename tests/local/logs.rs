@@ -1,4 +1,4 @@
-//! Containers that write more than there is room for.
+//! Containers that write longer logs than there is room for.
 
 use std::fs;
 use std::io::Read as _;
@@ -11,7 +11,7 @@ use serde_json::json;
 use tests::node::{TestNode, address, pod};
 use tests::rouse::wait;
 
-/// A log's bound, as in Kubernetes.
+/// Maximum size of a log, as in Kubernetes.
 const MOST: u64 = 10 << 20;
 
 #[test]
@@ -35,7 +35,7 @@ fn a_long_log_is_turned_over_and_written_on() {
         let text = fs::read_to_string(&log).ok()?;
         text.contains("afterwards\n").then_some(text)
     });
-    // The container appends: there is no hole where the old part was.
+    // The container appends to the truncated file: there is no hole before its new position.
     assert!(!text.contains('\0') && text.ends_with("afterwards\n"));
 }
 
@@ -52,7 +52,7 @@ fn a_full_disk_for_logs_stops_no_pod() {
     node.order([pod("a", &["fill=4", "listen=80"], json!({}))]);
     let first = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
     assert_eq!(greet(&node, &first), "hello\n");
-    // There is no room for anything now.
+    // The volume is full now.
     let chatty = pod("b", &["say=nobody reads this", "listen=80"], json!({}));
     node.order([pod("a", &["fill=4", "listen=80"], json!({})), chatty]);
     let second = node.wait_pod("another running pod", "b", |pod| pod.phase == PodPhase::Running);
@@ -65,7 +65,7 @@ struct Unmount<'a>(&'a std::path::Path);
 
 impl Drop for Unmount<'_> {
     fn drop(&mut self) {
-        // Lazily: a container may still hold its log.
+        // A lazy unmount, because a container may still hold its log open.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
 }

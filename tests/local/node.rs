@@ -1,4 +1,4 @@
-//! Pods on a node: started, watched, restarted, stopped, adopted.
+//! Pods on a local node: started, watched, restarted, stopped, adopted.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -140,7 +140,7 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     assert_eq!(other.containers[0].restarts, 0);
 }
 
-/// A probe that executes `/app` with these words, each second.
+/// Probe that executes `/app` with these arguments, every second.
 fn exec(words: &[&str]) -> Value {
     let command = [&["/app"], words].concat();
     json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
@@ -154,7 +154,7 @@ fn executes_probes(kind: Kind, test: &str) {
     let mut node = TestNode::with(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
-        // Without the startup probe the container would be ended for these.
+        // Without the startup probe, failures of this probe would end the container.
         "livenessProbe": exec(&["need=/begun"]),
         "readinessProbe": exec(&["need=/ready"]),
     } });
@@ -224,7 +224,8 @@ fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
     assert!(status.ready, "{status:?}");
 }
 
-/// As the node ends what outlives its grace period, and what a killed node had only begun to start.
+/// Kills a container like the node itself does: after the grace period, or if a killed node had only begun to start
+/// it.
 #[test]
 fn a_container_that_was_killed_with_its_whole_group_starts_again() {
     let mut node = TestNode::new("killed");
@@ -386,7 +387,7 @@ fn down_leaves_nothing_and_a_second_run_starts_clean() {
     }
 }
 
-/// Not a test: the process that `a_killed_node_is_adopted_or_removed` kills.
+/// Main function of the process that `a_killed_node_is_adopted_or_removed` kills; not a test itself.
 #[test]
 #[ignore = "run by a_killed_node_is_adopted_or_removed"]
 fn serve_until_killed() {
@@ -415,7 +416,7 @@ fn run_and_kill(layout: &Layout) {
     assert!(Node::claim(layout, "up").is_err(), "two nodes of one name");
     child.kill().expect("a process that runs");
     child.wait().expect("a child");
-    // Its images, which it could not remove itself.
+    // Removes the images of the killed process, which could not remove them itself.
     tests::left::remove();
 }
 

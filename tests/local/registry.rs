@@ -10,9 +10,9 @@ use common::node::{ContainerState, PodPhase};
 use serde_json::json;
 use tests::node::{TestNode, images, pod};
 
-/// `rouse:secret`, as htpasswd writes it.
+/// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-/// The same as docker and skopeo keep it.
+/// Credentials `rouse:secret` in the format of docker's and skopeo's configuration.
 const AUTH: &str = "cm91c2U6c2VjcmV0";
 
 struct Registry {
@@ -36,13 +36,13 @@ impl Registry {
             "http": { "addr": format!("127.0.0.1:{port}") },
             "auth": { "htpasswd": { "realm": "test", "path": folder.join("htpasswd") } },
         });
-        // JSON is YAML.
+        // The configuration may be JSON, because JSON is YAML.
         fs::write(folder.join("config.yml"), config.to_string()).expect("written");
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(folder.join("config.yml"));
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
-        // Whole from the start, so that it is ended also when it never listens.
+        // Constructed before the wait, so that drop kills the process also if it never listens.
         let registry = Self { process, folder, port };
         for _ in 0..600 {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {

@@ -1,4 +1,4 @@
-//! Parts that are killed under load and started again: what users notice, what is counted, what is left.
+//! Components killed under load and started again: effects on users, counts, and leftovers.
 
 use std::fs;
 use std::io;
@@ -12,14 +12,14 @@ use agent::maps::Maps;
 use common::abi;
 use tests::parts::{Answer, Kept, PARTS, Parts, get, remains, until, wait};
 
-/// Of the demo's own manifest.
+/// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 /// Admin port of the activator.
 const ACTIVATOR: u16 = 7103;
-/// Requests on new connections that must go well while a part is dead.
+/// Number of requests on new connections that must succeed while a component is dead.
 const MEANWHILE: u64 = 100;
 
-/// A service of one pod that never sleeps.
+/// Manifest of a service of one pod that never sleeps.
 fn steady() -> String {
     let hello = HELLO.replace("name: hello", "name: steady").replace("\"10\"", "\"100\"");
     hello.replace(
@@ -28,14 +28,14 @@ fn steady() -> String {
     )
 }
 
-/// A service that sleeps, and listens so late after it started that a test can act while requests wait.
+/// Manifest of a sleeping service whose pod listens so late that a test can act while requests wait.
 fn sleeper() -> String {
     let late =
         "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"1500\" }]\n          image:";
     HELLO.replace("name: hello", "name: sleeper").replace("        - image:", late)
 }
 
-/// What the load saw.
+/// Results of the load.
 #[derive(Default)]
 pub(super) struct Seen {
     stop: AtomicBool,
@@ -68,7 +68,7 @@ impl Seen {
     }
 }
 
-/// Requests on a connection that must last as long as the load.
+/// Sends requests on a connection that must last as long as the load.
 fn keep(node: &Parts, to: SocketAddr, seen: &Seen) {
     node.enter();
     let mut kept = Kept::open(to).expect("a connection");
@@ -81,7 +81,7 @@ fn keep(node: &Parts, to: SocketAddr, seen: &Seen) {
     }
 }
 
-/// Requests that each open a connection.
+/// Sends requests that each open a connection.
 fn renew(node: &Parts, to: SocketAddr, seen: &Seen) {
     node.enter();
     while seen.runs() {
@@ -90,14 +90,14 @@ fn renew(node: &Parts, to: SocketAddr, seen: &Seen) {
     }
 }
 
-/// One request, beside everything else.
+/// Sends one request beside the load.
 fn ask<'scope>(
     scope: &'scope Scope<'scope, '_>,
     namespace: &'scope Parts,
     to: SocketAddr,
     path: &'static str,
 ) -> ScopedJoinHandle<'scope, io::Result<Answer>> {
-    // The namespace is entered before the part under test is touched.
+    // The namespace is entered before the test kills a component.
     let (say, said) = std::sync::mpsc::channel();
     let asked = scope.spawn(move || {
         namespace.enter();
@@ -112,7 +112,7 @@ fn join(asked: ScopedJoinHandle<'_, io::Result<Answer>>) -> io::Result<Answer> {
     asked.join().expect("no panic")
 }
 
-/// Runs load on `to` beside `meanwhile`. Ends the load also when `meanwhile` panics.
+/// Runs load on `to` while `meanwhile` runs. Ends the load also when `meanwhile` panics.
 pub(super) fn under_load(node: &Parts, to: SocketAddr, meanwhile: impl FnOnce(&Seen)) -> Seen {
     let seen = Seen::default();
     thread::scope(|scope| {
@@ -135,7 +135,7 @@ fn more(seen: &Seen, count: u64) {
     wait("new connections", || (seen.fresh() >= before + count).then_some(()));
 }
 
-/// Waits until the activator holds so many requests.
+/// Waits until the activator holds `count` requests.
 fn waiting(node: &Parts, count: f64) {
     let figure = "rouse_activator_waiting_requests";
     wait("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
@@ -145,7 +145,7 @@ pub(super) fn asleep(node: &Parts) {
     wait("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
 }
 
-/// A node of four processes with both services, `steady` served directly.
+/// Starts a node of four processes with both services, and waits until `steady` is on the direct path.
 pub(super) fn prepared(node: Parts) -> (Parts, SocketAddr, SocketAddr) {
     node.start(&PARTS);
     node.apply(&steady());
@@ -157,7 +157,7 @@ pub(super) fn prepared(node: Parts) -> (Parts, SocketAddr, SocketAddr) {
     (node, steady, sleeper)
 }
 
-/// Runs `work` on a thread of a client.
+/// Runs `work` on a thread in the clients' network namespace.
 pub(super) fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> T {
     let inside = || {
         node.enter();
@@ -166,8 +166,8 @@ pub(super) fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> 
     thread::scope(|scope| scope.spawn(inside).join()).expect("no panic")
 }
 
-/// Kills `part` while one request waits for the sleeper, sends another meanwhile, and starts the part again.
-/// Gives what became of both.
+/// Kills `part` while one request waits for the sleeper, sends another request meanwhile, and starts the component
+/// again. Returns the results of both requests.
 pub(super) fn kill_and_start(
     node: &Parts,
     part: &'static str,
@@ -188,7 +188,7 @@ pub(super) fn kill_and_start(
     })
 }
 
-/// What the application at `to` has counted, this question included.
+/// Number of requests that the application at `to` has counted, including this query, and the name of its pod.
 fn counted(node: &Parts, to: SocketAddr) -> (u64, String) {
     let answer = inside(node, || get(to, "/counts")).expect("an answer");
     let text = answer.body.split("\"started\":").nth(1).unwrap_or_default();
@@ -206,10 +206,11 @@ fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost()
             let answers = kill_and_start(&node, part, load, (steady, sleeper));
             let told = format!("{part} killed: {answers:?}");
             let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
-            // What the activator held dies with it; who comes before it is back is refused, and may ask again.
+            // Requests at the activator are lost when it is killed; later ones are refused until it is back, and may
+            // be sent again.
             assert_eq!(answered, [part != "activator"; 2], "{told}");
             println!("{told}");
-            // So that the next one finds it asleep, and what is asked then wakes it with this part.
+            // The next component finds the service asleep, so that its request wakes the service.
             asleep(&node);
         }
         let woken = inside(&node, || get(sleeper, "/again")).expect("an answer");
@@ -267,7 +268,7 @@ fn a_node_that_lost_any_part_is_taken_down_without_a_trace() {
     }
 }
 
-/// Takes the node down; nothing of it is left.
+/// Takes the node down, and asserts that it leaves nothing behind.
 fn down(node: &Parts) {
     node.leave();
     let (namespaces, maps) = (node.namespaces(), node.pinned_maps());
@@ -276,7 +277,7 @@ fn down(node: &Parts) {
     let _bystander = Bystander::new();
     let done = node.rouse(&["down"]);
     assert!(done.status.success(), "{done:?}");
-    // The kernel frees programs and maps a moment after their last user went.
+    // The kernel frees programs and maps a moment after their last user has ended.
     let mut left = Vec::new();
     let freed = until(|| {
         left = remains(&node.layout, &namespaces, &maps);
@@ -286,7 +287,7 @@ fn down(node: &Parts) {
     assert_eq!(remains(&node.layout, &namespaces, &maps), [] as [String; 0]);
 }
 
-/// A process in a mount namespace of its own, as many a system service is: it has copies of all mounts.
+/// Process in a mount namespace of its own with copies of all mounts, like many system services.
 struct Bystander(Child);
 
 impl Bystander {

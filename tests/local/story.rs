@@ -1,4 +1,4 @@
-//! What a user sees of a service that sleeps: woken by a request, scaled by load, left alone by the way to zero.
+//! Life of a sleeping service for its users: woken by a request, scaled by load, and scaled to zero without losses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
@@ -8,10 +8,10 @@ use local::layout;
 use tests::client::{Client, Load, Plan, Sent, get, load, lost};
 use tests::rouse::{Rouse, wait};
 
-/// Of the demo's own manifest.
+/// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 
-/// A service of the shortest legal window, that wants one pod for every two requests.
+/// Manifest of a service with the shortest window and a target of two requests in a pod.
 fn manifest(name: &str) -> String {
     let hello = HELLO.replace("name: hello", &format!("name: {name}"));
     hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
@@ -32,7 +32,7 @@ fn ready_pods(node: &Rouse, service: &str) -> usize {
     node.pods(service).iter().filter(is_ready).count()
 }
 
-/// Waits until so many more requests have ended.
+/// Waits until `count` more requests have ended.
 fn more(load: &Load<'_>, count: usize) {
     let before = load.count();
     wait("requests to end", || (load.count() >= before + count).then_some(()));
@@ -84,7 +84,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
 }
 
-/// Wakes, loads and leaves one service so often; one client keeps its connection through all of it.
+/// Wakes, loads and leaves one service `count` times; one client keeps its connection through all cycles.
 fn cycles(node: &Rouse, service: &str, count: usize, keep: bool) -> Vec<Sent> {
     let to = node.wait_ready(service);
     let plan = plan(to, 6, keep);
@@ -108,7 +108,7 @@ fn cycles(node: &Rouse, service: &str, count: usize, keep: bool) -> Vec<Sent> {
 
 #[test]
 fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
-    // Five cycles of each of four services at once: a window is at least 6 s, one after the other would take minutes.
+    // Five cycles of four services in parallel: a window is at least 6 s, so cycles in sequence would take minutes.
     let node = Rouse::up("cycles");
     let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];
     for (service, _) in services {
@@ -123,14 +123,14 @@ fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
         for cycle in running {
             let (keep, sent) = cycle.join().expect("no request lost");
             let kept = sent.iter().filter(|one| !one.fresh).count();
-            // The one that wakes may find its connection to the activator still open.
+            // The request that wakes may find its connection to the activator still open.
             let (least, most) = if keep { (sent.len() / 2, sent.len()) } else { (0, 5) };
             assert!((least..=most).contains(&kept), "{kept} of {} were kept", sent.len());
         }
     });
 }
 
-/// A file that is being replaced cannot be mounted.
+/// A file that is being replaced cannot be mounted, so the commands must not replace it.
 #[test]
 fn commands_that_run_inside_at_once_share_the_file_of_names() {
     let node = Rouse::up("names");
@@ -181,7 +181,7 @@ fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
         let answer = client.get(host, "/").expect("an answer");
         assert_eq!(answer.status, 404, "{host}: {answer:?}");
     }
-    // The gateway's connections are kept, and an unknown host does not spoil them.
+    // The gateway keeps its client connections, also after a request to an unknown host.
     assert_eq!(client.get("hello.default.localhost", "/").expect("an answer").status, 200);
 }
 

@@ -1,4 +1,4 @@
-//! A plain HTTP/1.1 client over ordinary sockets, and load made of many of them.
+//! A plain HTTP/1.1 client over ordinary sockets, and load of many such clients.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,26 +10,26 @@ use std::time::Duration;
 use crate::node::LIMIT;
 use crate::rouse::Rouse;
 
-/// What came back.
+/// Response to one request.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Its code.
+    /// Status code of the response.
     pub status: u16,
-    /// Names in small letters.
+    /// Headers, with names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Its body.
+    /// Body of the response as text.
     pub body: String,
 }
 
 impl Answer {
-    /// A header's value; empty where there is none.
+    /// Value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(have, _)| have == name);
         found.map(|(_, value)| value.as_str()).unwrap_or_default()
     }
 }
 
-/// A connection that may carry several requests.
+/// A connection that can carry several requests.
 #[derive(Debug)]
 pub struct Client {
     stream: TcpStream,
@@ -37,7 +37,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to an address, with a timeout for each later read.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&to, LIMIT)?;
         stream.set_read_timeout(Some(LIMIT))?;
@@ -45,36 +45,37 @@ impl Client {
         Ok(Self { stream, rest: Vec::new() })
     }
 
-    /// The address that the kernel gave this end.
+    /// Local address of the connection, as the kernel chose it.
     pub fn own_ip(&self) -> String {
         self.stream.local_addr().map(|own| own.ip().to_string()).unwrap_or_default()
     }
 
-    /// Both addresses of the connection.
+    /// Local and remote address of the connection, as text.
     pub fn ends(&self) -> String {
         let text = |it: io::Result<SocketAddr>| it.map(|it| it.to_string()).unwrap_or_default();
         format!("{} to {}", text(self.stream.local_addr()), text(self.stream.peer_addr()))
     }
 
-    /// Sends these bytes.
+    /// Sends raw bytes on the connection.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// Sends one request without a body and reads its answer.
+    /// Sends one request without a body and reads the response.
     pub fn get(&mut self, host: &str, path: &str) -> io::Result<Answer> {
         self.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())?;
         self.answer()
     }
 
-    /// Whether the other end has ended or reset it, as a pool looks before it uses a connection again.
+    /// Returns true if the peer has closed or reset the connection, a check that pools make before they use one
+    /// again.
     pub fn is_over(&self) -> bool {
         let looked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut [0]));
         let waits = looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         !waits || self.stream.set_nonblocking(false).is_err()
     }
 
-    /// Reads one answer.
+    /// Reads one response from the connection.
     pub fn answer(&mut self) -> io::Result<Answer> {
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "not an HTTP/1.1 answer");
         let head = loop {
@@ -100,7 +101,7 @@ impl Client {
                 }
                 self.rest.drain(..length).collect()
             }
-            // No answer of ours is chunked; without a length it lasts until the end.
+            // The test applications send no chunked responses; one without a length lasts until the close.
             Err(_) => {
                 self.stream.read_to_end(&mut self.rest)?;
                 std::mem::take(&mut self.rest)
@@ -122,12 +123,12 @@ impl Client {
     }
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a new connection.
 pub fn get(to: SocketAddr, host: &str, path: &str) -> io::Result<Answer> {
     Client::connect(to)?.get(host, path)
 }
 
-/// Sends these bytes on a connection of their own and gives everything that comes back until its end.
+/// Sends raw bytes on a new connection and returns all data up to its end.
 pub fn exchange(to: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut client = Client::connect(to)?;
     client.stream.write_all(bytes)?;
@@ -136,23 +137,23 @@ pub fn exchange(to: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
     Ok(back)
 }
 
-/// What clients do.
+/// Load of one test: target, request and number of clients.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where to.
+    /// Address to connect to.
     pub to: SocketAddr,
-    /// Host header.
+    /// Value of the Host header.
     pub host: String,
-    /// Path and query.
+    /// Path and query of the requests.
     pub path: String,
-    /// How many at once.
+    /// Number of clients at once.
     pub clients: usize,
-    /// Whether each keeps its connection while it lasts.
+    /// True if each client keeps its connection.
     pub keep: bool,
 }
 
 impl Plan {
-    /// Sends one request, over this connection if it still stands, and gives the connection back if it may carry more.
+    /// Sends one request, over `kept` if it is still open. Returns the connection if it can carry another request.
     pub fn send(&self, kept: Option<Client>) -> (Sent, Option<Client>) {
         let kept = kept.filter(|client| !client.is_over());
         let fresh = kept.is_none();
@@ -175,20 +176,20 @@ impl Plan {
     }
 }
 
-/// One request of a load and what became of it.
+/// Result of one request of a load.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// Whether it opened its connection.
+    /// True if the request opened its connection.
     pub fresh: bool,
-    /// Whether the pod saw this client itself as its peer, and not the activator.
+    /// True if the pod saw this client as its peer, and not the activator.
     pub direct: bool,
-    /// Which pod answered.
+    /// Name of the pod that answered.
     pub pod: String,
-    /// Why it is lost; `None`: the application answered 200.
+    /// Reason that the request was lost; `None` if the application answered 200.
     pub lost: Option<String>,
 }
 
-/// A load that runs until it is told to stop.
+/// A load that runs until it is stopped.
 #[derive(Debug)]
 pub struct Load<'a> {
     stop: &'a AtomicBool,
@@ -196,7 +197,7 @@ pub struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// How many requests have ended until now.
+    /// Number of requests that have ended so far.
     pub fn count(&self) -> usize {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -207,7 +208,7 @@ impl Load<'_> {
     }
 }
 
-/// Runs load beside `meanwhile` and gives every request in the order in which they ended.
+/// Runs load while `meanwhile` runs. Returns all requests, in the order of their ends, and the result of `meanwhile`.
 pub fn load<T>(
     node: &Rouse,
     plan: &Plan,
@@ -219,7 +220,7 @@ pub fn load<T>(
             scope.spawn(|| one_client(node, plan, &stop, &sent));
         }
         let load = Load { stop: &stop, sent: &sent };
-        // A panic must not leave the clients running: the scope would wait for them.
+        // A panic must not leave the clients running, because the scope would wait for them.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| meanwhile(&load)));
         load.stop();
         done
@@ -237,13 +238,13 @@ fn one_client(node: &Rouse, plan: &Plan, stop: &AtomicBool, sent: &Mutex<Vec<Sen
         let failed = one.lost.is_some();
         sent.lock().unwrap_or_else(PoisonError::into_inner).push(one);
         if failed {
-            // What refuses at once is no reason for a busy loop.
+            // Immediate refusals must not cause a busy loop.
             crate::rouse::pause(Duration::from_millis(50));
         }
     }
 }
 
-/// Those that were lost.
+/// Requests of `sent` that were lost.
 pub fn lost(sent: &[Sent]) -> Vec<&Sent> {
     sent.iter().filter(|one| one.lost.is_some()).collect()
 }

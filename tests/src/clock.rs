@@ -1,4 +1,4 @@
-//! A time of day that a test sets, for the processes of one node alone.
+//! A system clock that a test sets, for the processes of one node alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,47 +7,47 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-/// Debian's library that stands between a program and its clock; the loader knows what `$LIB` is.
+/// Debian's library that replaces clock functions; the dynamic loader expands `$LIB`.
 const LIBRARY: &str = "/usr/$LIB/faketime/libfaketimeMT.so.1";
-/// The library looks at its file once a second.
+/// Time after which programs see a change: the library reads its file once a second.
 const SEEN_AFTER: Duration = Duration::from_millis(1500);
-/// How old the last line of a log may be.
+/// Highest age of the last line of a log.
 const RECENT: SignedDuration = SignedDuration::from_mins(5);
 
-/// The clock of the programs that were given it.
+/// Clock of the programs that it was given to, in a file.
 #[derive(Debug)]
 pub struct Clock(PathBuf);
 
 impl Clock {
-    /// A clock that goes as the machine's does until it is set.
+    /// Creates a clock that equals the machine's until it is set.
     pub fn new(folder: &Path) -> Self {
         let clock = Self(folder.join("clock"));
         clock.write(0);
         clock
     }
 
-    /// Gives it to a program. The monotonic clock and the times of files stay the machine's.
+    /// Gives the clock to a program. The monotonic clock and file times stay the machine's.
     pub fn give(&self, program: &mut Command) {
         program.env("LD_PRELOAD", LIBRARY).env("FAKETIME_TIMESTAMP_FILE", &self.0);
         program.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         program.env("DONT_FAKE_MONOTONIC", "1").env("NO_FAKE_STAT", "1");
     }
 
-    /// Sets it so many seconds off the machine's, and waits until programs have seen that.
+    /// Sets the clock `off` seconds off the machine's, and waits until programs have seen it.
     pub fn set(&self, off: i64) {
         self.write(off);
         crate::rouse::pause(SEEN_AFTER);
     }
 
     fn write(&self, off: i64) {
-        // At once: a program may read it just now.
+        // Written aside and renamed, because a program may read the file at any moment.
         let aside = self.0.with_extension("new");
         fs::write(&aside, format!("{off:+}")).expect("a file");
         fs::rename(aside, &self.0).expect("a clock");
     }
 }
 
-/// Whether the last line of a log was written by a clock that is so many seconds off.
+/// Returns true if the last line of a log was written by a clock that is `off` seconds off.
 pub fn is_shown(log: &str, off: i64) -> bool {
     let stamp = |line: &str| line.split_whitespace().next()?.parse::<Timestamp>().ok();
     let last = log.lines().rev().find_map(stamp);

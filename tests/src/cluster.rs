@@ -1,6 +1,6 @@
-//! A real Kubernetes: the one that `cargo xtask cluster up` made, or one that `--kubeconfig FILE` names.
+//! A real Kubernetes cluster: one of `cargo xtask cluster up`, or the one of `--kubeconfig FILE`.
 //!
-//! `cargo xtask test --tier cluster` says which through the environment. An ambient `KUBECONFIG` is never read.
+//! `cargo xtask test --tier cluster` chooses it by environment variables. An ambient `KUBECONFIG` is never read.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,22 +13,22 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
-/// Whatever a test waits for has come by then, or will not.
+/// Timeout of every wait: after this time the expected state is not going to come.
 pub const LIMIT: Duration = Duration::from_secs(120);
-/// Between two looks at it.
+/// Time between two checks of a wait.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A cluster to test with.
+/// A cluster to run tests on.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     kubectl: PathBuf,
     kubeconfig: PathBuf,
-    /// `xtask` and the cluster's name; `None` for a cluster that xtask did not make.
+    /// Path of `xtask` and name of the cluster; `None` for a cluster that xtask did not make.
     ours: Option<(PathBuf, String)>,
 }
 
 impl Cluster {
-    /// The cluster that this run is about.
+    /// Returns the cluster of this test run.
     pub fn at_hand() -> Self {
         if let Some(kubeconfig) = std::env::var_os("ROUSE_KUBECONFIG") {
             return Self { kubectl: "kubectl".into(), kubeconfig: kubeconfig.into(), ours: None };
@@ -36,7 +36,7 @@ impl Cluster {
         Self::named(&variable("ROUSE_CLUSTER"))
     }
 
-    /// The cluster `name`, which xtask made.
+    /// Returns the cluster `name`, which xtask made.
     pub fn named(name: &str) -> Self {
         let xtask = PathBuf::from(variable("ROUSE_XTASK"));
         let status = xtask_output(&xtask, name, &["status"]).expect("the cluster is up");
@@ -49,25 +49,25 @@ impl Cluster {
         }
     }
 
-    /// The file that leads to it.
+    /// Path of its kubeconfig file.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// What `xtask cluster status` says.
+    /// Output of `xtask cluster status`, as JSON.
     pub fn status(&self) -> Value {
         let text = self.xtask(&["status"]).expect("the cluster is up");
         serde_json::from_str(&text).expect("the status is JSON")
     }
 
-    /// `kubectl ARGS` on the host.
+    /// Runs `kubectl ARGS` on the host and returns its output.
     pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(args);
         output(&mut command)
     }
 
-    /// An object or a list as JSON; null where there is none.
+    /// An object or a list as JSON; null if there is none.
     pub fn get(&self, args: &[&str]) -> Value {
         let mut words = vec!["get", "--output", "json"];
         words.extend(args);
@@ -75,12 +75,12 @@ impl Cluster {
         serde_json::from_str(&text).unwrap_or_default()
     }
 
-    /// Applies a manifest.
+    /// Applies a manifest with `kubectl apply`.
     pub fn apply(&self, yaml: &str) -> Result<(), String> {
         self.manifest(&["apply"], yaml)
     }
 
-    /// `kubectl WORDS -f` with a manifest: apply, create, delete and the like.
+    /// Runs `kubectl WORDS -f` with a manifest, for example apply, create or delete.
     pub fn manifest(&self, words: &[&str], yaml: &str) -> Result<(), String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(words);
@@ -96,14 +96,14 @@ impl Cluster {
         }
     }
 
-    /// A program in the control plane's network namespace, with `KUBECONFIG` set.
+    /// Runs a program in the control plane's network namespace, with `KUBECONFIG` set, and returns its output.
     pub fn run(&self, command: &[&str]) -> Result<String, String> {
         let mut words = vec!["run", "--"];
         words.extend(command);
         self.xtask(&words)
     }
 
-    /// The command that runs a program in the control plane's network namespace.
+    /// Command that runs a program in the control plane's network namespace.
     pub fn command(&self, words: &[&str]) -> Result<Command, String> {
         let (xtask, name) = self.ours()?;
         let mut command = Command::new(xtask);
@@ -111,20 +111,20 @@ impl Cluster {
         Ok(command)
     }
 
-    /// A program on a node, in all of its namespaces.
+    /// Runs a program on a node, in all of its namespaces, and returns its output.
     pub fn on_node(&self, node: &str, command: &[&str]) -> Result<String, String> {
         let mut words = vec!["run", "--node", node.trim_start_matches("node"), "--"];
         words.extend(command);
         self.xtask(&words)
     }
 
-    /// Does harm: `action` is stop, resume, slow, kill, start, cut or join; `part` is etcd, kube-apiserver, node1,
-    /// node1/kubelet, … Refused for a cluster that xtask did not make.
+    /// Injects a fault: `action` is stop, resume, slow, kill, start, cut or join; `part` is etcd, kube-apiserver,
+    /// node1, node1/kubelet, … Refused for a cluster that xtask did not make.
     pub fn fault(&self, action: &str, part: &str) -> Result<(), String> {
         self.xtask(&["fault", action, part]).map(drop)
     }
 
-    /// Brings everything back that a fault broke.
+    /// Repairs all effects of faults by another `up`.
     pub fn repair(&self) -> Result<(), String> {
         let (xtask, name) = self.ours()?;
         xtask_output(xtask, name, &["up", "--image", "hello"]).map(drop)
@@ -142,7 +142,7 @@ impl Cluster {
             .ok_or_else(|| format!("{config} leads to a cluster that xtask did not make"))
     }
 
-    /// Waits for `look` to find something.
+    /// Calls `look` until it returns a value, at most for [`LIMIT`].
     pub fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let started = Instant::now();
         loop {
@@ -157,13 +157,13 @@ impl Cluster {
         }
     }
 
-    /// Where every pod is and how it is.
+    /// Table of all pods with their nodes and states.
     fn pods(&self) -> String {
         self.kubectl(&["get", "pods", "--all-namespaces", "--output", "wide"])
             .unwrap_or_else(|error| error)
     }
 
-    /// What the reader of a failed test needs who was not there: pods, events, and what Rouse's parts said.
+    /// Data to analyse a failed test: pods, events, and logs of Rouse's components.
     fn account(&self, namespace: &str) -> String {
         let events = ["get", "events", "--namespace", namespace, "--sort-by", ".lastTimestamp"];
         let logs = ["logs", "--namespace", "knative-serving", "--all-containers", "--timestamps"];
@@ -173,9 +173,9 @@ impl Cluster {
         [&[self.pods()], &said[..]].concat().join("\n")
     }
 
-    /// The network namespace of a running pod, by a file below `/proc`.
+    /// Path below `/proc` of the network namespace of a running pod.
     pub fn netns_of(&self, namespace: &str, pod: &str) -> PathBuf {
-        // The pod may serve before the kubelet has told of its container.
+        // The pod may serve before the kubelet has reported its container.
         let (id, node) = self.wait("the pod's container", || {
             let object = self.get(&["pod", "--namespace", namespace, pod]);
             let id = object["status"]["containerStatuses"][0]["containerID"].as_str()?;
@@ -191,16 +191,16 @@ impl Cluster {
     }
 }
 
-/// A namespace of Kubernetes with a name of its own; deleted, with all in it, when it goes out of scope.
+/// A Kubernetes namespace with a unique name; deleted on drop, with all its objects.
 #[derive(Debug)]
 pub struct Namespace<'a> {
-    /// Its name.
+    /// Name of the namespace.
     pub name: String,
     cluster: &'a Cluster,
 }
 
 impl<'a> Namespace<'a> {
-    /// Makes it.
+    /// Creates the namespace for a test.
     pub fn new(cluster: &'a Cluster, test: &str) -> Self {
         let name = format!("{test}-{}", std::process::id());
         cluster.kubectl(&["create", "namespace", &name]).expect("a new namespace");
@@ -233,7 +233,7 @@ pub fn inside<T: Send>(file: &Path, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Asks `server` for the IPv4 (type 1) or IPv6 (type 28) addresses of `name`, as text, in the order of the answer.
+/// Queries `server` for the IPv4 (type 1) or IPv6 (type 28) addresses of `name`, and returns them as text.
 pub fn resolve(server: SocketAddr, name: &str, kind: u8) -> std::io::Result<Vec<String>> {
     let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -247,7 +247,7 @@ pub fn resolve(server: SocketAddr, name: &str, kind: u8) -> std::io::Result<Vec<
     let mut answer = [0; 1500];
     let length = socket.recv(&mut answer)?;
     let size = if kind == 1 { 4 } else { 16 };
-    // The question is repeated; each record after it ends in the address, whose length stands before it.
+    // The response repeats the question; each record after it ends with the address, preceded by its length.
     let mut rest = answer.get(question.len()..length).unwrap_or_default();
     let mut found = Vec::new();
     while let Some(at) = rest.windows(2).position(|two| two == [0, size]) {
@@ -263,7 +263,7 @@ pub fn resolve(server: SocketAddr, name: &str, kind: u8) -> std::io::Result<Vec<
     Ok(found)
 }
 
-/// `xtask cluster --name NAME ARGS`, of any name.
+/// Runs `xtask cluster --name NAME ARGS`, for a cluster of any name.
 pub fn xtask_output(xtask: &Path, name: &str, args: &[&str]) -> Result<String, String> {
     output(Command::new(xtask).args(["cluster", "--name", name]).args(args))
 }
@@ -276,7 +276,7 @@ fn output(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// A variable that `cargo xtask test` sets.
+/// Value of an environment variable that `cargo xtask test` sets.
 pub fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test`"))
 }

@@ -1,4 +1,4 @@
-//! A request that a test holds in flight: it sends the body part by part, and sees what has come back until then.
+//! A request that a test keeps in flight: it sends the body part by part, and reads the response so far.
 
 use std::io::{Read as _, Write as _};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::installed::Place;
 
-/// A program that sends its input as a request's body and writes head and body of the answer as they come.
+/// A program that sends its input as a request's body, and prints head and body of the response as they arrive.
 #[derive(Debug)]
 pub struct Exchange {
     child: Child,
@@ -17,7 +17,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Starts it by this command.
+    /// Starts the exchange by this command.
     pub fn start(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
@@ -35,15 +35,15 @@ impl Exchange {
         Self { child, input, came, reader: Some(reader) }
     }
 
-    /// Uploads to `url` from `client`, and takes the answer at the same time; `version` is curl's word for one of HTTP.
+    /// Uploads to `url` from `client` while receiving the response; `version` is curl's option for the HTTP version.
     pub fn upload(client: &Place, url: &str, version: &str) -> Self {
-        // Written to its output, an error cannot be taken for a good answer. With a limit of time curl would wait for its
-        // input alone.
+        // With the error on its output, a failure cannot look like a complete response. With a time limit, curl would
+        // wait for its input alone.
         let fixed = "--silent --include --no-buffer --noproxy * --header Expect: \
                      --write-out %{onerror}%{errormsg} --upload-file .";
         let fixed: Vec<&str> = ["curl"].into_iter().chain(fixed.split_whitespace()).collect();
         let mut command = client.command(&[&fixed[..], &[version, url]].concat());
-        // As its input is not read to its end first, curl draws its progress, silent or not.
+        // curl draws its progress when its input is not read to the end first, even with --silent.
         command.stderr(Stdio::null());
         Self::start(command)
     }
@@ -51,23 +51,23 @@ impl Exchange {
     /// Sends a part of the body.
     pub fn send(&mut self, part: &str) {
         let input = self.input.as_mut().expect("it has not finished");
-        // One that has ended is told apart by what came back.
+        // A failed write is ignored: the test detects an ended exchange by its output.
         let _sent = input.write_all(part.as_bytes()).and_then(|()| input.flush());
     }
 
-    /// All that has come back until now.
+    /// All bytes of the response so far.
     pub fn came(&self) -> Vec<u8> {
         self.came.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The body's part of that; empty before the head has come.
+    /// Body of the response so far; empty before the head is complete.
     pub fn body(&self) -> Vec<u8> {
         let came = self.came();
         let end = came.windows(4).position(|four| four == b"\r\n\r\n");
         end.map(|end| came[end + 4..].to_vec()).unwrap_or_default()
     }
 
-    /// A header's value; empty where there is none.
+    /// Value of a response header; empty if there is none.
     pub fn header(&self, name: &str) -> String {
         let came = String::from_utf8_lossy(&self.came()).into_owned();
         let head = came.split("\r\n\r\n").next().unwrap_or_default();
@@ -76,12 +76,12 @@ impl Exchange {
         found.map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
     }
 
-    /// Ends the request's body.
+    /// Ends the body of the request.
     pub fn close(&mut self) {
         self.input = None;
     }
 
-    /// How it ended, and once it has, all of it has come; `None` while it goes on.
+    /// Exit status of the program, after which the response is complete; `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.try_wait().expect("it was started")?;
         self.reader.take().into_iter().for_each(|reader| reader.join().expect("it does not panic"));
@@ -91,7 +91,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // No other test waits for one that a failed test leaves.
+        // A failed test must not leave a program that other tests wait for.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }

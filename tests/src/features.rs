@@ -1,4 +1,4 @@
-//! Features of Knative's `config-features` that are off unless operators allow them.
+//! Features of Knative's `config-features` that are off unless operators enable them.
 #![allow(clippy::print_stderr, reason = "a test's own output is where its reader looks")]
 
 use std::collections::BTreeMap;
@@ -9,28 +9,28 @@ use crate::installed::{Installed, configure};
 
 const MAP: &str = "config-features";
 
-/// Features that are on for as long as this lives.
+/// Features that are enabled until this value is dropped.
 #[derive(Debug)]
 pub struct Features<'a> {
     cluster: &'a Cluster,
     names: &'static [&'static str],
 }
 
-/// How many hold each feature: tests of one process run side by side, and the last one turns it off.
+/// Number of users of each feature: tests of one process run in parallel, and the last one disables it.
 static HELD: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
 
 impl<'a> Features<'a> {
-    /// Turns them on.
+    /// Enables the features for this test.
     pub fn on(cluster: &'a Cluster, names: &'static [&'static str]) -> Self {
-        // Held until they are set: one that turns them off meanwhile would have the last word.
+        // Locked until they are set: otherwise another test could disable them in between.
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         configure(cluster, MAP, names, "\"enabled\"").expect("a good value is taken");
         names.iter().for_each(|name| *held.entry(name).or_default() += 1);
         Self { cluster, names }
     }
 
-    /// Applies a manifest that needs them. Each replica of the controller follows a setting at once, but not all of them in
-    /// the same moment.
+    /// Applies a manifest that needs the features, again until it is accepted: controller replicas do not see a new
+    /// setting at the same moment.
     pub fn apply(&self, rouse: &Installed, namespace: &str, yaml: &str) {
         self.cluster.wait("the features to be in force", || {
             let applied = rouse.apply(namespace, yaml);

@@ -1,6 +1,6 @@
-//! Requests of many kinds at once, each with a name of its own, until told to stop: what became of every one of them.
+//! Requests of many kinds at once, each with a unique id, until stopped, with the result of every one of them.
 //!
-//! The program `flood` runs this inside a client's pod; see [`Flood`] for the test's side.
+//! The executable `flood` runs this inside a client's pod; [`Flood`] is the test's side.
 #![allow(clippy::print_stdout, reason = "the program's output is what the test reads")]
 
 use std::collections::BTreeMap;
@@ -16,47 +16,47 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, Client};
 
-/// How often the program says how far it is.
+/// Time between two progress lines of the program.
 const TELL: Duration = Duration::from_millis(100);
-/// A refused request is no reason for a busy loop.
+/// Pause after a lost request, so that refusals cause no busy loop.
 const AFTER_LOSS: Duration = Duration::from_millis(100);
-/// Before each new connection: the ports of one address are soon used up.
+/// Pause before each new connection, because the ports of one address are soon used up.
 const NEW_EVERY: Duration = Duration::from_millis(15);
-/// The longest that a kept connection lies idle, and the shortest.
+/// Shortest and longest pause on an idle persistent connection, in ms.
 const IDLE_MS: (u64, u64) = (200, 4_000);
-/// The same of one that is busy.
+/// Shortest and longest pause on a busy persistent connection, in ms.
 const BUSY_MS: (u64, u64) = (50, 250);
-/// How long a slow request lasts.
+/// Duration of a slow request, in ms.
 const SLOW_MS: u64 = 1_000;
-/// How long a long one does, in seconds, and where this is said otherwise.
+/// Duration of a long request, in seconds, and the variable that overrides it.
 const LONG_S: u64 = 10;
 const LONG_VARIABLE: &str = "ROUSE_LONG_REQUEST_S";
-/// Requests of one client are numbered below this.
+/// Number of bits of a request's number within one client's ids.
 const IDS: u32 = 40;
 
-/// What one worker does.
+/// Behaviour of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
-    /// Whether it sends a body.
+    /// True if it sends a body.
     pub post: bool,
-    /// What becomes of its connection.
+    /// Use of its connections.
     pub way: Way,
 }
 
-/// What becomes of a worker's connection.
+/// Use of a worker's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// A new one for each request.
+    /// A new connection for each request.
     New,
-    /// Kept, with pauses between requests.
+    /// A persistent connection with long pauses between requests.
     Idle,
-    /// Kept, with a request several times a second.
+    /// A persistent connection with several requests a second.
     Busy,
-    /// Kept, with one request right after the other.
+    /// A persistent connection with one request right after the other.
     Full,
-    /// Kept, and each request takes a second.
+    /// A persistent connection with requests that take a second.
     Slow,
-    /// Kept, and each request takes 10 s, or as long as `ROUSE_LONG_REQUEST_S` says.
+    /// A persistent connection with requests that take 10 s, or as long as `ROUSE_LONG_REQUEST_S` sets.
     Long,
 }
 
@@ -76,7 +76,7 @@ impl Kind {
     }
 }
 
-/// What all workers of the program share.
+/// State that all workers of the program share.
 struct Shared {
     to: SocketAddr,
     host: String,
@@ -87,12 +87,12 @@ struct Shared {
     next: AtomicU64,
     answered: AtomicU64,
     direct: AtomicU64,
-    /// Kept connections that had ended before they were used again.
+    /// Number of persistent connections that were found closed before their next request.
     moved: AtomicU64,
     lost: Mutex<Vec<Value>>,
 }
 
-/// The program: `flood ADDRESS HOST BASE KIND=WORKERS…`. Ends when its input does; the last line says all.
+/// Runs the program `flood ADDRESS HOST BASE KIND=WORKERS…` until its input ends. The last line has all results.
 pub fn main(args: &[String]) -> Result<(), String> {
     let [to, host, base, kinds @ ..] = args else {
         return Err("usage: flood ADDRESS HOST BASE KIND=WORKERS…".into());
@@ -164,7 +164,7 @@ impl Shared {
         let mut kept = None;
         let mut chance = seed;
         while !self.is_over() {
-            // Knuth's generator: any scatter will do.
+            // Knuth's generator: any distribution of the pauses suffices.
             chance = chance
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
@@ -198,7 +198,7 @@ impl Shared {
         }
     }
 
-    /// Sends one request, and gives back a connection that may carry more.
+    /// Sends one request. Returns the connection if it can carry another request.
     fn request(&self, kind: Kind, id: u64, kept: Option<Client>) -> Result<Option<Client>, String> {
         let path = match kind.way {
             Way::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
@@ -210,7 +210,7 @@ impl Shared {
         let bytes = encode(&self.host, &path, body.as_deref(), close);
         let mut client = match kept.filter(|it| !it.is_over()).map(|it| resend(it, &bytes)) {
             Some(Some(client)) => client,
-            // It had ended, and not a byte of the request was taken: any pool takes another.
+            // The connection was closed, and it accepted no byte of the request: any pool would use another one.
             Some(None) => self.fresh(&bytes, true)?,
             None => self.fresh(&bytes, false)?,
         };
@@ -239,7 +239,7 @@ impl Shared {
     }
 }
 
-/// Sends a request on a kept connection; `None` where that took nothing of it.
+/// Sends a request on a persistent connection; `None` if no byte of it was accepted.
 fn resend(mut client: Client, bytes: &[u8]) -> Option<Client> {
     client.send(bytes).ok().map(|()| client)
 }
@@ -257,7 +257,7 @@ fn pause(time: Duration) {
     thread::sleep(time);
 }
 
-/// A running program `flood`, from outside.
+/// A running program `flood`, as the test sees it.
 #[derive(Debug)]
 pub struct Flood {
     child: Child,
@@ -268,25 +268,25 @@ pub struct Flood {
     base: u64,
 }
 
-/// What became of its requests.
+/// Results of the requests of a flood.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// How many were sent.
+    /// Number of requests that were sent.
     pub issued: u64,
-    /// How many were answered well.
+    /// Number of requests with a correct response.
     pub answered: u64,
-    /// How many of those by a pod that saw the client itself.
+    /// Number of correct responses from a pod that saw the client as its peer.
     pub direct: u64,
-    /// How many kept connections had ended before they were used again.
+    /// Number of persistent connections that were found closed before their next request.
     pub moved: u64,
-    /// The others.
+    /// Description of each request without a correct response.
     pub lost: Vec<Value>,
-    /// The name of the first; the others follow.
+    /// Id of the first request; those of the others follow.
     pub first: u64,
 }
 
 impl Flood {
-    /// Starts it by this command, which ends in the program's name; `base` tells its requests from others'.
+    /// Starts the program by this command, which ends with the program's path; `base` makes its request ids unique.
     pub fn start(
         mut command: Command,
         to: SocketAddr,
@@ -319,22 +319,22 @@ impl Flood {
         Self { child, told, answered, lost, newest, base }
     }
 
-    /// How many requests were answered until now.
+    /// Number of requests that were answered so far.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// How many were lost until now.
+    /// Number of requests that were lost so far.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// What was lost last, if anything was.
+    /// Description of the last lost request; `None` if none was lost.
     pub fn newest_loss(&self) -> Option<String> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets every worker end after its request, and says what became of all.
+    /// Lets every worker end after its request, and returns all results.
     pub fn stop(mut self) -> Outcome {
         drop(self.child.stdin.take());
         let last = self.told.join().expect("the reader does not panic");
@@ -353,7 +353,7 @@ impl Flood {
     }
 }
 
-/// How often each request was served, by what the pods wrote, a name a line: those that were not served once.
+/// Requests that were not served exactly once, by the ids that pods have written (one a line), with their counts.
 pub fn not_once(outcome: &Outcome, served: &str) -> BTreeMap<u64, u32> {
     let mut counts = vec![0_u32; usize::try_from(outcome.issued).unwrap_or(0)];
     for id in served.lines().filter_map(|line| line.parse::<u64>().ok()) {

@@ -1,15 +1,16 @@
-//! A folder that pods on every node have in common: the nodes of a cluster of xtask's have the host's files.
+//! A directory that pods on every node share: nodes of xtask's clusters see the host's files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
-/// A folder that any user may write to, removed at the end.
+/// A directory that any user may write to, removed on drop.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes it. A run that was killed leaves it behind; by the process's number in the namespace's name it is found later.
+    /// Creates the directory. A killed run leaves it behind; the process id in the namespace's name identifies it
+    /// later.
     pub fn new(namespace: &str) -> Self {
         let path = PathBuf::from(format!("/tmp/rouse-{namespace}"));
         fs::create_dir_all(&path).expect("a folder");
@@ -17,19 +18,19 @@ impl Folder {
         Self(path)
     }
 
-    /// Where it is, on the host and on each node.
+    /// Path of the directory, on the host and on each node.
     pub fn path(&self) -> String {
         self.0.to_string_lossy().into_owned()
     }
 
-    /// Puts a program into it.
+    /// Writes an executable file to the directory.
     pub fn put_program(&self, name: &str, bytes: &[u8]) {
         let file = self.0.join(name);
         fs::write(&file, bytes).expect("our own folder");
         fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("our own");
     }
 
-    /// The text of all files in it.
+    /// Contents of all files in the directory, one after the other.
     pub fn read(&self) -> String {
         let files = fs::read_dir(&self.0).expect("our own").flatten();
         files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()

@@ -1,7 +1,7 @@
 //! A cluster of two nodes with Rouse installed, which all tests of a run share.
 //!
-//! The first test that asks for it installs; `cargo xtask test` takes the cluster down at the end, however that came. A
-//! test that finds it broken by one before has it repaired first.
+//! The first test that needs it installs Rouse; `cargo xtask test` removes the cluster at the end, also after
+//! failures. If an earlier test broke it, the next test repairs it first.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,40 +13,40 @@ use serde_json::Value;
 use crate::cluster::{Cluster, Namespace, variable, xtask_output};
 use crate::requests::Load;
 
-/// The namespace of Rouse's own parts.
+/// Namespace of Rouse's own components.
 pub const SYSTEM: &str = "knative-serving";
-/// The sample's image.
+/// Name of the sample's image.
 pub const HELLO: &str = "dev.local/hello:v1";
-/// Where the client pods are.
+/// Namespace of the client pods.
 const CLIENTS: &str = "clients";
-/// The nodes.
+/// Names of the nodes.
 const NODES: [&str; 2] = ["node1", "node2"];
-/// The longest that one request may take before it counts as lost, in seconds.
+/// Timeout of one request, in seconds, after which it counts as lost.
 const ANSWER_WITHIN: &str = "60";
 
-/// What `rouse install` is told here: there is no load balancer.
+/// Arguments of `rouse install` on a cluster without a load balancer.
 const INSTALL: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
 
-/// The cluster, and how to ask the services on it.
+/// The cluster, and pods to send requests from.
 #[derive(Clone, Debug)]
 pub struct Installed {
-    /// The cluster.
+    /// Cluster on which Rouse is installed.
     pub cluster: Cluster,
-    /// The client pods: one on each node.
+    /// Client pods, one on each node.
     pub places: Vec<Place>,
-    /// A node's address.
+    /// Address of a node, for the gateway's node port.
     node: String,
 }
 
-/// The one of this run; the error of the attempt that failed.
+/// The cluster of this run, or the error of its failed start.
 static SHARED: Mutex<Option<Result<Installed, String>>> = Mutex::new(None);
 
 impl Installed {
-    /// The cluster of this run, whole and with every part ready.
+    /// Returns the cluster of this run, with every component ready.
     pub fn at_hand() -> Self {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let known = shared.get_or_insert_with(Self::up);
-        // One that could not be brought up is not tried again and again.
+        // A failed start is final for this run, because each attempt takes minutes.
         if known.as_ref().is_ok_and(|it| !it.is_whole()) {
             *known = Self::up();
         }
@@ -55,19 +55,19 @@ impl Installed {
 
     fn up() -> Result<Self, String> {
         let (xtask, name) = (PathBuf::from(variable("ROUSE_XTASK")), variable("ROUSE_CLUSTER"));
-        // Somebody who works on Rouse has brought it up, with images of their own, and says so.
+        // For developers of Rouse, who have started the cluster with images of their own.
         if std::env::var_os("ROUSE_INSTALLED_AS_IS").is_none() {
             let words = ["up", "--nodes", "2", "--image", "hello", "--image", "rouse"];
             xtask_output(&xtask, &name, &words)?;
         }
         let cluster = Cluster::named(&name);
-        // One that was killed has left it as it was.
+        // A killed test may have left a node cordoned.
         cluster.kubectl(&["uncordon", NODES[0], NODES[1]])?;
         rouse(&cluster, &INSTALL)?;
         Self::of(cluster)
     }
 
-    /// What stands on a cluster after `rouse install`.
+    /// Sets up the clients on a cluster with Rouse installed.
     fn of(cluster: Cluster) -> Result<Self, String> {
         let made = cluster.kubectl(&["create", "namespace", CLIENTS]);
         if let Err(error) = made.map(drop)
@@ -83,14 +83,14 @@ impl Installed {
         Ok(Self { cluster, places, node })
     }
 
-    /// Where the gateway is reached from outside: a node's address and port.
+    /// Address of the gateway from outside of the cluster: a node's address and port.
     pub fn gateway(&self) -> String {
         let service = self.cluster.get(&["service", "--namespace", SYSTEM, "rouse-gateway"]);
         let port = service["spec"]["ports"][0]["nodePort"].as_u64().expect("it has a node's port");
         format!("{}:{port}", self.node)
     }
 
-    /// Whether every part is ready, and so are the clients.
+    /// Returns true if every component, both nodes and the clients are ready.
     fn is_whole(&self) -> bool {
         let list = self.cluster.get(&["deployments,daemonsets", "--namespace", SYSTEM]);
         let all = list["items"].as_array().cloned().unwrap_or_default();
@@ -105,33 +105,33 @@ impl Installed {
             && clients
     }
 
-    /// `rouse ARGS --kubeconfig FILE`.
+    /// Runs `rouse ARGS --kubeconfig FILE` and returns its output.
     pub fn rouse(&self, args: &[&str]) -> String {
         rouse(&self.cluster, args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
     }
 
-    /// Installs Rouse, or once more, as this run does it.
+    /// Installs Rouse, also if it is installed already, with the settings of this run.
     pub fn install(&self) -> String {
         self.rouse(&INSTALL)
     }
 
-    /// Lets no new pod onto the node `node` until the answer is dropped, also by a test that fails.
+    /// Excludes the node `node` from scheduling until the returned value is dropped, also by a failed test.
     pub fn cordon(&self, node: &str) -> Cordon<'_> {
         self.cluster.kubectl(&["cordon", node]).expect("an operator may");
         Cordon { cluster: &self.cluster, node: node.to_owned() }
     }
 
-    /// The client on the node `node`.
+    /// Returns the client on the node `node`.
     pub fn from(&self, node: &str) -> &Place {
         self.places.iter().find(|place| place.node == node).expect("there is a client on each node")
     }
 
-    /// A namespace of this test's own.
+    /// Creates a namespace for one test.
     pub fn namespace(&self, test: &str) -> Namespace<'_> {
         Namespace::new(&self.cluster, test)
     }
 
-    /// Asks the gateway for the host `host`, as somebody outside of the cluster does.
+    /// Sends a request for `host` to the gateway, from outside of the cluster.
     pub fn through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> Answer {
         let (url, host) = (format!("http://{}{path}", self.gateway()), format!("Host: {host}"));
         let words = curl(&url, &[&[host.as_str()][..], headers].concat());
@@ -139,7 +139,7 @@ impl Installed {
         Answer::of(self.cluster.run(&words))
     }
 
-    /// Applies one or more services into `namespace` and waits until each Service among them is Ready.
+    /// Applies one or more services in `namespace` and waits until each of them is Ready.
     pub fn ready(&self, namespace: &str, yaml: &str) {
         self.apply(namespace, yaml).expect("admission takes it");
         let list = self.cluster.get(&["ksvc", "--namespace", namespace]);
@@ -149,12 +149,12 @@ impl Installed {
         }
     }
 
-    /// `kubectl apply --namespace NAMESPACE`.
+    /// Runs `kubectl apply --namespace NAMESPACE` with a manifest.
     pub fn apply(&self, namespace: &str, yaml: &str) -> Result<(), String> {
         self.cluster.manifest(&["apply", "--namespace", namespace], yaml)
     }
 
-    /// `kubectl delete --namespace NAMESPACE`; comes back when all of it is gone.
+    /// Runs `kubectl delete --namespace NAMESPACE` with a manifest, and waits until its objects are gone.
     pub fn delete(&self, namespace: &str, yaml: &str) -> Result<(), String> {
         self.cluster.manifest(&["delete", "--namespace", namespace, "--timeout=90s"], yaml)
     }
@@ -164,7 +164,7 @@ impl Installed {
         self.wait_condition(namespace, kind, name, "Ready", "True")
     }
 
-    /// Waits until a condition of the object's newest generation has this status; gives the object.
+    /// Waits until a condition of the object's newest generation has this status, and returns the object.
     pub fn wait_condition(
         &self,
         namespace: &str,
@@ -180,7 +180,7 @@ impl Installed {
         })
     }
 
-    /// The pods of a service that are there, also those that end.
+    /// Existing pods of a service, with terminating ones.
     pub fn pods(&self, namespace: &str, service: &str) -> Vec<Value> {
         let label = format!("serving.knative.dev/service={service}");
         let list = self.cluster.get(&["pods", "--namespace", namespace, "--selector", &label]);
@@ -194,7 +194,7 @@ impl Installed {
         });
     }
 
-    /// `http://CLUSTERIP` of a Service of Kubernetes.
+    /// URL `http://CLUSTERIP` of a Kubernetes Service.
     pub fn url(&self, namespace: &str, service: &str) -> String {
         self.cluster.wait(&format!("service/{service} to have an address"), || {
             let object = self.cluster.get(&["service", "--namespace", namespace, service]);
@@ -203,13 +203,13 @@ impl Installed {
         })
     }
 
-    /// `CLUSTERIP:80` of a Service of Kubernetes.
+    /// Address `CLUSTERIP:80` of a Kubernetes Service.
     pub fn address(&self, namespace: &str, service: &str) -> String {
         self.url(namespace, service).trim_start_matches("http://").to_owned() + ":80"
     }
 }
 
-/// Sets these keys of a ConfigMap of Knative to a value in JSON; `null` takes them away.
+/// Sets these keys of one of Knative's ConfigMaps to a value in JSON; `null` removes them.
 pub fn configure(
     cluster: &Cluster,
     config_map: &str,
@@ -222,7 +222,7 @@ pub fn configure(
     cluster.kubectl(&[&words[..], &["--patch", &patch]].concat())
 }
 
-/// A node that takes no new pods; dropped, it does again.
+/// A cordoned node, uncordoned on drop.
 #[derive(Debug)]
 pub struct Cordon<'a> {
     cluster: &'a Cluster,
@@ -235,7 +235,7 @@ impl Drop for Cordon<'_> {
     }
 }
 
-/// `rouse ARGS --kubeconfig FILE` of the program that is in the image.
+/// Runs `rouse ARGS --kubeconfig FILE` with the program of the image.
 fn rouse(cluster: &Cluster, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(variable("ROUSE_PROGRAM"));
     command.args(args).arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
@@ -257,11 +257,11 @@ fn is_ready(object: &Value) -> bool {
     want > 0 && have >= want
 }
 
-/// A container of the sample application, in YAML's flow style.
+/// Container of the sample application, in YAML's flow style.
 pub const CONTAINER: &str = "image: \"dev.local/hello:v1\"";
 
-/// A service that falls asleep as soon as Knative allows. `annotations` follow that of its window, and `container` is
-/// all of its container, as [`CONTAINER`] is.
+/// Manifest of a service with the shortest window. `annotations` follow the window's, and `container` is the content
+/// of its container, like [`CONTAINER`].
 pub fn service(name: &str, annotations: &str, container: &str) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
@@ -277,27 +277,27 @@ spec:
     )
 }
 
-/// The condition of that type; null where there is none.
+/// Condition of this type; null if there is none.
 pub fn condition(object: &Value, which: &str) -> Value {
     let all = object["status"]["conditions"].as_array();
     let found = all.into_iter().flatten().find(|it| it["type"] == which);
     found.cloned().unwrap_or_default()
 }
 
-/// A pod that does nothing but be a place to ask from.
+/// An otherwise idle pod that requests are sent from.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The node it is on.
+    /// Name of the pod's node.
     pub node: String,
-    /// The namespace it is in.
+    /// Namespace of the pod.
     pub namespace: String,
     cluster: Cluster,
-    /// Its network namespace, below the folder of its process; looked up once, to be had without an API server.
+    /// Path of its network namespace, found once, so that requests need no API server.
     netns: PathBuf,
 }
 
 impl Place {
-    /// A client in a namespace of the test's own.
+    /// Creates a client in a namespace of the test.
     pub fn new(cluster: &Cluster, namespace: &str, node: &str) -> Self {
         Self::apply(cluster, namespace, node).expect("a pod may be made").started()
     }
@@ -336,33 +336,33 @@ spec:
         condition(&pod, "Ready")["status"] == "True"
     }
 
-    /// Whether it is the process that was looked up.
+    /// Returns true if the pod is ready and its process is still the same.
     fn runs(&self) -> bool {
         self.is_ready() && self.netns.exists()
     }
 
-    /// The addresses by which it is seen.
+    /// Addresses by which others see the pod.
     pub fn addresses(&self) -> Vec<String> {
         let pod = self.cluster.get(&["pod", "--namespace", &self.namespace, &self.name()]);
         let all = pod["status"]["podIPs"].as_array().into_iter().flatten();
         all.filter_map(|it| it["ip"].as_str().map(str::to_owned)).collect()
     }
 
-    /// Asks once and gives what came.
+    /// Sends one request and returns the response.
     pub fn ask(&self, url: &str) -> Answer {
         self.ask_with(url, &[])
     }
 
-    /// Whether a connection comes about. Nothing is asked on it, so nothing wakes.
+    /// Returns true if a connection can be established. It sends no request, so it wakes no service.
     pub fn connects(&self, url: &str) -> bool {
         let script = format!("exec 3<>/dev/tcp/{}/80", url.trim_start_matches("http://"));
         let mut command = self.command(&["timeout", "5", "bash", "-c", &script]);
-        // A refusal is an answer here.
+        // A refusal is an expected result here, so its message is dropped.
         command.stdin(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|it| it.success())
     }
 
-    /// Asks once with these headers.
+    /// Sends one request with these headers.
     pub fn ask_with(&self, url: &str, headers: &[&str]) -> Answer {
         let words = curl(url, headers);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -374,7 +374,7 @@ spec:
         })
     }
 
-    /// Begins to send load, as `cargo xtask load ARGS --addr --host` does it.
+    /// Starts load, like `cargo xtask load ARGS --addr --host`.
     pub fn load(&self, address: &str, host: &str, args: &[&str]) -> Load {
         let xtask = variable("ROUSE_XTASK");
         let words = [&[xtask.as_str(), "load", "--addr", address, "--host", host], args].concat();
@@ -383,7 +383,7 @@ spec:
         Load::of(command.spawn().expect("sh is there"))
     }
 
-    /// A program in the pod's network, and in its cgroup, where the kernel half sees connects; with the host's files.
+    /// Command in the pod's network and cgroup, where programs see its connects, with the host's files.
     pub fn command(&self, words: &[&str]) -> Command {
         let process = self.netns.parent().and_then(Path::parent).expect("a process has a folder");
         let script = "echo $$ > \"$0/cgroup.procs\" && netns=$1 && shift && \
@@ -394,7 +394,7 @@ spec:
     }
 }
 
-/// The cgroup of v2 that a process is in.
+/// Directory of the cgroup v2 of a process.
 fn cgroup_of(process: &Path) -> PathBuf {
     let text = std::fs::read_to_string(process.join("cgroup")).expect("a process has cgroups");
     let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("one is of v2");
@@ -414,14 +414,14 @@ fn curl(url: &str, headers: &[&str]) -> Vec<String> {
     words
 }
 
-/// What came back.
+/// Response to one request.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Its code; 0 where no answer came.
+    /// Status code; 0 without a response.
     pub status: u16,
-    /// The lines of its head, names in small letters.
+    /// Lines of the response's head.
     pub head: String,
-    /// Its body, or why there is no answer.
+    /// Body of the response, or the reason that there is none.
     pub body: String,
 }
 
@@ -436,14 +436,14 @@ impl Answer {
         Self { status, head: head.to_owned(), body: body.to_owned() }
     }
 
-    /// A header's value; empty where there is none.
+    /// Value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
         let found = lines.find(|(have, _)| have.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.trim()).unwrap_or_default()
     }
 
-    /// The pod that answered; fails where none did.
+    /// Name of the pod that answered; panics if none did.
     pub fn pod(&self) -> &str {
         assert_eq!(self.status, 200, "{self}");
         let pod = self.header("x-pod");

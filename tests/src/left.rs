@@ -1,4 +1,4 @@
-//! What runs that were killed left behind: known by the number of their process, which all names have in them.
+//! Leftovers of killed test runs, identified by the process id that all names contain.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -6,11 +6,11 @@ use std::{env, fs};
 use local::layout::Layout;
 use local::node::Node;
 
-/// Removes the nodes of runs that are no more, and their folders for temporary files.
+/// Removes the nodes of ended runs, and their temporary directories.
 pub fn remove() {
     let nodes = named_in(&[PathBuf::from("/run/rouse"), PathBuf::from("/var/lib/rouse")]);
     for layout in of_the_dead(nodes).iter().filter_map(|name| Layout::new(name).ok()) {
-        // What cannot be removed now is looked at by the next run.
+        // The next run tries again to remove what cannot be removed now.
         let _stays = Node::purge(&layout);
     }
     let temporary = env::temp_dir();
@@ -20,13 +20,13 @@ pub fn remove() {
     }
 }
 
-/// The names of all that stands in these folders.
+/// Names of all entries of these directories.
 pub fn named_in(folders: &[PathBuf]) -> Vec<String> {
     let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
     entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Those of `names` whose process has ended. One without a number is nobody's.
+/// Names whose process has ended. A name without a process id belongs to no run.
 pub fn of_the_dead(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let ended = |name: &String| {
         process(name).is_some_and(|number| !Path::new("/proc").join(number).exists())
@@ -34,7 +34,7 @@ pub fn of_the_dead(names: impl IntoIterator<Item = String>) -> Vec<String> {
     names.into_iter().filter(ended).collect()
 }
 
-/// The number in `hello-4711` and `rouse-test-images-4711-0`.
+/// Process id in a name such as `hello-4711` or `rouse-test-images-4711-0`.
 fn process(name: &str) -> Option<&str> {
     let is_number = |word: &&str| !word.is_empty() && word.bytes().all(|it| it.is_ascii_digit());
     name.split('-').skip(1).find(is_number)
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn only_names_with_the_number_of_an_ended_process_are_found() {
-        // Numbers of processes end far below this one.
+        // The highest possible process id is far below this number.
         let names =
             ["hello-4294967295", "rouse-test-images-4294967295-0", "hello", "rouse", "4294967295"];
         let own = format!("hello-{}", std::process::id());

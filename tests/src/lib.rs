@@ -1,4 +1,4 @@
-//! What the tiers share.
+//! Helpers that the test tiers share: clients, load, clusters, local nodes and images.
 
 pub mod client;
 pub mod clock;

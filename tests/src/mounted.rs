@@ -1,11 +1,11 @@
-//! Services whose container runs `app.c`, which is in no image: it is mounted from a folder of the pod's node.
+//! Services whose container runs `app.c`, which is in no image but mounted from a directory of the node.
 
 use crate::features::Features;
 use crate::folder::Folder;
 use crate::installed::{HELLO, Installed, service};
 use crate::node;
 
-/// The program, and what pods need to be allowed to have it.
+/// The program, and the features that allow pods to mount it.
 #[derive(Debug)]
 pub struct MountedApp<'a> {
     folder: Folder,
@@ -13,7 +13,7 @@ pub struct MountedApp<'a> {
 }
 
 impl<'a> MountedApp<'a> {
-    /// For the services of this namespace.
+    /// Prepares the program for services of this namespace.
     pub fn new(rouse: &'a Installed, namespace: &str) -> Self {
         let folder = Folder::new(namespace);
         folder.put_program("app", node::program());
@@ -23,7 +23,7 @@ impl<'a> MountedApp<'a> {
         }
     }
 
-    /// The manifest of a service that runs it with this argument; `annotations` are as in [`service`].
+    /// Manifest of a service that runs it with this argument; `annotations` are as in [`service`].
     pub fn service(&self, name: &str, annotations: &str, argument: &str) -> String {
         let container = format!(
             "image: \"{HELLO}\", command: [/tests/app, \"{argument}\"], \

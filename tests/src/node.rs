@@ -1,4 +1,4 @@
-//! A local node of a test's own, and the images it runs.
+//! A local node of one test, and the images that it runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,17 +20,17 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// How long anything may take before a test gives up.
+/// Timeout of every wait in these tests.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// A node that is removed when it goes out of scope.
+/// A running node, removed on drop.
 #[derive(Debug)]
 pub struct TestNode {
-    /// Its paths.
+    /// Paths of the node.
     pub layout: Layout,
-    /// Says what should run.
+    /// Sender of the pods that should run.
     pub orders: watch::Sender<Orders>,
-    /// What every pod said last.
+    /// Last status of every pod, by uid.
     pub statuses: BTreeMap<String, PodStatus>,
     inbox: mpsc::Receiver<PodStatus>,
     stop: CancellationToken,
@@ -39,7 +39,8 @@ pub struct TestNode {
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
-/// One node at a time: two would only wait for each other's kernel locks. The first removes what killed runs left.
+/// Lock for one node at a time: two would wait for each other's kernel locks. First it removes leftovers of killed
+/// runs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     static LEFT: Once = Once::new();
@@ -49,12 +50,12 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 }
 
 impl TestNode {
-    /// A fresh node.
+    /// Starts a new node for a test.
     pub fn new(test: &str) -> Self {
         Self::with(test, None, Vec::new())
     }
 
-    /// A fresh node with this runtime and these files of credentials.
+    /// Starts a new node with this runtime and these credential files.
     pub fn with(test: &str, runtime: Option<Kind>, credentials: Vec<PathBuf>) -> Self {
         let alone = alone();
         let layout = Layout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
@@ -64,7 +65,7 @@ impl TestNode {
         node
     }
 
-    /// Runs the node of a layout, whether it exists or not.
+    /// Runs the node of a layout, which may already exist.
     pub fn attach(layout: Layout, runtime: Option<Kind>, credentials: Vec<PathBuf>) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().try_init();
         Node::create(&layout).expect("a node: are you root?");
@@ -96,7 +97,7 @@ impl TestNode {
         self.orders.send_modify(|orders| orders.pods = pods);
     }
 
-    /// Waits until the statuses fulfil `done`.
+    /// Waits until `done` returns true for the statuses.
     pub fn wait(&mut self, what: &str, done: impl Fn(&BTreeMap<String, PodStatus>) -> bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.expect("a runtime");
@@ -110,7 +111,7 @@ impl TestNode {
         }
     }
 
-    /// Waits for a state of one pod.
+    /// Waits for a state of one pod, and returns its status.
     pub fn wait_pod(
         &mut self,
         what: &str,
@@ -121,12 +122,12 @@ impl TestNode {
         self.statuses[uid].clone()
     }
 
-    /// What a container wrote so far.
+    /// Log of a pod's container so far.
     pub fn log(&self, pod: &str) -> String {
         fs::read_to_string(self.layout.log("default", pod, "web")).unwrap_or_default()
     }
 
-    /// Waits until a container has written `text`.
+    /// Waits until a container has written `text`, and returns its log.
     pub fn wait_log(&self, pod: &str, text: &str) -> String {
         for _ in 0..600 {
             let log = self.log(pod);
@@ -148,7 +149,7 @@ impl TestNode {
         thread::scope(|scope| scope.spawn(inside).join()).expect("no panic inside")
     }
 
-    /// Ends the node's thread; pods stay.
+    /// Ends the node's thread; its pods keep running.
     pub fn detach(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
@@ -168,7 +169,7 @@ impl Drop for TestNode {
     }
 }
 
-/// An order for one container `web` of image `dev.local/app:v1`, with more of its spec in `extra`.
+/// Order for one container `web` of the image `dev.local/app:v1`, with additional fields in `extra`.
 pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
     let mut container = json!({ "name": "web", "image": "dev.local/app:v1", "args": args });
     let more = extra.get("container").and_then(Value::as_object).cloned().unwrap_or_default();
@@ -186,7 +187,7 @@ pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
     }
 }
 
-/// The folder of test images; goes with the last that holds it.
+/// Directory of the test images, removed with its last user.
 #[derive(Debug)]
 pub struct Images {
     folder: PathBuf,
@@ -206,7 +207,7 @@ impl Drop for Images {
     }
 }
 
-/// The folder of test images: `dev.local/app:v1`, a static program.
+/// Returns the directory of the test images, with `dev.local/app:v1`, a static program.
 pub fn images() -> Arc<Images> {
     static HELD: Mutex<Weak<Images>> = Mutex::new(Weak::new());
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +220,7 @@ pub fn images() -> Arc<Images> {
     images
 }
 
-/// A fresh folder of this process.
+/// Creates a new temporary directory of this process.
 pub fn scratch(what: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -229,7 +230,7 @@ pub fn scratch(what: &str) -> PathBuf {
     folder
 }
 
-/// The program that test containers run, compiled once.
+/// Executable that test containers run, compiled once.
 pub fn program() -> &'static [u8] {
     static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -248,15 +249,15 @@ pub fn program() -> &'static [u8] {
 /// One entry of a layer.
 #[derive(Clone, Copy, Debug)]
 pub enum Put<'a> {
-    /// A file with this content; a whiteout is an empty one.
+    /// A file with this content; a whiteout is an empty file.
     File(&'a str, &'a [u8]),
-    /// A folder.
+    /// A directory at this path.
     Folder(&'a str),
-    /// A symbolic link and where it leads.
+    /// A symbolic link, and its target.
     Link(&'a str, &'a str),
 }
 
-/// A layer as a tar archive.
+/// Builds a layer as a tar archive.
 pub fn layer(entries: &[Put<'_>]) -> Vec<u8> {
     let mut layer = tar::Builder::new(Vec::new());
     for entry in entries {
@@ -285,7 +286,7 @@ pub fn layer(entries: &[Put<'_>]) -> Vec<u8> {
     layer.into_inner().expect("a layer")
 }
 
-/// The layer with `/app` and its users.
+/// Layer with the program `/app` and the file of users.
 pub fn base_layer() -> Vec<u8> {
     layer(&[
         Put::File("app", program()),
@@ -325,7 +326,7 @@ pub fn write_layout(folder: &Path, tag: &str, layers: &[Vec<u8>]) {
     fs::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("a layout");
 }
 
-/// What a node may leave behind on the machine: mounts, cgroups, interfaces and processes that bear its name.
+/// Leftovers of a node on this machine: mounts, cgroups, directories and processes that carry its name.
 pub fn traces(name: &str) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = mounts.lines().filter(|line| line.contains(name)).map(str::to_owned);
@@ -349,13 +350,13 @@ pub fn traces(name: &str) -> Vec<String> {
     found
 }
 
-/// The first address of a pod.
+/// First address of a pod.
 pub fn address(status: &PodStatus) -> IpAddr {
     *status.addresses.first().expect("a running pod has an address")
 }
 
-/// Waits until no child of this process in the cgroups of node `name` has ended unasked: a command under way may end later
-/// than its pod.
+/// Waits until this process has no zombie child in the cgroups of the node `name`: a command in progress may end
+/// later than its pod.
 pub fn wait_reaped(name: &str) {
     let begun = std::time::Instant::now();
     while zombies(name) > 0 {

@@ -1,4 +1,4 @@
-//! A node whose parts are processes of their own, each of which a test may kill and start again.
+//! A local node whose components are processes of their own, which a test may kill and start again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -18,13 +18,13 @@ use local::{Layout, net};
 use crate::clock::Clock;
 use crate::node::{LIMIT, alone, traces};
 
-/// Every part, by the name that `rouse up --part` knows.
+/// Names of all components, as `rouse up --part` takes them.
 pub const PARTS: [&str; 4] = ["controller", "autoscaler", "activator", "agent"];
 
-/// A node made of processes; purged when it goes out of scope.
+/// A node made of processes; purged on drop.
 #[derive(Debug)]
 pub struct Parts {
-    /// Its paths.
+    /// Paths of the node.
     pub layout: Layout,
     processes: Mutex<BTreeMap<&'static str, Child>>,
     folder: PathBuf,
@@ -35,7 +35,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// A node that does not run yet.
+    /// Prepares a node without starting it.
     pub fn new(test: &str) -> Self {
         let alone = alone();
         let name = format!("{test}-{}", std::process::id());
@@ -49,19 +49,20 @@ impl Parts {
         Self { layout, processes, folder, gateway, home, clock: None, _alone: alone }
     }
 
-    /// The same by a clock that the test sets.
+    /// Prepares a node with a clock that the test sets.
     pub fn with_clock(test: &str) -> Self {
         let mut parts = Self::new(test);
         parts.clock = Some(Clock::new(&parts.folder));
         parts
     }
 
-    /// Sets the clock of all parts, those that run and those that start later, so many seconds off the machine's.
+    /// Sets the clock of all components, now running and later started ones, `off` seconds off the machine's.
     pub fn set_clock(&self, off: i64) {
         self.clock.as_ref().expect("a node with a clock").set(off);
     }
 
-    /// Starts these parts at the same moment, each as a process; `node` is all parts in one. Waits until they are ready.
+    /// Starts these components at the same moment, each as a process; `node` has all in one. Waits until they are
+    /// ready.
     pub fn start(&self, parts: &[&'static str]) {
         for part in parts {
             let _ = fs::remove_file(self.ready_file(part));
@@ -98,7 +99,7 @@ impl Parts {
         if let Some(clock) = &self.clock {
             clock.give(&mut up);
         }
-        // Born outside the clients' cgroup, where this process may be.
+        // Moved out of the clients' cgroup, in which this process may be.
         let home = self.home.join("cgroup.procs");
         up.stdout(log.try_clone().expect("a log")).stderr(log);
         let child = up.spawn().expect("the rouse program");
@@ -113,14 +114,14 @@ impl Parts {
         command
     }
 
-    /// SIGKILLs a part and waits until it is gone.
+    /// Kills a component by SIGKILL and waits until it is gone.
     pub fn kill(&self, part: &str) {
         let mut child = self.processes().remove(part).expect("a part that runs");
         child.kill().expect("a process of ours");
         child.wait().expect("a child");
     }
 
-    /// Waits for every process that somebody else ended.
+    /// Waits for every process, and asserts that it ended with success.
     pub fn end(&self) {
         for (part, mut child) in std::mem::take(&mut *self.processes()) {
             let ended = child.wait();
@@ -131,12 +132,12 @@ impl Parts {
         }
     }
 
-    /// `rouse --node … ARGS`.
+    /// Runs `rouse --node … ARGS` and returns its output.
     pub fn rouse(&self, args: &[&str]) -> Output {
         self.command(args).output().expect("the rouse program")
     }
 
-    /// Applies a manifest.
+    /// Applies a manifest with `rouse apply`.
     pub fn apply(&self, manifest: &str) {
         let file = self.folder.join("manifest.yaml");
         fs::write(&file, manifest).expect("a file");
@@ -144,19 +145,19 @@ impl Parts {
         assert!(done.status.success(), "{done:?}");
     }
 
-    /// What a part logged.
+    /// Log of a component so far.
     pub fn log(&self, part: &str) -> String {
         fs::read_to_string(self.folder.join(format!("{part}.log"))).unwrap_or_default()
     }
 
-    /// The names of a service's pods, as users see them.
+    /// Names of a service's pods, as users see them.
     pub fn pods(&self, service: &str) -> Vec<String> {
         let selector = format!("serving.knative.dev/service={service}");
         let output = self.rouse(&["get", "pods", "-l", &selector, "-o", "name"]);
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// A service's ClusterIP, once the node's DNS knows it. This process must not be a client yet.
+    /// ClusterIP of a service, once the node's DNS knows it. This process must not be a client yet.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
         let ip: IpAddr = wait(&format!("the address of {service}"), || {
@@ -166,25 +167,25 @@ impl Parts {
         SocketAddr::new(ip, 80)
     }
 
-    /// This process becomes a client: the kernel programs see its connects once its threads [`enter`](Self::enter).
+    /// Makes this process a client: programs see its connects once its threads [`enter`](Self::enter) the namespace.
     pub fn join(&self) {
         let mounts = Mounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
         fs::write(procs, "0").expect("a clients' cgroup");
     }
 
-    /// Takes this process out of the node again: `down` kills whoever is in its cgroups.
+    /// Moves this process out of the clients' cgroup, because `down` kills all processes in the node's cgroups.
     pub fn leave(&self) {
         fs::write(self.home.join("cgroup.procs"), "0").expect("the cgroup we came from");
     }
 
-    /// Takes the calling thread into the clients' network namespace.
+    /// Moves the calling thread into the clients' network namespace.
     pub fn enter(&self) {
         let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
         net::enter(namespace.as_fd()).expect("root");
     }
 
-    /// One figure of a part's metrics, by its admin port in the node's namespace.
+    /// Value of a component's metric, read from its admin port in the node's namespace.
     pub fn metric(&self, port: u16, name: &str) -> Option<f64> {
         let ask = || {
             let namespace = net::open(&self.layout.node_namespace()).ok()?;
@@ -200,7 +201,7 @@ impl Parts {
         thread::scope(|scope| scope.spawn(ask).join()).expect("no panic")
     }
 
-    /// The numbers of the kernel's maps that this node has pinned.
+    /// Ids of the maps that this node has pinned.
     pub fn pinned_maps(&self) -> BTreeSet<u32> {
         let version = format!("v{}", common::abi::ABI_VERSION);
         let entries = fs::read_dir(self.layout.bpf().join(version)).into_iter().flatten().flatten();
@@ -212,7 +213,7 @@ impl Parts {
         .collect()
     }
 
-    /// Inodes of the network namespaces this node has named.
+    /// Inodes of the network namespaces of this node.
     pub fn namespaces(&self) -> BTreeSet<u64> {
         let entries = fs::read_dir(self.layout.namespaces()).into_iter().flatten().flatten();
         entries.filter_map(|entry| Some(fs::metadata(entry.path()).ok()?.ino())).collect()
@@ -239,7 +240,7 @@ impl Drop for Parts {
     }
 }
 
-/// What is on the machine of a node: what bears its name, and the namespaces and maps that were its own.
+/// Leftovers of a node: its named objects, and processes and maps that still use its namespaces and map ids.
 pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>) -> Vec<String> {
     let mut found = traces(layout.name());
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
@@ -253,32 +254,32 @@ pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>
     found
 }
 
-/// One answer of the sample application.
+/// One response of the sample application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Its code.
+    /// Status code of the response.
     pub status: u16,
-    /// Which pod gave it.
+    /// Name of the pod that answered.
     pub pod: String,
-    /// Whether the pod saw this client itself as its peer, and not the activator.
+    /// True if the pod saw this client as its peer, and not the activator.
     pub direct: bool,
-    /// Its body.
+    /// Body of the response as text.
     pub body: String,
 }
 
-/// A kept connection to a service.
+/// A persistent connection to a service.
 #[derive(Debug)]
 pub struct Kept(TcpStream);
 
 impl Kept {
-    /// Connects.
+    /// Connects to an address, with a timeout for each later read.
     pub fn open(to: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&to, LIMIT)?;
         stream.set_read_timeout(Some(LIMIT))?;
         Ok(Self(stream))
     }
 
-    /// Sends one request and reads its answer, which says its length.
+    /// Sends one request and reads the response, which must have a content-length.
     pub fn get(&mut self, path: &str) -> io::Result<Answer> {
         write!(self.0, "GET {path} HTTP/1.1\r\nHost: test\r\n\r\n")?;
         let mut bytes = Vec::new();
@@ -315,12 +316,12 @@ impl Kept {
     }
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a new connection.
 pub fn get(to: SocketAddr, path: &str) -> io::Result<Answer> {
     Kept::open(to)?.get(path)
 }
 
-/// Looks until there is something to see, for as long as a test waits.
+/// Calls `look` until it returns a value; `None` after [`LIMIT`].
 #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
 pub fn until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
@@ -334,7 +335,7 @@ pub fn until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     None
 }
 
-/// Looks until there is something to see; none is a failure.
+/// Calls `look` until it returns a value; panics after [`LIMIT`].
 pub fn wait<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     until(look).unwrap_or_else(|| panic!("waited for {what}"))
 }
@@ -344,7 +345,7 @@ fn variable(name: &str) -> String {
     value.unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
 }
 
-/// The cgroup v2 folder of this process.
+/// Directory of the cgroup v2 of this process.
 fn own_cgroup() -> PathBuf {
     let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
     let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");

@@ -1,4 +1,4 @@
-//! Requests that `cargo xtask load` sends, and what became of them.
+//! Requests that `cargo xtask load` sends, and their results.
 
 use std::collections::BTreeMap;
 use std::process::Child;
@@ -6,11 +6,11 @@ use std::thread::JoinHandle;
 
 use serde_json::Value;
 
-/// Load that is being sent; ended when it goes out of scope.
+/// A running load; killed on drop.
 #[derive(Debug)]
 pub struct Load {
     child: Child,
-    /// Reads what it says as it comes: one that waits for its reader answers no request meanwhile.
+    /// Thread that reads its output at once: a load with a full pipe would stop sending.
     said: Option<JoinHandle<std::io::Result<String>>>,
 }
 
@@ -21,7 +21,7 @@ impl Load {
         Self { child, said: Some(said) }
     }
 
-    /// Waits for its end, and gives every request that was sent.
+    /// Waits for the end of the load, and returns all its requests.
     pub fn finish(mut self) -> Vec<Request> {
         let said = self.said.take().expect("it is waited for once");
         let said = said.join().expect("reading does not panic").expect("it is text");
@@ -33,25 +33,25 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // After its end both do nothing.
+        // After its end both calls do nothing.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }
 
-/// One request and what became of it.
+/// One request and its result.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// When it was sent, Unix time in µs.
+    /// Time of sending, Unix time in µs.
     pub at_us: u64,
-    /// How long it took, in µs.
+    /// Duration of the request, in µs.
     pub took_us: u64,
-    /// HTTP status; 0 without an answer.
+    /// HTTP status; 0 without a response.
     pub status: u16,
-    /// Which pod answered.
+    /// Name of the pod that answered.
     pub pod: String,
-    /// Whether no activator stood between.
+    /// True if the request took the direct path.
     pub direct: bool,
-    /// Why there was no answer; empty where there was one.
+    /// Reason that there is no response; empty if there is one.
     pub error: String,
 }
 
@@ -69,13 +69,13 @@ impl Request {
         }
     }
 
-    /// Whether the application answered.
+    /// Returns true if the application answered with success.
     pub fn is_answered(&self) -> bool {
         (200..300).contains(&self.status) && self.error.is_empty()
     }
 }
 
-/// Fails unless every request was answered; `least` guards against load that was never sent.
+/// Asserts that every request was answered; `least` guards against load that was never sent.
 pub fn none_lost(requests: &[Request], least: usize) {
     assert!(requests.len() >= least, "only {} requests were sent", requests.len());
     let lost: Vec<&Request> = requests.iter().filter(|it| !it.is_answered()).collect();
@@ -89,7 +89,7 @@ pub fn none_lost(requests: &[Request], least: usize) {
     );
 }
 
-/// How many were answered and how many lost, of those sent in each second of Unix time.
+/// Numbers of answered and lost requests, by the second of Unix time in which they were sent.
 pub fn by_second(requests: &[Request]) -> BTreeMap<u64, (u32, u32)> {
     let mut seconds = BTreeMap::<u64, (u32, u32)>::new();
     for request in requests {

@@ -1,4 +1,4 @@
-//! A whole node, driven by the `rouse` command as a user would.
+//! A whole local node, operated by the `rouse` command as a user would.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -16,15 +16,15 @@ use serde_json::Value;
 use crate::clock::Clock;
 use crate::node::{LIMIT, alone};
 
-/// Between two looks at what a test waits for.
+/// Time between two checks of a wait.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A running node with all its parts; removed when it goes out of scope.
+/// A running node with all its components; removed on drop.
 #[derive(Debug)]
 pub struct Rouse {
-    /// Its paths.
+    /// Paths of the node.
     pub layout: Layout,
-    /// Its door for requests from outside.
+    /// Address of its gateway for requests from outside.
     pub gateway: SocketAddr,
     program: PathBuf,
     folder: PathBuf,
@@ -33,24 +33,24 @@ pub struct Rouse {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// A condition of an object.
+/// One condition of an object.
 #[derive(Clone, Debug, Default)]
 pub struct Condition {
-    /// `True`, `False`, `Unknown`; empty where there is none.
+    /// `True`, `False` or `Unknown`; empty if the object has no such condition.
     pub status: String,
-    /// One word.
+    /// Reason of the status, one word.
     pub reason: String,
-    /// One line.
+    /// Message for users, one line.
     pub message: String,
 }
 
 impl Rouse {
-    /// Starts a node and waits until every part is ready.
+    /// Starts a node and waits until every component is ready.
     pub fn up(test: &str) -> Self {
         Self::up_as(test, |_, _| {})
     }
 
-    /// The same by a clock that the test sets.
+    /// Starts a node with a clock that the test sets.
     pub fn up_with_clock(test: &str) -> (Self, Clock) {
         let mut clock = None;
         let node = Self::up_as(test, |up, folder| clock.insert(Clock::new(folder)).give(up));
@@ -89,8 +89,8 @@ impl Rouse {
         });
     }
 
-    /// The kernel programs look at the clients' cgroup: this process moves into it, its threads enter the clients'
-    /// network namespace one by one.
+    /// Moves this process into the clients' cgroup, to which the programs are attached. Its threads enter the
+    /// clients' network namespace one by one.
     fn join_clients(&self) {
         let mounts = Mounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
@@ -108,27 +108,27 @@ impl Rouse {
         })
     }
 
-    /// Takes the calling thread into the clients' network namespace.
+    /// Moves the calling thread into the clients' network namespace.
     pub fn enter(&self) {
         let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
         net::enter(namespace.as_fd()).expect("root");
     }
 
-    /// `rouse --node … ARGS`, whatever becomes of it.
+    /// Runs `rouse --node … ARGS`, which may fail.
     pub fn try_rouse(&self, args: &[&str]) -> Output {
         let mut command = Command::new(&self.program);
         command.args(["--node", self.layout.name()]).args(args).stdin(Stdio::null());
         command.output().expect("the rouse program")
     }
 
-    /// What `rouse --node … ARGS` prints; it must succeed.
+    /// Runs `rouse --node … ARGS`, which must succeed, and returns its output.
     pub fn rouse(&self, args: &[&str]) -> String {
         let output = self.try_rouse(args);
         assert!(output.status.success(), "rouse {args:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Applies a manifest; gives what was printed to standard output and error.
+    /// Applies a manifest. Returns true if that succeeded, with all that was printed.
     pub fn apply(&self, manifest: &str) -> (bool, String) {
         let file = self.folder.join("manifest.yaml");
         fs::write(&file, manifest).expect("a file");
@@ -137,13 +137,13 @@ impl Rouse {
         (output.status.success(), String::from_utf8(text).expect("text"))
     }
 
-    /// An object as JSON; null where there is none.
+    /// An object as JSON; null if there is none.
     pub fn object(&self, kind: &str, name: &str) -> Value {
         let output = self.try_rouse(&["get", kind, name, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
-    /// Every pod of a service that is not on its way out.
+    /// Pods of a service as `rouse get` lists them.
     pub fn pods(&self, service: &str) -> Vec<Value> {
         let selector = format!("serving.knative.dev/service={service}");
         let text = self.rouse(&["get", "pods", "-l", &selector, "-o", "json"]);
@@ -151,7 +151,7 @@ impl Rouse {
         list["items"].as_array().cloned().expect("items")
     }
 
-    /// A condition of an object.
+    /// Condition of an object by its type.
     pub fn condition(&self, kind: &str, name: &str, condition: &str) -> Condition {
         let object = self.object(kind, name);
         let all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -161,7 +161,7 @@ impl Rouse {
         Condition { status: field("status"), reason: field("reason"), message: field("message") }
     }
 
-    /// Waits until a service is ready, and gives its ClusterIP as the node's DNS tells it.
+    /// Waits until a service is ready, and returns its ClusterIP from the node's DNS.
     pub fn wait_ready(&self, service: &str) -> SocketAddr {
         wait(&format!("service {service} to be ready"), || {
             let ready = self.condition("ksvc", service, "Ready");
@@ -170,7 +170,7 @@ impl Rouse {
         self.cluster_ip(service)
     }
 
-    /// A service's ClusterIP with its HTTP port, as the node's DNS tells it.
+    /// ClusterIP of a service with its HTTP port, from the node's DNS.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
         let text = self.rouse(&["run", "--", "getent", "ahostsv4", &name]);
@@ -186,12 +186,12 @@ impl Rouse {
         });
     }
 
-    /// What `rouse up` logged.
+    /// Log of `rouse up` so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// The metrics of a part, by its admin port in the node's namespace.
+    /// Metrics of a component, read from its admin port in the node's namespace.
     pub fn metrics(&self, port: u16) -> String {
         thread::scope(|scope| {
             let ask = || {
@@ -207,9 +207,9 @@ impl Rouse {
         })
     }
 
-    /// Ends the node as a user does; gives whether `up` ended well.
+    /// Ends the node as a user does. Returns true if `up` ended with success.
     fn down(&mut self) -> bool {
-        // Whoever is left in the clients' cgroup is killed.
+        // `down` kills all processes in the clients' cgroup, so this process leaves it first.
         let left = fs::write(self.home.join("cgroup.procs"), "0");
         let down = self.try_rouse(&["down", "--purge"]);
         let up = self.up.wait();
@@ -230,7 +230,7 @@ impl Drop for Rouse {
     }
 }
 
-/// Looks until there is something to see.
+/// Calls `look` until it returns a value; panics after [`LIMIT`].
 pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -242,7 +242,7 @@ pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits, on a thread of a test.
+/// Sleeps on a thread of a test.
 #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
 pub fn pause(time: Duration) {
     thread::sleep(time);
@@ -258,7 +258,7 @@ fn free_port() -> SocketAddr {
     listener.local_addr().expect("an address")
 }
 
-/// The cgroup v2 folder of this process.
+/// Directory of the cgroup v2 of this process.
 fn own_cgroup() -> PathBuf {
     let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
     let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");

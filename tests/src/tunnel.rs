@@ -1,13 +1,14 @@
-//! A client of upgraded connections: asks for one, then passes its input to it, and what comes from it to its output.
+//! A client of upgraded connections: it requests one, sends its input there, and prints the received data.
 //!
-//! The program `tunnel` runs this inside a client's pod; see [`Exchange`](crate::exchange::Exchange) for the test's side.
+//! The executable `tunnel` runs this inside a client's pod; [`Exchange`](crate::exchange::Exchange) is the test's
+//! side.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
 
-/// The program: `tunnel ADDRESS HOST PATH`. The end of its input is the end of what it sends, and it ends when the
-/// connection does. Its output begins with the head of the answer.
+/// Runs the program `tunnel ADDRESS HOST PATH`. At the end of its input it shuts down its sending side; it ends with
+/// the connection. Its output begins with the head of the response.
 pub fn main(args: &[String]) -> Result<(), String> {
     let [to, host, path] = args else {
         return Err("usage: tunnel ADDRESS HOST PATH".into());
@@ -15,7 +16,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     passed(to, &head(host, path)).map_err(|error| format!("{to}: {error}"))
 }
 
-/// What a WebSocket client asks; the key is that of RFC 6455 §1.3, as the answer's is not looked at.
+/// Request of a WebSocket client, with the key of RFC 6455 §1.3, because the response's key is not checked.
 fn head(host: &str, path: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -28,7 +29,7 @@ fn passed(to: &str, head: &str) -> io::Result<()> {
     back.set_nodelay(true)?;
     back.write_all(head.as_bytes())?;
     let mut forth = back.try_clone()?;
-    // Not waited for: the input may stay open when the connection has ended.
+    // Not joined: the input may stay open after the connection has ended.
     thread::spawn(move || {
         let copied = copy(&mut io::stdin(), &mut forth);
         copied.and_then(|()| forth.shutdown(Shutdown::Write))
@@ -36,7 +37,7 @@ fn passed(to: &str, head: &str) -> io::Result<()> {
     copy(&mut back, &mut io::stdout())
 }
 
-/// Passes on whatever comes as soon as it does, whole lines or not.
+/// Passes on data as soon as it arrives, without waiting for whole lines.
 fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut bytes = [0; 4096];
     loop {

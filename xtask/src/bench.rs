@@ -1,4 +1,4 @@
-//! Shell: measures Rouse beside its controls, in interleaved rounds, and writes BENCHMARKS.md.
+//! Shell: measurements of Rouse beside its controls, in interleaved rounds, written to BENCHMARKS.md.
 
 mod bpf;
 mod cluster_burst;
@@ -43,7 +43,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What to measure.
+/// Arguments of the command `cargo xtask bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
@@ -61,37 +61,37 @@ pub(crate) struct Args {
     /// Leave BENCHMARKS.md as it is
     #[arg(long)]
     dry: bool,
-    /// Measure this program instead of building one
+    /// Measure the program FILE instead of building one
     #[arg(long, value_name = "FILE")]
     rouse: Option<PathBuf>,
-    /// With --rouse: what `cluster up` is given instead of images that it builds
+    /// Image archives for `cluster up`, instead of images that it builds; needs --rouse
     #[arg(long, value_name = "FILE", hide = true, requires = "rouse")]
     prepared: Option<PathBuf>,
-    /// Ask with this program instead of building one
+    /// Send requests with the program FILE instead of building one
     #[arg(long, value_name = "FILE", hide = true)]
     client: Option<PathBuf>,
-    /// Name of the clusters that are made, and removed after
+    /// Name of the clusters, which are created for the run and removed after it
     #[arg(long, default_value = "bench")]
     cluster: String,
 }
 
-/// A bench's name and what gives its rows.
+/// Name of a bench and the function that measures its rows.
 type Bench = (&'static str, Body);
 
-/// What a bench stands on.
+/// Environment that a bench needs, with the function that measures in it.
 #[derive(Clone, Copy, Debug)]
 enum Body {
-    /// A local node.
+    /// A local node, started by `rouse up`.
     Node(fn(&Scene) -> Result<Vec<Row>>),
-    /// A real cluster.
+    /// A real Kubernetes cluster of xtask, with Rouse installed.
     Cluster(fn(&Clusters) -> Result<Vec<Row>>),
-    /// The kernel half alone, between namespaces and cgroups that it makes.
+    /// The eBPF programs alone, between namespaces and cgroups that the bench creates.
     Kernel(fn(&Half) -> Result<Vec<Row>>),
-    /// Nothing but programs that it builds.
+    /// No environment but the programs that the bench builds.
     Alone(fn() -> Result<Vec<Row>>),
 }
 
-/// The kernel half, and how often to measure it.
+/// Object file of the eBPF programs, and the number of rounds to measure.
 #[derive(Debug)]
 struct Half {
     object: PathBuf,
@@ -113,7 +113,7 @@ const BENCHES: [Bench; 12] = [
     ("count", Body::Kernel(count::run)),
 ];
 
-/// `cargo xtask bench`.
+/// Runs `cargo xtask bench`: the benches that the arguments name, or all of them.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let benches = chosen(&args.names)?;
@@ -126,6 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let on_node = benches.iter().any(|(_, body)| matches!(body, Body::Node(_)));
     let on_cluster = benches.iter().any(|(_, body)| matches!(body, Body::Cluster(_)));
+    // Only the environments that the chosen benches need are built: a cluster takes minutes.
     let scene = on_node.then(|| scene(args, &workspace, &folder)).transpose()?;
     let clusters = on_cluster.then(|| clusters(args, &workspace, &folder)).transpose()?;
     let on_half = benches.iter().any(|(_, body)| matches!(body, Body::Kernel(_)));
@@ -150,12 +151,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 fs::write(folder.join(format!("{name}.json")), json(&report)?)?;
                 reports.push(report);
             }
+            // A failed bench does not stop the others: a whole run takes hours.
             Err(error) => {
                 eprintln!("{name}: {error:#}");
                 failed.push(name);
             }
         }
     }
+    // Sections of benches that succeeded are written although another one failed.
     publish(args, &workspace, &reports)?;
     if !failed.is_empty() {
         bail!("not measured: {}", failed.join(", "));
@@ -163,7 +166,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A service of the sample application, scaled as the annotations below `autoscaling.knative.dev` say.
+/// Manifest of a Service of the sample application, with annotations below `autoscaling.knative.dev`.
 fn service(name: &str, scaling: &[(&str, &str)]) -> String {
     let line = |(key, value): &(&str, &str)| {
         format!("        autoscaling.knative.dev/{key}: \"{value}\"\n")
@@ -184,20 +187,21 @@ spec:
     )
 }
 
-/// Whether a condition of an object holds.
+/// Returns true if the condition named `condition` has status `True` on the object.
 fn is_true(object: &Value, condition: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|one| one["type"] == condition && one["status"] == "True")
 }
 
-/// What the benches of the local node need.
+/// Builds the programs and images that the benches of the local node need.
 fn scene(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Scene> {
     setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Bench], args.yes)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
         None => build::rouse(workspace, true)?,
     };
+    // The node starts pods from these OCI layouts: there is no registry to pull from.
     let images = workspace.target.join("images");
     image::make(workspace, &["hello"], &images)?;
     let client = build::client(workspace)?;
@@ -205,13 +209,13 @@ fn scene(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Scene> {
     Ok(Scene { rouse, images, client, hello, folder: folder.to_owned(), rounds: args.rounds })
 }
 
-/// What the benches of the kernel half need.
+/// Builds the object that the benches of the eBPF programs need.
 fn half(args: &Args, workspace: &Workspace) -> Result<Half> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Bench], args.yes)?;
     Ok(Half { object: build_ebpf::object(workspace)?, rounds: args.rounds })
 }
 
-/// What those need that make clusters.
+/// Builds the programs and images that the benches on clusters need.
 fn clusters(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Clusters> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
     let prepared = args.rouse.clone().zip(args.prepared.clone());
@@ -249,6 +253,7 @@ fn publish(args: &Args, workspace: &Workspace, reports: &[Report]) -> Result<()>
         return Ok(());
     }
     let file = workspace.root.join("BENCHMARKS.md");
+    // Sections of benches that did not run stay as they are.
     let mut document = fs::read_to_string(&file).unwrap_or_else(|_| "# Benchmarks\n".into());
     for report in reports {
         let section = report::section(report);
@@ -261,9 +266,9 @@ fn json(value: &impl serde::Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
-/// Measures every subject once a round, the first of a round changing from round to round.
+/// Measures every subject once in each round, and rotates which subject comes first.
 ///
-/// A round before the first warms caches and is thrown away.
+/// A round before the first one warms the caches; its values are dropped.
 fn interleave(
     rounds: u32,
     subjects: &[&'static str],
@@ -271,6 +276,7 @@ fn interleave(
 ) -> Result<Rounds> {
     let mut values = Rounds::new();
     for round in 0..=rounds as usize {
+        // Rotation keeps a drift within rounds, such as a warming processor, from favouring one subject.
         for place in 0..subjects.len() {
             let subject = subjects[(place + round) % subjects.len()];
             let value = measure(subject).with_context(|| format!("subject {subject}"))?;

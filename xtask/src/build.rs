@@ -1,4 +1,4 @@
-//! Shell: the programs that demo, benches and root tests start, with the kernel half inside.
+//! Shell: builds of the programs that demo, benches and root tests start, with the eBPF programs embedded.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{build_ebpf, sh, workspace::Workspace};
 
-/// Builds `rouse` with the kernel half inside and returns its file.
+/// Builds `rouse` with the eBPF programs embedded, and returns the path of the executable.
 pub(crate) fn rouse(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     let object = build_ebpf::object(workspace)?;
     let mut build = sh::cargo();
@@ -20,7 +20,7 @@ pub(crate) fn rouse(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     Ok(workspace.target.join(profile).join("rouse"))
 }
 
-/// Builds xtask itself with optimisation, so that the measuring client costs little, and returns its file.
+/// Builds an optimised xtask, whose measuring client costs little, and returns the path of the executable.
 pub(crate) fn client(workspace: &Workspace) -> Result<PathBuf> {
     sh::run(
         sh::cargo().args(["build", "--release", "--package", "xtask"]).current_dir(&workspace.root),

@@ -1,4 +1,4 @@
-//! Shell: builds the kernel half.
+//! Shell: builds of the eBPF programs.
 
 use std::path::PathBuf;
 
@@ -6,20 +6,20 @@ use anyhow::{Result, bail};
 
 use crate::{sh, toolchain::Toolchain, workspace::Workspace};
 
-/// Variable that names the built object to `agent/build.rs`.
+/// Environment variable that passes the object's path to `agent/build.rs`.
 pub(crate) const VARIABLE: &str = "ROUSE_EBPF_OBJECT";
 
-/// `cargo xtask build-ebpf`: builds it and says how to embed it.
+/// Runs `cargo xtask build-ebpf`: builds the object and prints the variable that embeds it.
 pub(crate) fn run() -> Result<()> {
     let object = object(&Workspace::load()?)?;
     println!("{VARIABLE}={}", object.display());
     Ok(())
 }
 
-/// Builds the object and returns its file. Quick when nothing has changed.
+/// Builds the object and returns its path. Quick if no source has changed.
 pub(crate) fn object(workspace: &Workspace) -> Result<PathBuf> {
     let toolchain = Toolchain::find()?;
-    // A folder of its own: another compiler's artefacts would chase ours out of the shared one.
+    // A target directory of its own: artefacts of the other compiler would invalidate those of the shared one.
     let target = workspace.target.join("bpf");
     let triple =
         if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
@@ -31,7 +31,7 @@ pub(crate) fn object(workspace: &Workspace) -> Result<PathBuf> {
             .arg(&target)
             .current_dir(&workspace.root)
             .env("CARGO_ENCODED_RUSTFLAGS", flags(&toolchain))
-            // One unit without rustc's own LTO: bpf-linker is the optimiser of the whole.
+            // One unit and no LTO of rustc: bpf-linker optimises the whole.
             .env("CARGO_PROFILE_RELEASE_LTO", "false")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "2"),
@@ -52,15 +52,15 @@ fn flags(toolchain: &Toolchain) -> String {
     let linker = toolchain.linker().display();
     [
         format!("--cfg=bpf_target_arch=\"{arch}\""),
-        // Map definitions travel in BTF, which is made from debug information.
+        // Map definitions are part of BTF, which is made from debug information.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
-        // Otherwise even eight bytes are set to zero by a call of `memset`, and before 6.9 the kernel refuses every call
-        // while a lock is held.
+        // Without this, LLVM clears even eight bytes by a call of `memset`, and before 6.9 the kernel refuses every
+        // call while a lock is held.
         "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
-        // Without it every word of a packet that does not begin at a multiple of its size is read byte by byte.
+        // Without this, every word of a packet at an unaligned offset is read byte by byte.
         "-Clink-arg=--cpu-features=+allows-misaligned-mem-access".to_owned(),
-        // Comparisons of every kind (4.14).
+        // v2 adds the comparisons < and ≤ (kernel 4.14).
         "-Ctarget-cpu=v2".to_owned(),
         format!("-Clinker={linker}"),
     ]

@@ -1,4 +1,4 @@
-//! Shell: Helm's own word on our chart, and whether it makes of it what `rouse install` applies.
+//! Shell: checks of the Helm chart: by `helm lint`, and against the objects that `rouse install` applies.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,13 @@ use serde_json::Value;
 
 use crate::{build, cluster, sh, workspace::Workspace};
 
-/// The chart, below the checkout.
+/// Path of the chart, from the root of the repository.
 const CHART: &str = "deploy/helm";
-/// The same objects for `kubectl apply -k`.
+/// Manifests of the same objects for `kubectl apply -k`.
 const FILES: [&str; 2] = ["deploy/crds.yaml", "deploy/rouse.yaml"];
 const NAMESPACE: &str = "knative-serving";
-/// Values that are texts, with the flags of `rouse install` that mean the same. Odd ones on purpose: YAML would take
-/// some of them for numbers.
+/// Values of type string: name, equivalent flag of `rouse install`, value. Unusual on purpose: YAML would read some
+/// of them as numbers.
 const TEXTS: [(&str, &str, &str); 3] = [
     ("image", "--image", "registry.example:5000/rouse:1.2"),
     ("domain", "--domain", "1.5"),
@@ -27,7 +27,7 @@ const TEXTS: [(&str, &str, &str); 3] = [
 ];
 const GATEWAYS: [&str; 3] = ["loadbalancer", "nodeport", "hostport"];
 const PROFILES: [&str; 2] = ["standard", "fast"];
-/// Values that mean nothing.
+/// Values that the chart's schema must refuse.
 const REFUSED: [&str; 6] = [
     "gateway=ingress",
     "profile=quick",
@@ -40,10 +40,10 @@ const REFUSED: [&str; 6] = [
 /// Objects by kind, namespace and name.
 type Objects = BTreeMap<String, Value>;
 
-/// A check and the name that it is chosen by.
+/// Name of a check, and its function.
 pub(crate) type Check = (&'static str, fn(&Chart) -> Result<()>);
 
-/// All of them.
+/// All checks, in the order in which they run.
 pub(crate) const CHECKS: [Check; 5] = [
     ("chart::helm_finds_nothing_wrong", lints),
     ("chart::defaults_make_what_deploy_holds", defaults),
@@ -52,7 +52,7 @@ pub(crate) const CHECKS: [Check; 5] = [
     ("chart::the_package_makes_the_same", packs),
 ];
 
-/// `cargo xtask chart`.
+/// Runs `cargo xtask chart`: all checks, up to the first that fails.
 pub(crate) fn run() -> Result<()> {
     let workspace = Workspace::load()?;
     let chart = Chart::find(&workspace, build::rouse(&workspace, false)?)?;
@@ -63,20 +63,21 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The chart and what it is checked with.
+/// The chart and the programs that check it.
 #[derive(Debug)]
 pub(crate) struct Chart {
     helm: PathBuf,
     rouse: PathBuf,
     root: PathBuf,
-    /// For packages, and in place of the user's own settings of Helm.
+    /// Scratch directory: for packages, and as Helm's home instead of the user's.
     scratch: PathBuf,
 }
 
 impl Chart {
-    /// To be held against what `rouse` installs; builds Helm where it is not there.
+    /// Prepares checks against the objects that `rouse` installs; builds Helm if it is missing.
     pub(crate) fn find(workspace: &Workspace, rouse: PathBuf) -> Result<Self> {
         let scratch = workspace.target.join("chart");
+        // Packages of an earlier run would be found beside the new one.
         let _absent = fs::remove_dir_all(&scratch);
         fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot make {}", scratch.display()))?;
@@ -92,7 +93,7 @@ impl Chart {
         command
     }
 
-    /// What Helm makes of the chart in `folder` with these values.
+    /// Objects that Helm renders from the chart in `folder` with the given values.
     fn made(&self, folder: &str, namespace: &str, values: &[String]) -> Result<Objects> {
         let args = ["template", "rouse", folder, "--include-crds", "--namespace", namespace];
         let mut command = self.helm(&args);
@@ -125,6 +126,7 @@ fn defaults(chart: &Chart) -> Result<()> {
 fn values(chart: &Chart) -> Result<()> {
     for (gateway, namespace) in GATEWAYS.into_iter().zip([NAMESPACE, "elsewhere", "42"]) {
         for profile in PROFILES {
+            // Namespaces vary together with gateways, to cover odd ones without a third loop.
             let choices = [("gateway", "--gateway", gateway), ("profile", "--profile", profile)];
             let all = choices.iter().chain(&TEXTS);
             let set: Vec<String> =
@@ -146,7 +148,7 @@ fn refuses(chart: &Chart) -> Result<()> {
         let output = command.stdout(Stdio::null()).output().context("cannot start helm")?;
         let said = String::from_utf8_lossy(&output.stderr);
         let name = value.split('=').next().unwrap_or_default();
-        // An error of the template itself would be no refusal.
+        // An error in the template itself also fails, but is no refusal by the schema.
         if output.status.success() || !said.contains("schema") || !said.contains(name) {
             bail!("{value} was not refused as it should: {said}");
         }
@@ -165,7 +167,7 @@ fn packs(chart: &Chart) -> Result<()> {
     same(&chart.made(&text(package), NAMESPACE, &[])?, &chart.made(CHART, NAMESPACE, &[])?)
 }
 
-/// Reads objects of YAML. The namespace is left out: Helm makes it where it is told to.
+/// Parses objects from YAML. Namespaces are left out: Helm creates them by a flag of its own.
 fn objects(yaml: &str) -> Result<Objects> {
     let mut all = Objects::new();
     for document in serde_norway::Deserializer::from_str(yaml) {
@@ -187,9 +189,10 @@ fn objects(yaml: &str) -> Result<Objects> {
     Ok(all)
 }
 
-/// Fails unless both hold the same, and names what differs.
+/// Fails unless both hold equal objects, and lists the differences.
 fn same(made: &Objects, wanted: &Objects) -> Result<()> {
     let names: std::collections::BTreeSet<&String> = made.keys().chain(wanted.keys()).collect();
+    // Compared by value: order of keys and layout of the YAML do not matter.
     let differs = names.into_iter().filter(|name| made.get(*name) != wanted.get(*name));
     let said: Vec<String> = differs
         .map(|name| match (made.get(name), wanted.get(name)) {
@@ -201,6 +204,7 @@ fn same(made: &Objects, wanted: &Objects) -> Result<()> {
     if !said.is_empty() {
         bail!("{} objects differ:\n{}", said.len(), said.join("\n"));
     }
+    // Two empty sets would be equal: without this check, a wrong path would pass.
     if wanted.is_empty() {
         bail!("there is nothing to compare");
     }

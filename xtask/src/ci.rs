@@ -1,10 +1,10 @@
-//! Shell: what every change must pass, without root.
+//! Shell: checks that every change must pass, without root.
 
 use anyhow::{Result, bail};
 
 use crate::{sh, tidy, workspace::Workspace};
 
-/// How to run it.
+/// Arguments of the command `cargo xtask ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Go on after a failure, to see all of them
@@ -12,7 +12,7 @@ pub(crate) struct Args {
     keep_going: bool,
 }
 
-/// A step's name and what it does.
+/// Name of a step, and its function.
 type Step = (&'static str, fn(&Workspace) -> Result<()>);
 
 const STEPS: [Step; 8] = [
@@ -21,7 +21,7 @@ const STEPS: [Step; 8] = [
     ("clippy-root", |workspace| {
         cargo(workspace, &["clippy", "-p", "tests", "--all-targets", "--", "-D", "warnings"])
     }),
-    // These are no tests to cargo, because they need an API server.
+    // Plain `cargo test` does not build these, because they need an API server.
     ("check-apiserver", |workspace| {
         let tests = ["--test", "apiserver", "--test", "platform", "--test", "webhook"];
         cargo(workspace, &[&["check", "-p", "controller"][..], &tests].concat())
@@ -32,7 +32,7 @@ const STEPS: [Step; 8] = [
     ("deny", deny),
 ];
 
-/// `cargo xtask ci`.
+/// Runs `cargo xtask ci`: all steps, up to the first that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let mut failed = Vec::new();
@@ -66,13 +66,14 @@ fn doc(workspace: &Workspace) -> Result<()> {
     )
 }
 
-/// Licences, sources and bans always; the advisory list only where it can be fetched.
+/// Checks licences, sources and bans always, and advisories only if the list can be fetched.
 fn deny(workspace: &Workspace) -> Result<()> {
     if sh::which("cargo-deny").is_none() {
         bail!("cargo-deny is missing; install it with `cargo install --locked cargo-deny`");
     }
     cargo(workspace, &["deny", "--all-features", "check", "bans", "licenses", "sources"])?;
     if let Err(error) = cargo(workspace, &["deny", "--all-features", "check", "advisories"]) {
+        // Without network the list cannot be fetched, which must not fail a build.
         if std::env::var_os("ROUSE_ADVISORIES").is_some() {
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! Shell: `cargo xtask cluster …`: a real Kubernetes on this machine, in namespaces of its own.
+//! Shell: `cargo xtask cluster …`: a real Kubernetes cluster on this machine, in namespaces of its own.
 
 mod addresses;
 mod carry;
@@ -34,10 +34,10 @@ use self::{
 };
 use crate::sh;
 
-/// Which cluster, and what to do with it.
+/// Name of a cluster, and the task to do with it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which cluster; several may run side by side
+    /// Name of the cluster; several may run side by side
     #[arg(long, global = true, default_value = "rouse")]
     pub(crate) name: String,
     #[command(subcommand)]
@@ -48,46 +48,46 @@ pub(crate) struct Args {
 pub(crate) enum Task {
     /// Build what is missing, start what does not run, and wait until all nodes are Ready
     Up(UpArgs),
-    /// Build what `up` would, and no more
+    /// Build the programs and images that `up` needs, and start nothing
     Build(UpArgs),
-    /// Stop everything and remove every trace
+    /// Stop all processes and remove all files of the cluster
     Down,
     /// Print the path of the kubeconfig file
     Kubeconfig,
-    /// Print what the cluster is as JSON
+    /// Print the cluster's addresses, files and nodes as JSON
     Status,
     /// Run a program in the control plane's network namespace, or on a node
     Run {
-        /// On this node, in all of its namespaces
+        /// Number of the node to run on, in all of its namespaces
         #[arg(long, value_name = "N")]
         node: Option<u8>,
-        /// The program; kubectl, ctr and kn are found, and KUBECONFIG is set
+        /// The program with its arguments; kubectl, ctr and kn are on its PATH, and KUBECONFIG is set
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Carry connections from a port of this machine to an address in the cluster, until Ctrl-C
+    /// Forward connections from a port of this machine to an address in the cluster, until Ctrl-C
     Forward {
-        /// A pod's, node's or Service's address and port: 10.89.0.11:30080
+        /// Address and port of a pod, node or Service, for example 10.89.0.11:30080
         to: SocketAddr,
         /// Port on 127.0.0.1 [default: any that is free]
         #[arg(long, value_name = "PORT", default_value_t = 0)]
         listen: u16,
     },
-    /// Build images anew and give them to all nodes
+    /// Build images again and load them on all nodes
     Load {
-        /// Packages to make images of; all when none is named
+        /// Packages to build images of; all when none is named
         packages: Vec<String>,
         #[arg(long, hide = true)]
         prepared: Option<PathBuf>,
     },
-    /// Do harm to a part: etcd, kube-apiserver, node1, node1/kubelet, …
+    /// Inject a fault into a process or node: etcd, kube-apiserver, node1, node1/kubelet, …
     Fault { action: Action, part: Process },
-    /// Carry connections from the listener on standard input into the cluster
+    /// Forward connections from the listener on standard input into the cluster
     #[command(hide = true)]
     Carry { to: SocketAddr },
 }
 
-/// `cargo xtask cluster`.
+/// Runs the task of `cargo xtask cluster`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let state = State::new(&args.name)?;
     match &args.task {
@@ -108,32 +108,32 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Prometheus' `promtool`, found or built once like the cluster's programs.
+/// Returns Prometheus' `promtool`, found or built once like the cluster's programs.
 pub(crate) fn promtool() -> Result<PathBuf> {
     programs::one(&recipes::Recipe::promtool())
 }
 
-/// Helm, found or built once like the cluster's programs.
+/// Returns Helm, found or built once like the cluster's programs.
 pub(crate) fn helm() -> Result<PathBuf> {
     programs::one(&recipes::Recipe::helm())
 }
 
-/// Whether [`helm`] would not have to be built, which takes minutes.
+/// Returns true if [`helm`] need not build Helm first, which takes minutes.
 pub(crate) fn has_helm() -> Result<bool> {
     programs::is_at_hand(&recipes::Recipe::helm())
 }
 
-/// Whether there is a cluster `name` that xtask made.
+/// Returns true if xtask has created a cluster `name`.
 pub(crate) fn exists(name: &str) -> Result<bool> {
     Ok(State::new(name)?.mark()?.is_some())
 }
 
-/// Whether Knative's client is on the `PATH` or could be built.
+/// Returns true if Knative's client `kn` is on the `PATH` or has been built.
 pub(crate) fn has_kn() -> Result<bool> {
     Ok(Programs::find(programs::default_version()?, None)?.file("kn").is_ok())
 }
 
-/// Does `work` when we are root; else starts this very command again through sudo.
+/// Runs `work` as root: directly, or by running the whole command again through sudo.
 fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
     if sh::is_root() {
         return work();
@@ -141,8 +141,9 @@ fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
     sh::run(sh::raised(std::env::current_exe()?).args(std::env::args_os().skip(1)))
 }
 
-/// Calls `work` with an existing cluster.
+/// Calls `work` with the state of an existing cluster.
 fn with<T>(state: &State, work: impl FnOnce(&Starter<'_>) -> Result<T>) -> Result<T> {
+    // The programs of the version that the cluster runs, which may not be the default version.
     let mark = state.existing()?;
     let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let programs = Programs::find(version, mark.assets.as_deref())?;
@@ -155,12 +156,13 @@ fn status(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Listens on the host and goes on as the process that carries from inside.
+/// Listens on the host, then replaces this process by `cluster carry` inside the cluster's network namespace.
 fn forward(state: &State, to: SocketAddr, port: u16) -> Result<()> {
     state.existing()?;
     let listener = std::net::TcpListener::bind(("127.0.0.1", port))
         .with_context(|| format!("cannot listen on port {port} of 127.0.0.1"))?;
     println!("http://{} leads to {to}", listener.local_addr()?);
+    // The socket stays in the host's namespace although the process enters another: see `carry`.
     let netns = format!("--net={}", state.netns(None).display());
     let carry = ["cluster".to_owned(), "carry".to_owned(), to.to_string()];
     let error = Command::new("nsenter")
@@ -183,6 +185,7 @@ fn run_inside(state: &State, node: Option<u8>, command: &[OsString]) -> Result<(
         };
         Ok((enter, starter.programs.folders()))
     })?;
+    // A node has its own loopback, so it needs the kubeconfig with the API server's address.
     let config = node.map_or_else(|| state.kubeconfig(), |_| state.kubeconfig_inside());
     let mut path = folders;
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));

@@ -1,4 +1,4 @@
-//! Pure: one wake, split into its steps by the load generator's record and the node's log.
+//! Pure: one cold start on a local node, split into steps by the load generator's record and the node's log.
 
 use serde::Serialize;
 
@@ -7,21 +7,21 @@ use crate::load::Record;
 /// Phrase of the autoscaler's decisions in the node's log.
 const DECIDED: &str = "scale decided";
 
-/// One cold start, split. Times in ms.
+/// One cold start, split into steps. Times are in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct ColdStart {
-    /// Request sent → scale decided; unknown where the log has no decision.
+    /// Time from the request to the scale decision; `None` if the log has no decision.
     pub(crate) decide: Option<f64>,
-    /// From there → the pod's `listen` returned.
+    /// Time from the decision until the pod's `listen` returned.
     pub(crate) start: f64,
-    /// → first byte at the client.
+    /// Time from `listen` to the first byte at the client.
     pub(crate) listen_to_first_byte: f64,
-    /// Request sent → first byte.
+    /// Time from the request to the first byte.
     pub(crate) total: f64,
 }
 
 impl ColdStart {
-    /// Splits one wake; `log` is the node's, which knows when scale was decided.
+    /// Splits one cold start; `log` is the node's log, with the time of the decision.
     pub(crate) fn of(record: &Record, log: &str) -> Self {
         let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
         let first_byte = record.at_us + record.first_byte_us;
@@ -36,18 +36,18 @@ impl ColdStart {
     }
 }
 
-/// One decision, as the log tells of it.
+/// One scale decision from the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision<'a> {
-    /// Unix time in µs.
+    /// Time of the decision, Unix time in µs.
     pub(crate) at_us: u64,
     /// Name of the revision, without its namespace.
     pub(crate) revision: &'a str,
-    /// How many pods are asked for.
+    /// Number of pods that it requests.
     pub(crate) wanted: u32,
 }
 
-/// All decisions that the log tells of.
+/// All scale decisions in the log, in order.
 pub(crate) fn decisions(log: &str) -> impl Iterator<Item = Decision<'_>> {
     let lines = log.lines().filter(|line| line.contains(DECIDED));
     lines.filter_map(|line| {
@@ -60,22 +60,22 @@ pub(crate) fn decisions(log: &str) -> impl Iterator<Item = Decision<'_>> {
     })
 }
 
-/// When the log says that scale was decided for the revision of `pod`, between two moments.
+/// Time of the first decision for the revision of `pod` between two moments.
 fn decided_at(log: &str, pod: &str, from_us: u64, to_us: u64) -> Option<u64> {
     decisions(log)
-        // Others may fall asleep meanwhile; a pod's name begins with its revision's.
+        // Decisions of other revisions may be logged meanwhile; a pod's name begins with its revision's name.
         .filter(|it| pod.starts_with(it.revision))
         .map(|it| it.at_us)
         .find(|at| (from_us..=to_us).contains(at))
 }
 
-/// The value of a field in a log line.
+/// Value of a field in a log line.
 fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, value) = line.split_once(name)?;
     Some(value.split_whitespace().next()?.trim_matches('"'))
 }
 
-/// Reads `2026-11-21T10:00:00.123456Z`, as tracing prints it.
+/// Parses `2026-11-21T10:00:00.123456Z`, the format of tracing, to Unix time in µs.
 pub(crate) fn unix_us_of(stamp: &str) -> Option<u64> {
     let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
     let mut date = date.split('-').map(str::parse::<i64>);
@@ -84,7 +84,7 @@ pub(crate) fn unix_us_of(stamp: &str) -> Option<u64> {
     let mut clock = clock.split(':').map(str::parse::<i64>);
     let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
     let micros: i64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
-    // Days since 1970 of a Gregorian date, with the year beginning in March so that leap days come last.
+    // Days since 1970 of a Gregorian date; years begin in March, so that leap days come last.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days =
         365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 719_469;

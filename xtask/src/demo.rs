@@ -1,4 +1,4 @@
-//! Shell: the whole story on this machine: asleep, woken, scaled out, direct, asleep again.
+//! Shell: a demonstration on this machine: asleep, woken, scaled out, direct path, asleep again.
 
 mod chart;
 mod screen;
@@ -21,7 +21,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// How to show it.
+/// Arguments of the command `cargo xtask demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Install what is missing without asking
@@ -33,18 +33,18 @@ pub(crate) struct Args {
     /// Leave the node running and print what to type
     #[arg(long)]
     keep: bool,
-    /// Where the gateway listens for requests from outside the node
+    /// Address on which the gateway listens for requests from outside the node
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     gateway: SocketAddr,
-    /// Build without optimisation: sooner, but the times shown say little
+    /// Build without optimisation: sooner, but the times are not representative
     #[arg(long)]
     dev: bool,
-    /// Show this program instead of building one
+    /// Show the program FILE instead of building one
     #[arg(long, value_name = "FILE")]
     rouse: Option<PathBuf>,
 }
 
-/// `cargo xtask demo`.
+/// Runs `cargo xtask demo`: builds, shows the story, and checks its figures.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Node], args.yes)?;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
         None if args.dev => build::rouse(&workspace, false)?,
-        // The program of the image: it is built with the sample's, and may be there already from the tests.
+        // The image's program: its build shares work with the sample's, and the tests may have built it already.
         None => image::build(&workspace, "rouse")?,
     };
     let images = workspace.target.join("images");
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let node =
         Node::start("demo", &rouse, &images, args.gateway, &folder.join("rouse.log"), args.keep)?;
     let run = story::tell(&node, &workspace.root.join("examples/hello.yaml"));
-    // The log is read while the node is still there: stopping adds to it.
+    // The log is read before the node stops, because stopping adds lines to it.
     let log = node.log();
     let run = match run {
         Ok(run) => run,
@@ -86,7 +86,7 @@ fn check_gateway(gateway: SocketAddr) -> Result<()> {
     })
 }
 
-/// Prints the table, writes the chart and the figures, and judges.
+/// Prints the table, writes chart and figures, and fails if a promise was broken.
 fn conclude(run: &Run, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
     let figures = Figures::of(run, log);
     println!("\n{figures}");
@@ -98,6 +98,7 @@ fn conclude(run: &Run, log: &str, json: Option<&Path>, folder: &Path) -> Result<
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
         println!("figures: {}", file.display());
     }
+    // Chart and figures are written before the verdict: they explain a failure.
     let failures = figures.failures();
     if !failures.is_empty() {
         bail!("the story went wrong: {}", failures.join("; "));

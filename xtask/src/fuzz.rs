@@ -1,4 +1,4 @@
-//! Shell: the fuzz targets, with cargo-fuzz and a nightly compiler.
+//! Shell: runs of the fuzz targets, by cargo-fuzz and a nightly compiler.
 
 use std::{
     fs,
@@ -10,20 +10,20 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{sh, toolchain, workspace::Workspace};
 
-/// The version of cargo-fuzz that is installed where there is none.
+/// Version of cargo-fuzz to install if there is none.
 const VERSION: &str = "0.13.2";
 
-/// What to fuzz, and how long.
+/// Target to fuzz, and for how long.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The target; without it all of them, one after another
+    /// Name of the target; all targets, one after another, when none is named
     target: Option<String>,
-    /// How long each target runs
+    /// Seconds that each target runs
     #[arg(long, default_value_t = 60)]
     seconds: u32,
 }
 
-/// `cargo xtask fuzz`.
+/// Runs the targets of `cargo xtask fuzz`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let folder = workspace.root.join("fuzz");
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The targets that have a file.
+/// Names of the targets that have a file.
 fn targets(folder: &Path) -> Result<Vec<String>> {
     let folder = folder.join("targets");
     let entries =
@@ -55,12 +55,12 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
 }
 
 fn fuzz(target: &str, seconds: u32, folder: &Path, out: &Path, cargo_fuzz: &Path) -> Result<()> {
-    // What the fuzzer finds interesting stays here; only what is worth keeping is put into the corpus.
+    // New inputs of the fuzzer stay in the target directory; only selected ones are added to the corpus by hand.
     let found = out.join("fuzz/corpus").join(target);
     fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
     let ran = sh::run(
         nightly(cargo_fuzz)
-            // All our code is safe: there is nothing for an address sanitizer to find.
+            // The fuzzed code is safe Rust, so an address sanitizer could find nothing.
             .args(["fuzz", "run", "--release", "--sanitizer", "none", "--fuzz-dir"])
             .arg(folder)
             .arg("--target-dir")
@@ -82,22 +82,23 @@ fn fuzz(target: &str, seconds: u32, folder: &Path, out: &Path, cargo_fuzz: &Path
     })
 }
 
-/// `program` with the nightly compiler that fuzzing needs.
+/// Command that runs `program` with the nightly compiler.
 fn nightly(program: &Path) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly"]).arg(program);
-    // Set by the cargo and rustup that started us; they name the stable toolchain.
+    // The calling cargo and rustup have set these; they name the stable toolchain.
     for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTFLAGS", "CARGO_TARGET_DIR"] {
         command.env_remove(name);
     }
     command
 }
 
-/// cargo-fuzz: the system's, or ours in the cache, built when it is missing.
+/// Path of cargo-fuzz: the system's, or one in the cache, built if missing.
 fn cargo_fuzz() -> Result<PathBuf> {
     if sh::which("rustup").is_none() {
         bail!("fuzzing needs a nightly compiler: install rustup (https://rustup.rs)");
     }
+    // Any installed version will do; the pinned one is only for machines without it.
     if let Some(found) = sh::which("cargo-fuzz") {
         return Ok(found);
     }

@@ -1,4 +1,4 @@
-//! Shell: builds static programs and writes them as container images.
+//! Shell: builds of static programs, written as container images.
 
 pub(crate) mod layout;
 
@@ -9,28 +9,28 @@ use anyhow::{Context as _, Result, bail};
 use self::layout::Image;
 use crate::{build_ebpf, lock, sh, workspace::Workspace};
 
-/// Our programs that become images: package (and program) and the image's name.
+/// Packages that become images: name of package and program, and name of the image.
 const IMAGES: [(&str, &str); 2] =
     [("hello", "dev.local/hello:v1"), (ROUSE, "dev.local/rouse:v0.1.0")];
-/// The package with all parts, and with the kernel half in it.
+/// Package with all components and the embedded eBPF programs.
 const ROUSE: &str = "rouse";
 
-/// The packages that become images, and the images' names.
+/// Names of the packages that become images, each with the image's name.
 pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
     IMAGES.into_iter()
 }
 
-/// Which images, and where to.
+/// Images to build, and their destination.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Packages to make images of; all when none is named
     packages: Vec<String>,
-    /// Folder that receives one OCI layout an image [default: images in cargo's target folder]
+    /// Directory that receives one OCI layout an image [default: images in cargo's target directory]
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
 }
 
-/// `cargo xtask image`.
+/// Runs `cargo xtask image`: builds the named images, or all.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let wanted: Vec<&str> = match args.packages.is_empty() {
@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Builds `packages` and writes each as the OCI layout `to/PACKAGE`.
 pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Result<()> {
+    // Tests and clusters may build the same images at the same time.
     let _lock = lock::wait_for(&to.with_extension("lock"))?;
     for package in packages {
         let Some((_, name)) = IMAGES.iter().find(|(known, _)| known == package) else {
@@ -56,7 +57,7 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
         let image = Image { name, program: package, bytes: &bytes };
         let digest = layout::write(&image, &folder)
             .with_context(|| format!("cannot write the image {}", folder.display()))?;
-        // For people: the same program by a short path.
+        // A copy on a short path, for users.
         let short = workspace.target.join("bin");
         fs::create_dir_all(&short)
             .and_then(|()| fs::copy(&program, short.join(package)))
@@ -66,11 +67,11 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
     Ok(())
 }
 
-/// Builds one package as a static program and returns its file.
+/// Builds one package as a static program and returns its path.
 pub(crate) fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
     let triple = triple();
-    // Static, so that the image needs nothing but this one file; without machine paths, so that two
-    // checkouts give the same bytes. Named by target so that build scripts stay as they are.
+    // Static, so that the image needs only this file. Without paths of the machine, so that two checkouts give the
+    // same bytes. The variable names the target, so that build scripts are compiled as usual.
     let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", triple.to_uppercase().replace('-', "_"));
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| std::env::var("HOME").map(|home| home + "/.cargo"))
@@ -83,7 +84,7 @@ pub(crate) fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
     cargo.args(["build", "--quiet", "--profile", "image", "--package", package]);
     cargo.args(["--target", &triple]).env(variable, flags).current_dir(&workspace.root);
     if cfg!(target_arch = "aarch64") {
-        // 64 KiB, the largest pages there are: the allocator refuses to start where they are larger than it was built for.
+        // 64 KiB, the largest page size: the allocator refuses to start on pages larger than it was built for.
         cargo.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
     }
     if package == ROUSE {
@@ -93,7 +94,7 @@ pub(crate) fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
     Ok(program(workspace, package))
 }
 
-/// Where the static program of `package` is built.
+/// Path of the static program of `package`.
 pub(crate) fn program(workspace: &Workspace, package: &str) -> PathBuf {
     workspace.target.join(triple()).join("image").join(package)
 }

@@ -1,4 +1,4 @@
-//! Shell: loads the kernel half into each supported kernel, and runs the kernel tier there, in virtual machines.
+//! Shell: loads the eBPF programs into each supported kernel, and runs the kernel tier there, in virtual machines.
 
 mod console;
 mod cpio;
@@ -33,50 +33,50 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Which kernels, and what of the tests.
+/// Kernels to run, and the tests to run on them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Kernels to run, separated by commas; without it all that are supported: 5.10, 6.1, 6.12, newest
+    /// Kernels to run, separated by commas; all supported ones when none is named: 5.10, 6.1, 6.12, newest
     #[arg(long, value_delimiter = ',', value_name = "KERNEL,…", value_parser = supported::named)]
     kernel: Vec<&'static Kernel>,
-    /// Only load the programs and tell how far the verifier walks in each
+    /// Only load the programs and print the number of instructions that the verifier walks in each
     #[arg(long)]
     only_load: bool,
-    /// Load the programs of this object in place of the one built here
+    /// Load the programs of the object FILE instead of building one
     #[arg(long, value_name = "FILE", requires = "only_load")]
     object: Option<PathBuf>,
-    /// Run this test program, which `test --tier kernel --build-only FILE` left, in place of one built now
+    /// Run the test program FILE, from `test --tier kernel --build-only FILE`, instead of building one
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// What runs the machines; without it the faster one that works here
+    /// Accelerator of the virtual machines [default: kvm where it works, else tcg]
     #[arg(long)]
     accel: Option<Accel>,
-    /// Take packages from this mirror of Debian in place of those in apt's sources
+    /// Take packages from this Debian mirror instead of those in apt's sources
     #[arg(long, value_name = "URI")]
     mirror: Option<String>,
     /// Install what is missing without asking
     #[arg(long)]
     yes: bool,
-    /// Write what came out to FILE as JSON
+    /// Write the results to FILE as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Of the other tests, run only those whose name contains one of these
+    /// Run only tests whose name contains one of these, beside the verifier's tests
     #[arg(last = true, value_name = "NAME", conflicts_with = "only_load")]
     names: Vec<String>,
 }
 
-/// Tests of the verifier, which always run, by the begin of their names.
+/// Prefix of the names of the verifier's tests, which always run.
 const VERIFIER: &str = "verifier::";
-/// Names an object to the tests of the verifier.
+/// Environment variable with the object's path, for the verifier's tests.
 const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
-/// Names the servers that are no packages, to tests that begin so.
+/// Prefix of the names of the tests that need servers, whose directory is in the variable [`SERVERS`].
 const WITH_SERVERS: &str = "servers::";
 const SERVERS: &str = "ROUSE_SERVERS";
-/// The longest that a machine may take to load all programs, and for everything. Emulated, minutes and an hour are usual.
+/// Timeouts of a machine: to load all programs, and for all tests. With emulation, minutes and an hour are usual.
 const LOAD_LIMIT: Duration = Duration::from_secs(20 * 60);
 const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// `cargo xtask kernels`.
+/// Runs `cargo xtask kernels`: all chosen kernels, one after the other.
 pub(crate) fn run(args: &Args) -> Result<()> {
     conclude(&outcomes(args)?, args.json.as_deref())
 }
@@ -86,7 +86,8 @@ fn outcomes(args: &Args) -> Result<Vec<Outcome>> {
         bail!("the virtual machines are x86-64's, and this machine's programs are not");
     }
     let purposes = [Purpose::Build, Purpose::Kernels, Purpose::Test];
-    // The machines find on this one what the tests start. To load needs none of it.
+    // The machines mount this machine's files, so the servers and tools of the tests are installed here. Loading
+    // alone needs none of them.
     setup::prepare(if args.only_load { &purposes[..2] } else { &purposes }, args.yes)?;
     let workspace = Workspace::load()?;
     let folder = workspace.target.join("kernels");
@@ -110,13 +111,14 @@ fn outcomes(args: &Args) -> Result<Vec<Outcome>> {
     };
     let asked = if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
     let on = |kernel: &'static Kernel| {
+        // A kernel that cannot run is a result of its own, so that the others still run.
         let went = runs.on(kernel);
         went.unwrap_or_else(|error| Outcome::nothing(kernel.name, format!("{error:#}")))
     };
     Ok(asked.into_iter().map(on).collect())
 }
 
-/// The tests to run where they can hold, beside the verifier's.
+/// Names of the tests to run on kernels that support them, without the verifier's.
 fn chosen(args: &Args, program: &Path) -> Result<Vec<String>> {
     let mut names = test::names_in(program)?;
     supported::check(&names).map_err(anyhow::Error::msg)?;
@@ -129,17 +131,17 @@ fn chosen(args: &Args, program: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What is the same for all kernels.
+/// Settings that all kernels of a run share.
 struct Runs<'a> {
     args: &'a Args,
-    /// The test program, and the tests to run beside the verifier's.
+    /// Path of the test program; `names` has the tests to run beside the verifier's.
     program: PathBuf,
     names: Vec<String>,
-    /// Where the tests run.
+    /// Directory in which the tests run.
     tests: PathBuf,
-    /// Programs that they meet.
+    /// Directory of the servers that tests start; `None` if no chosen test needs them.
     servers: Option<PathBuf>,
-    /// For what a machine starts from and what its kernel says.
+    /// Directory for initramfs images and console logs.
     folder: PathBuf,
     accel: Accel,
     mirrors: Mirrors,
@@ -151,6 +153,7 @@ impl Runs<'_> {
         let fetched = debian::fetch(kernel, &self.mirrors)?;
         let series = supported::series(&fetched.release)
             .with_context(|| format!("Linux {} has no number", fetched.release))?;
+        // The downloaded kernel decides, because the name `newest` has no fixed series.
         let Choice { run, left_out } = supported::choose(&self.names, series);
         let job = self.job(&run)?;
         fs::create_dir_all(&self.folder)
@@ -183,13 +186,13 @@ impl Runs<'_> {
         Ok(Outcome::of(kernel.name, done))
     }
 
-    /// What the machine is to do, as a script.
+    /// Shell script with the machine's work, which the init script runs.
     fn job(&self, run: &[String]) -> Result<String> {
         let mut job =
             "export HOME=/root TERM=dumb RUST_BACKTRACE=0 PATH=/usr/local/sbin:/usr/local/bin:\
                        /usr/sbin:/usr/bin:/sbin:/bin\nulimit -n 65536\nip link set lo up\n"
                 .to_owned();
-        // Lines as they are written, without a carriage return.
+        // Raw mode: the terminal layer would add a carriage return to each line.
         job += "exec >/dev/ttyS1 2>&1 </dev/null\nbusybox stty -F /dev/ttyS1 raw\n";
         job += &format!("cd {}\n", quoted(&self.tests.to_string_lossy()));
         let files = [(OBJECT, &self.args.object), (SERVERS, &self.servers)];
@@ -203,7 +206,7 @@ impl Runs<'_> {
         job += &said(LOAD, &format!("--nocapture {VERIFIER}"), "");
         if !run.is_empty() {
             let names: Vec<String> = run.iter().map(|name| quoted(name)).collect();
-            // What agents say would bury the rest, and is of use only where something fails.
+            // Logs of the agents would hide the results, and are needed only after a failure.
             job += &said(TESTS, &format!("--exact {}", names.join(" ")), "2>/run/rouse/agents");
             job += "[ $code = 0 ] || tail -c 50000 /run/rouse/agents\n";
         }
@@ -211,7 +214,7 @@ impl Runs<'_> {
     }
 }
 
-/// A run of the tests that `words` choose, in a script, and what tells its begin and end.
+/// Script lines that run the tests that `words` choose, between lines that mark begin and end for the console log.
 fn said(run: &str, words: &str, to: &str) -> String {
     format!(
         "echo 'rouse: begin {run}'\n/run/rouse/tests --test-threads=1 {words} {to}\ncode=$?\n\
@@ -219,7 +222,7 @@ fn said(run: &str, words: &str, to: &str) -> String {
     )
 }
 
-/// Prints the tables; an error unless all is well on every kernel.
+/// Prints the tables. Fails if a result on any kernel is wrong.
 fn conclude(outcomes: &[Outcome], json: Option<&Path>) -> Result<()> {
     println!("\n{}", Tables(outcomes));
     if let Some(file) = json {
@@ -227,6 +230,7 @@ fn conclude(outcomes: &[Outcome], json: Option<&Path>) -> Result<()> {
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     for outcome in outcomes.iter().filter(|it| !it.wrong.is_empty()) {
+        // Below the tables, where the end of a long log is read first.
         for failure in &outcome.tally.failures {
             println!("{}: {}\n", outcome.kernel, failure.join("\n  "));
         }

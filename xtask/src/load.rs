@@ -1,4 +1,4 @@
-//! Shell: a load generator; runs inside the node's client namespace and prints one JSON line a request.
+//! Shell: a load generator, which runs in the node's client namespace and prints one JSON line a request.
 
 mod stages;
 mod worker;
@@ -17,22 +17,22 @@ use tokio::{sync::mpsc, task::LocalSet};
 use self::stages::Stages;
 pub(crate) use self::worker::unix_us;
 
-/// What to send, where to, and how much.
+/// Requests to send: destination, number and rate.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to connect to, by name or address; an IPv4 address of the name is preferred
+    /// Host name or address, and port, to connect to; an IPv4 address of the name is preferred
     #[arg(long, value_name = "HOST:PORT", value_parser = resolve)]
     addr: SocketAddr,
-    /// Host header
+    /// Value of the Host header
     #[arg(long)]
     host: String,
-    /// Path and query
+    /// Path and query of the requests
     #[arg(long, default_value = "/")]
     path: String,
-    /// Connections (or, with --open, requests a second) and for how long: 4x3s,40x15s
+    /// Connections (or, with --open, requests a second), each for a time: 4x3s,40x15s
     #[arg(long)]
     stages: Stages,
-    /// Send at a fixed rate, whether or not earlier requests were answered
+    /// Send at a fixed rate, also while earlier requests wait for their responses
     #[arg(long)]
     open: bool,
     /// Share of requests that open a connection of their own, in percent
@@ -41,45 +41,46 @@ pub(crate) struct Args {
     /// Stop after so many requests
     #[arg(long)]
     requests: Option<u64>,
-    /// Give a request up after so many seconds
+    /// Give up on a request after so many seconds
     #[arg(long, default_value_t = 60)]
     timeout_s: u64,
 }
 
-/// One request and what became of it.
+/// One request and its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// When it was sent (for a new connection: when the connect began), Unix time in µs.
+    /// Time of sending (on a new connection: begin of the connect), Unix time in µs.
     pub(crate) at_us: u64,
-    /// Until the last byte of the answer, or until it was given up, in µs.
+    /// Time until the last byte of the response, or until the request was given up, in µs.
     pub(crate) took_us: u64,
-    /// Until the first byte of the answer, in µs.
+    /// Time until the first byte of the response, in µs.
     pub(crate) first_byte_us: u64,
-    /// HTTP status; 0 without an answer.
+    /// HTTP status; 0 without a response.
     pub(crate) status: u16,
-    /// Whether it opened the connection it went over.
+    /// True if the request opened its connection.
     pub(crate) fresh: bool,
-    /// Which pod answered, in its own words.
+    /// Name of the pod that answered, from its response header.
     pub(crate) pod: String,
-    /// Whether that pod saw this client's own address as its peer, and not the activator's.
+    /// True if the pod saw this client's address as its peer, and not the activator's.
     pub(crate) direct: bool,
-    /// When that pod's `listen` returned, Unix time in µs.
+    /// Time at which the pod's `listen` returned, Unix time in µs.
     pub(crate) listening_us: u64,
-    /// Why there was no answer.
+    /// Reason that there is no response; empty if there is one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) error: String,
 }
 
 impl Record {
-    /// Whether the application answered.
+    /// Returns true if the application answered with success.
     pub(crate) fn is_answered(&self) -> bool {
         (200..300).contains(&self.status) && self.error.is_empty()
     }
 }
 
-/// `xtask load`.
+/// Runs the hidden command `xtask load`.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    // Parsers ask what the processor can do. On a virtual machine the answer takes 50 µs, which are not the service's.
+    // Parsers query the processor's features. On a virtual machine a first query takes 50 µs, which would count as
+    // the service's time.
     #[cfg(target_arch = "x86_64")]
     let _ = std::is_x86_feature_detected!("avx2");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -96,13 +97,14 @@ async fn send_all(args: &Args) -> Result<()> {
         for index in 0..args.stages.most() {
             tokio::task::spawn_local(worker::closed(shared.clone(), index, records.clone()));
         }
+        // Only the workers hold senders now, so the loop below ends with the last of them.
         drop(records);
     }
     let mut out = std::io::stdout().lock();
     while let Some(record) = printed.recv().await {
         serde_json::to_writer(&mut out, &record).context("cannot write a result")?;
         out.write_all(b"\n")?;
-        // Somebody watches live; but a line at a time would cost a system call each under load.
+        // Demo and benches read the records live, but under load a flush a line would cost a system call each.
         if printed.is_empty() {
             out.flush()?;
         }

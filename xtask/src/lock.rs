@@ -1,4 +1,4 @@
-//! Shell: keeps processes of xtask from building the same thing at once.
+//! Shell: file locks that keep processes of xtask from building the same files at once.
 
 use std::{
     fs::{self, File},
@@ -7,13 +7,13 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// A lock that other processes wait for. It is released with this value, or with the process.
+/// An exclusive lock. It is released when this value is dropped, or when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock(
     #[expect(dead_code, reason = "it holds the lock as long as it is open")] File,
 );
 
-/// Waits until no other process holds the lock `file`, which is made where it is missing.
+/// Waits until no other process holds the lock `file`, which is created if missing.
 pub(crate) fn wait_for(file: &Path) -> Result<Lock> {
     let folder = file.parent().unwrap_or_else(|| Path::new("."));
     let lock = fs::create_dir_all(folder).and_then(|()| File::create(file));

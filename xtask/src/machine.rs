@@ -1,4 +1,4 @@
-//! Shell: what machine this is, for checks before a run and for the head of every figure.
+//! Shell: properties of this machine, for checks before a run and for the head of every report.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::sh;
 
-/// What a figure must name to be worth anything.
+/// Machine and code version that figures belong to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// Processor, cores and memory in one line.
+    /// Processor, number of cores and memory in one line.
     pub(crate) machine: String,
-    /// Kernel release.
+    /// Release of the running kernel.
     pub(crate) kernel: String,
-    /// Commit of the tree, with `+` when it has changes that are not committed.
+    /// Commit of the working tree, with `+` if there are uncommitted changes.
     pub(crate) commit: String,
 }
 
 impl Machine {
-    /// Reads `/proc` and asks git.
+    /// Reads the properties from `/proc` and git.
     pub(crate) fn read() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let model = field(&cpuinfo, "model name").unwrap_or("unknown processor");
@@ -41,17 +41,18 @@ pub(crate) fn kernel() -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Where cgroup v2 is mounted; on a hybrid machine that is not `/sys/fs/cgroup`.
+/// Mount point of cgroup v2; on a machine with v1 and v2 it is not `/sys/fs/cgroup`.
 pub(crate) fn cgroup2() -> Option<PathBuf> {
     let mounts = read("/proc/self/mountinfo");
     mounts.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
+        // proc_pid_mountinfo(5): after ` - ` comes the type; field 5 before it is the mount point.
         (right.split(' ').next() == Some("cgroup2"))
             .then(|| left.split(' ').nth(4).map(PathBuf::from))?
     })
 }
 
-/// Capabilities this process may have, as the kernel's bit set.
+/// Bounding set of this process' capabilities, as the kernel's bits.
 pub(crate) fn capabilities() -> u64 {
     let status = read("/proc/self/status");
     field(&status, "CapBnd").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
@@ -66,6 +67,7 @@ fn commit() -> String {
             .stderr(std::process::Stdio::null());
         sh::capture(&mut command).unwrap_or_default().trim().to_owned()
     };
+    // Without git both outputs are empty, and so is the commit.
     let mark = if git(&["status", "--porcelain"]).is_empty() { "" } else { "+" };
     git(&["rev-parse", "--short=12", "HEAD"]) + mark
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask …`: builds, tests, measures and shows Rouse. `cargo xtask help` lists the commands.
+//! `cargo xtask …`: builds, tests, measurements and demonstrations of Rouse. `cargo xtask help` lists the commands.
 //!
-//! One file per command. Nothing here is shipped, and nothing here imports a part of Rouse: xtask drives the
-//! built programs from outside, as a user would.
+//! One file per command. No part of it is shipped, and it imports no component of Rouse: xtask runs the built
+//! programs from outside, as a user would.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -39,7 +39,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Build, test, measure and show Rouse.
+/// Build, test, measure and demonstrate Rouse.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -49,41 +49,41 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Show the whole story on this machine: wake, scale, go direct, sleep
+    /// Demonstrate Rouse on this machine: wake, scale out, direct path, sleep
     Demo(demo::Args),
     /// Check kernel, cgroups and capabilities; install what is missing
     Setup(setup::Args),
-    /// Build the kernel half and say where it is
+    /// Build the eBPF programs and print the path of the object
     BuildEbpf,
     /// Run the tests: pure, shell, kernel, local, cluster
     Test(test::Args),
     /// Build the servers and clients whose requests the kernel tier counts
     Servers,
-    /// Load the kernel half into each supported kernel, and run the kernel tier there, in virtual machines
+    /// Load the eBPF programs into each supported kernel, and run the kernel tier there, in virtual machines
     Kernels(kernels::Args),
-    /// A real Kubernetes on this machine, in namespaces of its own
+    /// Run a real Kubernetes cluster on this machine, in namespaces of its own
     Cluster(cluster::Args),
-    /// Write the container images of the parts and the examples as OCI layouts
+    /// Write the container images of Rouse and of the examples as OCI layouts
     Image(image::Args),
-    /// Write deploy/ and docs/rbac.md anew from what `rouse install` applies
+    /// Write deploy/ and docs/rbac.md again from what `rouse install` applies
     Manifests,
-    /// Hold the code to the layout rules of ARCHITECTURE.md
+    /// Check the code against the layout rules of ARCHITECTURE.md
     Tidy,
     /// Check Prometheus' rules, their tests and Grafana's dashboard with promtool
     Monitoring,
     /// Check with Helm that the chart makes what `rouse install` applies
     Chart,
-    /// Look for bytes that the parsers of HTTP/1.1 and HTTP/2 take in another way than others do
+    /// Search for input that the HTTP/1.1 and HTTP/2 parsers read differently from other implementations
     Fuzz(fuzz::Args),
     /// Measure Rouse side by side with controls, and write BENCHMARKS.md
     Bench(bench::Args),
-    /// Time connects or requests from where it runs; used by bench inside the node
+    /// Measure connects or requests from the calling namespace; used by bench inside the node
     #[command(hide = true)]
     Measure(measure::Args),
     /// Send requests and print one JSON line each; used by demo and bench inside the node
     #[command(hide = true)]
     Load(load::Args),
-    /// What a change must pass: format, lints, docs, tests, tidy, licences
+    /// Run the checks that a change must pass: format, lints, docs, tests, tidy, licences
     Ci(ci::Args),
 }
 

@@ -1,12 +1,12 @@
-//! Shell: `cargo xtask manifests`: writes `deploy/` and `docs/rbac.md` anew from what `rouse install` applies.
+//! Shell: `cargo xtask manifests`: writes `deploy/` and `docs/rbac.md` again from what `rouse install` applies.
 //!
-//! That they are up to date is held by a test of `rouse`.
+//! A test of the package `rouse` fails if they are out of date.
 
 use anyhow::Result;
 
 use crate::{sh, workspace::Workspace};
 
-/// Runs it.
+/// Runs `cargo xtask manifests`, by calling `rouse install --write`.
 pub(crate) fn run() -> Result<()> {
     let workspace = Workspace::load()?;
     let mut rouse = sh::cargo();

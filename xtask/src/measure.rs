@@ -1,4 +1,4 @@
-//! Shell: times connects or requests from the namespace and cgroup it runs in; prints one JSON line.
+//! Shell: measures connects or requests from the present namespace and cgroup; prints one JSON line.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use crate::{
     sh,
 };
 
-/// What to time.
+/// Arguments of the hidden command `xtask measure`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -28,14 +28,14 @@ pub(crate) struct Args {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum What {
-    /// connect(2), one after the other
+    /// Measure connect(2), one call after the other
     Connect {
         #[arg(long)]
         addr: SocketAddr,
         #[arg(long)]
         count: usize,
     },
-    /// Requests on kept connections, each sent when the last was answered
+    /// Send requests on persistent connections, each after the response to the previous one
     Warm {
         #[arg(long)]
         addr: SocketAddr,
@@ -44,16 +44,16 @@ enum What {
         #[arg(long)]
         millis: u64,
     },
-    /// One request to each of many at the same moment; prints until the first byte of each, in ms
+    /// Send one request to each of many addresses at once; print the times until their first bytes, in ms
     Burst {
-        /// Addresses, each with a Host behind `=`: 10.96.0.7:80=hello.default
+        /// Addresses, each followed by `=` and a Host: 10.96.0.7:80=hello.default
         #[arg(long = "to", value_delimiter = ',', required = true)]
         all: Vec<String>,
         /// Give up after so many seconds
         #[arg(long, default_value_t = 120)]
         timeout_s: u64,
     },
-    /// The first answer of an address that refuses at first; prints what `load` prints of a request
+    /// Wait for the first response of an address that refuses at first; print a record like `load`
     First {
         #[arg(long)]
         addr: SocketAddr,
@@ -63,32 +63,32 @@ enum What {
     },
 }
 
-/// What was timed.
+/// Times of connects or requests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Connects or requests.
+    /// Number of connects or requests.
     pub(crate) count: usize,
-    /// Of the whole, in µs.
+    /// Time of the whole run, in µs.
     pub(crate) elapsed_us: f64,
-    /// Of one, in µs.
+    /// Median time of one connect or request, in µs.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// CPU time of the whole machine meanwhile, in µs.
+    /// CPU time of the whole machine during the run, in µs.
     pub(crate) cpu_us: f64,
 }
 
-/// What became of requests that were sent at once.
+/// Results of requests that were sent at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Burst {
-    /// When they were, Unix time in µs.
+    /// Time of sending, Unix time in µs.
     pub(crate) at_us: u64,
-    /// Until the first byte of each.
+    /// Time until the first byte of each response, in ms.
     pub(crate) ms: Vec<f64>,
-    /// Those without an answer.
+    /// Number of requests without a response.
     pub(crate) lost: usize,
 }
 
-/// `xtask measure`.
+/// Runs the hidden command `xtask measure`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let measured = match &args.what {
         What::Connect { addr, count } => connect(*addr, *count)?,
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Times the connect alone. The socket is reset at once, so that no port stays in TIME_WAIT.
+/// Measures the connect alone. The socket is reset at once, so that no port stays in TIME_WAIT.
 fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
     let (cpu, started) = (cpu_us(), Instant::now());
     let mut times = Vec::with_capacity(count);
@@ -121,6 +121,7 @@ fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
         let stream = std::net::TcpStream::connect(addr)
             .with_context(|| format!("cannot connect to {addr}"))?;
         times.push(begin.elapsed());
+        // With a linger time of zero, close sends a reset.
         nix::sys::socket::setsockopt(
             &stream,
             nix::sys::socket::sockopt::Linger,
@@ -130,7 +131,7 @@ fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
     Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
 }
 
-/// Asks all at once. One that is not answered counts as the time that was waited for it.
+/// Sends all requests at once. A request without a response counts with the whole time of waiting.
 async fn burst(all: &[String], patience: Duration) -> Result<Burst> {
     let at_us = unix_us();
     let mut tasks = JoinSet::new();
@@ -148,7 +149,7 @@ async fn burst(all: &[String], patience: Duration) -> Result<Burst> {
     Ok(Burst { at_us, ms: done.into_iter().map(|(ms, _)| ms).collect(), lost })
 }
 
-/// One request on a new connection, until its first byte.
+/// Sends one request on a new connection, and reads the first bytes of the response.
 async fn answer(addr: SocketAddr, host: &str) -> Result<()> {
     let mut stream = TcpStream::connect(addr).await?;
     let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -161,10 +162,11 @@ async fn answer(addr: SocketAddr, host: &str) -> Result<()> {
     Ok(())
 }
 
-/// Asks until there is an answer, a few hundred times a second.
+/// Sends requests until one is answered, at most a few hundred a second.
 fn first(addr: SocketAddr, patience: Duration) -> Result<Record> {
     let (started, at_us) = (Instant::now(), unix_us());
     while started.elapsed() < patience {
+        // Refused connects and timeouts are expected while no pod is ready.
         if let Ok((head, first_byte)) = attempt(addr, started) {
             let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
             let word = |name: &str| field(name).unwrap_or_default().trim().to_owned();
@@ -186,7 +188,7 @@ fn first(addr: SocketAddr, patience: Duration) -> Result<Record> {
     bail!("no answer from {addr} within {} s", patience.as_secs())
 }
 
-/// One request on a new connection: the answer's head, and when its first byte came.
+/// Sends one request on a new connection. Returns the response's head, and the time of its first byte.
 fn attempt(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect_timeout(&addr, Duration::from_secs(1))?;
@@ -207,7 +209,7 @@ async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Me
     for _ in 0..connections {
         let mut stream = TcpStream::connect(addr).await.context("cannot connect")?;
         stream.set_nodelay(true)?;
-        // The first answer is outside the measurement: it finds caches cold and the pod's accept busy.
+        // The first response is not measured: it finds cold caches, and the pod is busy with accepting.
         request(&mut stream, &mut [0; 4096]).await?;
         streams.push(stream);
     }
@@ -231,7 +233,7 @@ async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Me
     Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
 }
 
-/// One small GET. By hand instead of by a library: the client's own CPU must not hide the server's.
+/// Sends one small GET. Without an HTTP library, so that the client's own CPU time does not hide the server's.
 async fn request(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> {
     stream.write_all(b"GET / HTTP/1.1\r\nHost: hello\r\n\r\n").await?;
     let mut have = 0;
@@ -247,7 +249,7 @@ async fn request(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> 
     }
 }
 
-/// Whether `bytes` hold a whole answer with a content-length.
+/// Returns true if `bytes` hold a whole response with a content-length.
 fn is_whole(bytes: &[u8]) -> Result<bool> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(false) };
     let head = std::str::from_utf8(&bytes[..end])?;
@@ -276,13 +278,13 @@ impl Measured {
     }
 }
 
-/// CPU time the whole machine has spent busy, in µs: softirq work done for others is in it too.
+/// Busy CPU time of the whole machine, in µs, including softirq work.
 fn cpu_us() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = stat.lines().next().unwrap_or_default();
     let ticks: Vec<f64> =
         line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, …: all but idle and iowait; steal is not ours.
+    // user, nice, system, idle, iowait, irq, softirq, …: all but idle and iowait. Steal is time of other machines.
     let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|&index| ticks.get(index)).sum();
     busy * 10_000.0
 }

@@ -1,4 +1,4 @@
-//! Shell: Prometheus' own tool over our rules, their tests, and everything the dashboard asks for.
+//! Shell: checks of the Prometheus rules, their tests, and the dashboard's queries, by Prometheus' own tool.
 
 use std::{
     fs,
@@ -15,10 +15,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What the rules are to do with made-up figures.
+/// Tests of the rules, with made-up figures.
 const RULE_TESTS: &str = "deploy/monitoring/rules_test.yaml";
 
-/// `cargo xtask monitoring`.
+/// Runs `cargo xtask monitoring`: rules, their tests, and the dashboard's queries.
 pub(crate) fn run() -> Result<()> {
     let workspace = Workspace::load()?;
     let promtool = cluster::promtool()?;
@@ -26,6 +26,7 @@ pub(crate) fn run() -> Result<()> {
         |args: &[&str]| sh::run(Command::new(&promtool).args(args).current_dir(&workspace.root));
     tool(&["check", "rules", "--lint=all", "--lint-fatal", RULES])?;
     tool(&["test", "rules", RULE_TESTS])?;
+    // promtool reads no dashboards, so each query is checked as the expression of a rule.
     let asked = queries(&workspace.root.join(DASHBOARD))?;
     for Query { panel, expression } in &asked {
         check(&promtool, expression).with_context(|| format!("{DASHBOARD}: panel {panel:?}"))?;
@@ -37,7 +38,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// What one line of a panel asks for.
+/// Query of one line of a panel.
 #[derive(Debug, PartialEq, Eq)]
 struct Query {
     panel: String,
@@ -57,6 +58,7 @@ fn queries(dashboard: &Path) -> Result<Vec<Query>> {
 fn expressions(dashboard: &Value) -> Vec<Query> {
     let list = |of: &Value, field: &str| of[field].as_array().cloned().unwrap_or_default();
     let asked = list(dashboard, "panels").into_iter().flat_map(|panel| {
+        // Rows of the dashboard have no targets, so they add no queries.
         let title = panel["title"].as_str().unwrap_or_default().to_owned();
         let all = list(&panel, "targets").into_iter();
         all.map(move |target| Query {
@@ -67,7 +69,7 @@ fn expressions(dashboard: &Value) -> Vec<Query> {
     asked.collect()
 }
 
-/// Grafana's variables stand within strings only, so that the expression parses as it is written.
+/// Checks one expression as a rule. Grafana's variables are within strings only, so promtool can parse it unchanged.
 fn check(promtool: &Path, expression: &str) -> Result<()> {
     let rule =
         json!({"groups": [{"name": "query", "rules": [{"record": "query", "expr": expression}]}]});
@@ -77,7 +79,7 @@ fn check(promtool: &Path, expression: &str) -> Result<()> {
         .stdout(Stdio::null())
         .spawn()
         .context("cannot start promtool")?;
-    // JSON is YAML. The pipe closes when it is dropped.
+    // JSON is YAML. Dropping the pipe closes it, which ends promtool's input.
     let stdin = child.stdin.take().context("the child's input was piped")?;
     serde_json::to_writer(stdin, &rule).context("cannot tell promtool")?;
     if !child.wait()?.success() {

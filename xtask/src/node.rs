@@ -1,4 +1,4 @@
-//! Shell: a local node, driven by the `rouse` command as a user would.
+//! Shell: a local node, operated by the `rouse` command as a user would.
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,13 +14,13 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
-/// A node that is not up by then will not come up.
+/// Timeout for the start of a node.
 const START_WITHIN: Duration = Duration::from_secs(60);
 
-/// A running node. Stopped when dropped, unless it was left running.
+/// A running local node. It stops on drop, unless it was left running.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// Its namespaces, cgroups and folders carry it.
+    /// Name of the node, which its namespaces, cgroups and directories carry.
     name: String,
     rouse: PathBuf,
     log: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Starts the node and waits until all its parts say that they are ready; with `stays`, it may outlive us.
+    /// Starts the node and waits until all its components are ready. With `stays`, it may outlive xtask.
     pub(crate) fn start(
         name: &str,
         rouse: &Path,
@@ -38,7 +38,7 @@ impl Node {
         log: &Path,
         stays: bool,
     ) -> Result<Self> {
-        // What a killed run before this one may have left.
+        // Removes what a killed earlier run may have left; without one, the command fails.
         let _ = command(rouse, name, &["down", "--purge"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -50,7 +50,7 @@ impl Node {
         up.arg("--images").arg(images).arg("--gateway").arg(gateway.to_string());
         up.arg("--ready-file").arg(&ready);
         if stays {
-            // Out of the terminal's group: neither Ctrl-C nor the end of the session reaches it.
+            // A process group of its own: neither Ctrl-C nor the end of the session reaches it.
             up.process_group(0);
         }
         up.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
@@ -69,6 +69,7 @@ impl Node {
     fn wait_until_ready(&self, ready: &Path) -> Result<()> {
         let started = Instant::now();
         while !ready.exists() {
+            // A node that has ended never writes the file, so waiting on would only cost time.
             if let Some(status) = self.up.borrow_mut().try_wait()? {
                 self.is_over.set(true);
                 bail!("`rouse up` ended with {status}:\n{}", self.last_lines());
@@ -81,32 +82,33 @@ impl Node {
         Ok(())
     }
 
-    /// `rouse --node … ARGS`, as root.
+    /// Command `rouse --node … ARGS`, as root.
     pub(crate) fn rouse(&self, args: &[&str]) -> Command {
         command(&self.rouse, &self.name, args)
     }
 
-    /// A program in the client's network namespace.
+    /// Command that runs a program in the client's network namespace and cgroup.
     pub(crate) fn run(&self, program: &Path) -> Command {
         let mut command = command(&self.rouse, &self.name, &["run"]);
         command.arg("--").arg(program);
         command
     }
 
-    /// The network namespace `which` of the node: `node` or `client`.
+    /// Path of the network namespace `which` of the node: `node` or `client`.
     pub(crate) fn netns(&self, which: &str) -> PathBuf {
         Path::new("/run/rouse").join(&self.name).join("netns").join(which)
     }
 
-    /// Process id of `rouse up`; behind sudo its child's.
+    /// Process id of `rouse up`; behind sudo, of sudo's child.
     pub(crate) fn pid(&self) -> u32 {
         let pid = self.up.borrow().id();
         let child = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        // sudo stays as the parent of the command that it runs.
         let child = child.ok().filter(|_| !sh::is_root());
         child.and_then(|list| list.split_whitespace().next()?.parse().ok()).unwrap_or(pid)
     }
 
-    /// What the node logged until now.
+    /// Log of the node so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -115,7 +117,7 @@ impl Node {
         &self.log
     }
 
-    /// Stops the node and removes everything of it.
+    /// Stops the node and removes its files, namespaces and cgroups.
     pub(crate) fn stop(&self) -> Result<()> {
         if self.is_over.replace(true) {
             return Ok(());
@@ -129,7 +131,7 @@ impl Node {
         Ok(())
     }
 
-    /// Prints what to type, and lets the node live on.
+    /// Prints commands to try, and keeps the node running.
     pub(crate) fn leave_running(&self, gateway: SocketAddr) {
         self.is_over.set(true);
         let (rouse, name) = (self.rouse.display(), &self.name);
@@ -160,7 +162,7 @@ impl Drop for Node {
 }
 
 fn command(rouse: &Path, name: &str, args: &[&str]) -> Command {
-    // The log is read by programs: colours would stand in the way.
+    // The log is read by programs, and colours would be in the way.
     let mut command = sh::raised_with(rouse, &[("NO_COLOR", "1".as_ref())]);
     command.args(["--node", name]).args(args);
     command

@@ -1,4 +1,5 @@
-//! Shell: builds the servers and clients of the kernel tier's table that are no packages, once into the user's cache.
+//! Shell: builds of the servers and clients that the kernel tier tests and no package has, once into the user's
+//! cache.
 
 use std::{
     fs,
@@ -11,9 +12,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{cluster::golang::Golang, sh, toolchain, workspace::Workspace};
 
-/// Their sources, below the checkout.
+/// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
-/// What is built from them. The Go module names the versions of all that goes in.
+/// Source files. The Go module fixes the versions of all dependencies.
 const FILES: [&str; 8] = [
     "App.java",
     "go/go.mod",
@@ -24,9 +25,9 @@ const FILES: [&str; 8] = [
     "go/requests.go",
     "go/websockets.go",
 ];
-/// A client of other people's, in the same module.
+/// Package of a third-party client, pinned by the same Go module.
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
-/// Where Debian's Java libraries are, and those that the server needs.
+/// Directory of Debian's Java libraries, and the libraries that the server needs.
 const JARS: &str = "/usr/share/java";
 const JETTY: [&str; 8] = [
     "jetty9-server",
@@ -38,17 +39,18 @@ const JETTY: [&str; 8] = [
     "jetty9-http2-hpack",
     "servlet-api",
 ];
-/// Changes when the way of building does, so that the cache holds no mixture.
+/// Version of the build procedure; a change of it changes the cache directory.
 const WAY: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
 
-/// `cargo xtask servers`.
+/// Runs `cargo xtask servers`: builds them and prints the variable for the tests.
 pub(crate) fn run() -> Result<()> {
     let folder = make(&Workspace::load()?)?;
     println!("ROUSE_SERVERS={}", folder.display());
     Ok(())
 }
 
-/// Builds what is missing, and lets `servers` in the target folder lead there. Returns where it is.
+/// Builds the servers if they are missing, and links `servers` in the target directory to them. Returns their
+/// directory.
 pub(crate) fn make(workspace: &Workspace) -> Result<PathBuf> {
     let sources = workspace.root.join(SOURCES);
     let folder = toolchain::cache()?.join(format!("servers-{}", digest(&sources)?));
@@ -56,6 +58,7 @@ pub(crate) fn make(workspace: &Workspace) -> Result<PathBuf> {
         println!("building servers in Go and Java into {} (once)", folder.display());
         build_whole(&sources, &folder)?;
     }
+    // A stable path for users who run the test program by hand.
     let link = workspace.target.join("servers");
     let _absent = fs::remove_file(&link);
     std::os::unix::fs::symlink(&folder, &link)
@@ -63,12 +66,12 @@ pub(crate) fn make(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes the table of an earlier run.
+/// Removes the results table of an earlier run.
 pub(crate) fn forget(workspace: &Workspace) {
     let _absent = fs::remove_file(table(workspace));
 }
 
-/// Prints the table that the tests have written, if those ran that do.
+/// Prints the results table, if the tests that write it ran.
 pub(crate) fn show(workspace: &Workspace) {
     if let Ok(text) = fs::read_to_string(table(workspace)) {
         println!("\n{text}");
@@ -79,7 +82,7 @@ fn table(workspace: &Workspace) -> PathBuf {
     workspace.target.join("servers.md")
 }
 
-/// Named after all that makes a difference.
+/// Digest of all inputs of the build, for the directory's name.
 fn digest(sources: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(format!("{WAY} {}\n", std::env::consts::ARCH));
@@ -92,7 +95,7 @@ fn digest(sources: &Path) -> Result<String> {
     Ok(bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Built aside and moved, so that an interrupted build leaves nothing that looks whole.
+/// Builds all servers aside and renames the directory: an interrupted build must not look complete.
 fn build_whole(sources: &Path, folder: &Path) -> Result<()> {
     let aside = folder.with_extension(format!("new-{}", std::process::id()));
     fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
@@ -109,7 +112,7 @@ fn build_whole(sources: &Path, folder: &Path) -> Result<()> {
 
 fn build_go(sources: &Path, into: &Path) -> Result<()> {
     let go = Golang::find()?;
-    // Both at once, with what go.mod and go.sum say and nothing else.
+    // Both programs in one call, with exactly the versions in go.mod and go.sum.
     let into = format!("{}/", into.display());
     let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL];
     sh::run(&mut go.command(&sources.join("go"), &args.map(str::to_owned)))
@@ -124,9 +127,9 @@ fn build_java(sources: &Path, into: &Path) -> Result<()> {
     let path: Vec<String> = jars.iter().map(|jar| jar.display().to_string()).collect();
     let path = path.join(":");
     let mut javac = Command::new("javac");
-    // The oldest Java of the systems that the tests run on.
+    // The oldest Java among the systems that the tests run on.
     javac.args(["--release", "11", "-cp", &path, "-d"]).arg(into).arg(sources.join("App.java"));
     sh::run(&mut javac)?;
-    // What the classes were built with they also run with.
+    // The classes run with the same libraries that they were compiled with.
     fs::write(into.join("jars"), path).context("cannot write to the cache")
 }

@@ -1,4 +1,4 @@
-//! Shell: checks what this machine can do, and installs what is missing after asking.
+//! Shell: checks the abilities of this machine, and installs missing packages after asking.
 
 mod kernel_half;
 mod needs;
@@ -14,22 +14,22 @@ pub(crate) use self::needs::Purpose;
 use self::needs::{Facts, Need};
 use crate::{machine, sh};
 
-/// How to set up.
+/// Arguments of the command `cargo xtask setup`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Install without asking
+    /// Install missing packages without asking
     #[arg(long)]
     pub(crate) yes: bool,
 }
 
-/// `cargo xtask setup`: everything for building, running, testing and measuring.
+/// Runs `cargo xtask setup`: prepares for building, running, testing and measuring.
 pub(crate) fn run(args: &Args) -> Result<()> {
     prepare(&Purpose::ALL, args.yes)?;
     println!("setup: this machine is ready");
     Ok(())
 }
 
-/// Makes the machine ready for `purposes`, or says what stands in the way.
+/// Prepares the machine for `purposes`. Fails with the reasons if it cannot.
 pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
     if purposes.iter().any(|purpose| purpose.needs_kernel()) {
         check_kernel()?;
@@ -44,7 +44,7 @@ pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
     }
 }
 
-/// Whether a program is on the `PATH`, or a file where it should be.
+/// Returns true if a program is on the `PATH`, or if an absolute path exists.
 fn is_there(name: &str) -> bool {
     let file = Path::new(name);
     sh::which(name).is_some() || (file.is_absolute() && file.exists())
@@ -70,7 +70,7 @@ fn install(missing: &[&Need], yes: bool) -> Result<()> {
     install_packages(&packages, yes)
 }
 
-/// Installs packages, after showing each with its reason and asking.
+/// Installs packages, after listing each with its reason and asking.
 fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
     println!("Missing on this machine:");
     for (package, why) in packages {
@@ -81,6 +81,7 @@ fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
     if sh::which("apt-get").is_none() {
         bail!("this is no Debian or Ubuntu machine; install what `{by_hand}` would");
     }
+    // No package is ever installed without consent.
     if !yes && !agreed("Install them with apt-get?")? {
         bail!("install them with `sudo {by_hand}`, or pass --yes");
     }
@@ -97,7 +98,7 @@ fn apt(words: &[&str]) -> std::process::Command {
     command
 }
 
-/// Asks on the terminal; without one the answer is no.
+/// Asks on the terminal. Without a terminal the answer is no.
 fn agreed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);

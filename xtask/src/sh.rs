@@ -1,4 +1,4 @@
-//! Shell: other programs, with the step that needs root raised by sudo.
+//! Shell: subprocesses, as root through sudo where a step needs it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// Variables handed through sudo, which drops the rest: what our programs and tests read.
+/// Environment variables passed through sudo, which drops all others: those that the programs and tests read.
 const KEPT: [&str; 7] = [
     "CARGO_TARGET_DIR",
     "ROUSE_INSTALL_ROUNDS",
@@ -21,10 +21,10 @@ const KEPT: [&str; 7] = [
     "TERM",
 ];
 
-/// The cargo that started us, so that a raised or nested call finds the same one.
+/// Command `cargo`: the executable that started xtask, so that nested and raised calls use the same one.
 ///
-/// Without what it told us about ourselves: build scripts of dependencies (`ring`) watch those variables, and everything
-/// above them would be built anew after each change between a call of cargo by hand and one of ours.
+/// It removes the variables with which cargo describes xtask: build scripts of dependencies (`ring`) watch them. All
+/// dependents would be built again after each change between a user's call of cargo and xtask's.
 pub(crate) fn cargo() -> Command {
     let mut cargo =
         Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
@@ -37,17 +37,17 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Whether this process is root.
+/// Returns true if this process runs as root.
 pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// `program` as root: itself when we are root, through sudo otherwise, with our `PATH` and the kept variables.
+/// Command `program` as root: directly if xtask is root, else through sudo, with the same `PATH` and kept variables.
 pub(crate) fn raised(program: impl AsRef<OsStr>) -> Command {
     raised_with(program, &[])
 }
 
-/// Like [`raised`], with more variables set for the program.
+/// Command like [`raised`], with additional variables for the program.
 pub(crate) fn raised_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsStr)]) -> Command {
     if is_root() {
         let mut command = Command::new(program);
@@ -55,8 +55,9 @@ pub(crate) fn raised_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsStr)]) -
         return command;
     }
     let mut command = Command::new("sudo");
-    // sudo's own PATH would hide rustup's toolchain and whatever else the user installed at home.
+    // sudo's own PATH would hide rustup's toolchain and programs in the user's home.
     command.arg("env");
+    // `env` sets the variables behind sudo, whose policy may refuse to pass them.
     let kept = KEPT.iter().chain(&["PATH", "HOME"]);
     for name in kept {
         if let Some(value) = std::env::var_os(name) {
@@ -77,7 +78,7 @@ fn pair(name: &str, value: &OsStr) -> OsString {
     pair
 }
 
-/// Shows and runs `command`; anything but success is an error.
+/// Prints and runs `command`. A failed command is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     println!("$ {}", shown(command));
     let status = command.status().with_context(|| format!("cannot start `{}`", shown(command)))?;
@@ -87,8 +88,9 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` silently and returns what it printed.
+/// Runs `command` and returns its standard output, without printing it.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
+    // Standard error is passed on: progress and errors of the command stay visible.
     let output = command
         .stderr(Stdio::inherit())
         .output()
@@ -99,7 +101,7 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs `command`, hands each line of its standard output to `line`, and says whether it succeeded.
+/// Runs `command` and passes each line of its standard output to `line`. Returns true if it succeeded.
 pub(crate) fn watch(command: &mut Command, mut line: impl FnMut(&str)) -> Result<bool> {
     let mut child = command
         .stdout(Stdio::piped())
@@ -112,10 +114,10 @@ pub(crate) fn watch(command: &mut Command, mut line: impl FnMut(&str)) -> Result
     Ok(child.wait()?.success())
 }
 
-/// Where `program` is on the `PATH`.
+/// Path of `program` on the `PATH`.
 pub(crate) fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    // Where Debian keeps root's tools; a user's PATH often lacks them.
+    // Directories of root's tools on Debian, which a user's PATH often lacks.
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(system)
@@ -128,7 +130,7 @@ fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// Waits. xtask's main thread has no runtime that this could block.
+/// Sleeps for a while. xtask's main thread has no runtime that this could block.
 #[allow(clippy::disallowed_methods, reason = "xtask's main thread waits for other processes")]
 pub(crate) fn pause(wait: Duration) {
     std::thread::sleep(wait);

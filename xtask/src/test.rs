@@ -1,4 +1,4 @@
-//! Shell: builds and runs the tests, tier by tier, and ends with a table.
+//! Shell: builds and runs the tests, tier by tier, and prints a table of results.
 
 mod ahead;
 mod build;
@@ -29,26 +29,26 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Which tests.
+/// Arguments of the command `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Tiers to run, separated by commas; without it all that exist
+    /// Tiers to run, separated by commas; all tiers when none is named
     #[arg(long, value_delimiter = ',', value_name = "TIER,…")]
     tier: Vec<Tier>,
-    /// Install what the tests need without asking
+    /// Install packages that the tests need without asking
     #[arg(long)]
     yes: bool,
-    /// Run also those tests of the cluster tier that take minutes each, as names do that are given; in the tier shell the hard
-    /// limit is tried with a million requests
+    /// Run also the tests of the cluster tier that take minutes each, as named tests always do. In the shell tier,
+    /// test the hard limit with a million requests
     #[arg(long)]
     long: bool,
     /// Only build the test program of the tier kernel or local, and copy it to FILE
     #[arg(long, value_name = "FILE")]
     build_only: Option<PathBuf>,
-    /// Test the cluster that FILE leads to, in place of one that xtask makes
+    /// Test the cluster of the kubeconfig FILE instead of one that xtask makes
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run the tests so many times, and stop at the first failure: to hunt one that fails now and then
+    /// Run the tests so many times, and stop at the first failure: to reproduce a rare one
     #[arg(long, value_name = "N", default_value_t = NonZeroU32::MIN, requires = "names")]
     repeat: NonZeroU32,
     /// Run the root tiers' programs that FILE lists, and build none
@@ -59,12 +59,12 @@ pub(crate) struct Args {
     names: Vec<String>,
 }
 
-/// A kind of test, from the least to the most that it needs.
+/// A kind of test, ordered by its requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Tier {
-    /// Decisions and formulas; nothing outside the process
+    /// Decisions and formulas, without effects outside the process
     Pure,
-    /// Sockets on loopback, files
+    /// Sockets on loopback, and files
     Shell,
     /// Real programs in the running kernel, in namespaces; root
     Kernel,
@@ -86,7 +86,7 @@ impl Tier {
         }
     }
 
-    /// The test programs of those that run as root, among them one of `rouse`, which brings that program along.
+    /// Test programs that run as root, among them one of `rouse`, whose build also builds that program.
     fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Pure | Self::Shell => &[],
@@ -97,27 +97,27 @@ impl Tier {
     }
 }
 
-/// How a tier went.
+/// Result of one tier.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
-    /// It ran; what libtest said, whether everything passed, and what was left out and why.
+    /// The tests ran: libtest's counts, true if all passed, and what was left out with the reason.
     Ran { tally: Tally, ok: bool, left_out: String },
-    /// It could not run, and should have.
+    /// The tests could not run; the reason.
     CannotRun(String),
 }
 
 impl Outcome {
-    /// Nothing ran yet.
+    /// Result before any test has run.
     fn nothing() -> Self {
         Self::Ran { tally: Tally::default(), ok: true, left_out: String::new() }
     }
 
-    /// Whether it ran and every test passed.
+    /// Returns true if the tier ran and every test passed.
     fn is_success(&self) -> bool {
         matches!(self, Self::Ran { ok: true, .. })
     }
 
-    /// How many tests ran.
+    /// Number of tests that ran.
     fn ran(&self) -> u64 {
         match self {
             Self::Ran { tally, .. } => tally.passed + tally.failed,
@@ -125,7 +125,7 @@ impl Outcome {
         }
     }
 
-    /// This and then `next`, as one.
+    /// Combines this result and `next` into one.
     fn and(self, next: Self) -> Self {
         match (self, next) {
             (
@@ -141,20 +141,21 @@ impl Outcome {
     }
 }
 
-/// `cargo xtask test`.
+/// Runs `cargo xtask test`: the tiers, partly side by side, and the table.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     if let Some(file) = &args.build_only {
         return build_only(&args.tier, file, workspace);
     }
     let asked = if args.tier.is_empty() { Tier::ALL.to_vec() } else { args.tier.clone() };
-    // In the order of what they need: a broken formula shows before a cluster is built.
+    // In the order of their requirements: a wrong formula shows before a cluster is built.
     let tiers: Vec<_> = Tier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
     let lanes = lanes(&tiers);
+    // With a single tier, the tier itself prepares what it needs.
     if !lanes.is_empty() {
-        // Once and where it can ask: processes that install at the same time stand in each other's way.
+        // Once, before the tiers: it may ask here, and package installations at the same time would block each other.
         if let Err(error) = setup::prepare(&Purpose::TESTS, args.yes) {
-            // The tiers that need it fail, and say so; others run.
+            // Tiers that need the packages fail and report it; the others run.
             println!("{error:#}");
         }
     }
@@ -181,19 +182,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     conclude(&rows)
 }
 
-/// What of `tiers` runs in processes of its own beside the others, and in each of these one after the other: such tests wait
+/// Tiers that run in processes of their own beside the others; within a lane, one after the other. Their tests wait
 /// more than they compute.
 fn lanes(tiers: &[Tier]) -> Vec<Vec<Tier>> {
     if tiers.len() == 1 || !tiers.contains(&Tier::Cluster) {
         return Vec::new();
     }
-    // The cluster's takes longest, and begins first.
+    // The cluster tier takes longest, so it begins first.
     let all = [vec![Tier::Cluster], vec![Tier::Kernel, Tier::Local]];
     let wanted = all.map(|lane| lane.into_iter().filter(|tier| tiers.contains(tier)).collect());
     wanted.into_iter().filter(|lane: &Vec<_>| !lane.is_empty()).collect()
 }
 
-/// Whether the cluster tier is one of several, and makes a cluster for all of its tests.
+/// Returns true if images should be built ahead: the cluster tier is one of several, and runs all tests on a new
+/// cluster.
 fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
     tiers.len() > 1
         && tiers.contains(&Tier::Cluster)
@@ -201,8 +203,8 @@ fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts tiers in a process of their own. Their programs are built here before: two processes of Cargo wait for each other,
-/// so that tiers which build their own would wait for all that is built here after.
+/// Starts tiers in a process of their own. Their programs are built here before: processes of Cargo wait for each
+/// other, so that process would wait for all later builds as well.
 fn start(lane: &[Tier], args: &Args, builder: &Builder) -> Result<Lane> {
     let programs = lane.iter().flat_map(|tier| tier.programs());
     let words: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
@@ -210,13 +212,13 @@ fn start(lane: &[Tier], args: &Args, builder: &Builder) -> Result<Lane> {
     Lane::start(lane, args, &builder.workspace, &built)
 }
 
-/// From here on, this process and those that it starts let others go first: the longest of them should never wait.
+/// Lowers the priority of this process and its children, so that the lanes, which take longest, never wait.
 fn give_way() -> Result<()> {
     let own = std::process::id().to_string();
     sh::capture(Command::new("renice").args(["-n", "5", "-p", &own])).map(drop)
 }
 
-/// How the programs of all tiers are built.
+/// Builder of the test programs of all tiers.
 fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder> {
     if tiers.iter().all(|tier| matches!(tier, Tier::Pure | Tier::Shell)) {
         return Ok(Builder::plain(workspace));
@@ -233,7 +235,7 @@ fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder>
 fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     let mut outcome = run_tier(tier, args, builder)?;
     for round in 2..=args.repeat.get() {
-        // A round without a test would be repeated in vain, and one that failed is what was looked for.
+        // A round without tests would only repeat, and a failure is what the user wants to see.
         if !outcome.is_success() || outcome.ran() == 0 {
             break;
         }
@@ -254,6 +256,7 @@ fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
         }
         Tier::Kernel => {
             setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Test], args.yes)?;
+            // Built as the user: root's caches would have to be filled first.
             let servers = servers::make(workspace)?;
             servers::forget(workspace);
             let vars = [("ROUSE_SERVERS", servers.as_os_str())];
@@ -270,7 +273,7 @@ fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     }
 }
 
-/// Builds one target of the package `tests` as us, and runs it as root, so many tests `at_once`.
+/// Builds one target of the package `tests` as the user, and runs it as root, with `at_once` tests in parallel.
 fn privileged(
     target: &str,
     args: &Args,
@@ -289,7 +292,7 @@ fn privileged(
     ];
     vars.extend(more);
     let mut command = sh::raised_with(&executable, &vars);
-    // Mostly one at a time: they share the machine's CPUs, and some compare counts under load.
+    // Mostly one at a time: tests share the machine's processors, and some compare counts under load.
     command
         .args(&args.names)
         .args(words)
@@ -298,14 +301,14 @@ fn privileged(
     run_counted(&mut command)
 }
 
-/// Builds the test program of the kernel tier, with the kernel half inside.
+/// Builds the test program of the kernel tier, with the eBPF programs embedded.
 pub(crate) fn kernel_tier() -> Result<PathBuf> {
     let builder = Builder::with_kernel_half(Workspace::load()?, Ok(()));
     builder.object()?;
     builder.target(Tier::Kernel.name()).map(PathBuf::from)
 }
 
-/// The tests of a program that cargo built, without those that others run as their processes.
+/// Names of the tests of a built program, without the ignored ones, which tests run as their subprocesses.
 pub(crate) fn names_in(program: &Path) -> Result<Vec<String>> {
     let list = |more: &[&str]| -> Result<Vec<String>> {
         let mut command = Command::new(program);
@@ -313,13 +316,14 @@ pub(crate) fn names_in(program: &Path) -> Result<Vec<String>> {
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
         Ok(names.map(str::to_owned).collect())
     };
+    // libtest lists ignored tests among all, so they are subtracted.
     let ignored = list(&["--ignored"])?;
     let mut names = list(&[])?;
     names.retain(|name| !ignored.contains(name));
     Ok(names)
 }
 
-/// Leaves the program of one root tier in `file`, to be run on another machine.
+/// Copies the test program of one root tier to `file`, to run it on another machine.
 fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
     let [tier @ (Tier::Kernel | Tier::Local)] = tiers else {
         bail!("--build-only needs `--tier kernel` or `--tier local`");
@@ -333,9 +337,9 @@ fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Runs a test program, shows its output, and counts.
+/// Runs a test program, prints its output, and counts results.
 fn run_counted(command: &mut Command) -> Result<Outcome> {
-    // Side by side, tests report in the order in which they end, and the time between two lines says nothing.
+    // Parallel tests report in the order of their ends, so the time between two lines is not the time of a test.
     let in_turn = command.get_args().any(|it| it == "--test-threads=1");
     let mut tally = Tally::default();
     let mut last = Instant::now();
@@ -350,7 +354,7 @@ fn run_counted(command: &mut Command) -> Result<Outcome> {
     Ok(Outcome::Ran { tally, ok, left_out: String::new() })
 }
 
-/// A tier and how it went.
+/// Result and duration of one tier.
 #[derive(Debug)]
 struct Row {
     tier: Tier,
@@ -363,7 +367,7 @@ impl fmt::Display for Row {
         let (word, detail) = match &self.outcome {
             Outcome::Ran { tally, ok, left_out } => (
                 if *ok { "passed" } else { "FAILED" },
-                // Never silent: what was not run must not look as if it had passed.
+                // Never silent: tests that did not run must not look as if they had passed.
                 format!("{} passed, {} failed{left_out}", tally.passed, tally.failed),
             ),
             Outcome::CannotRun(why) => ("FAILED", format!("cannot run: {why}")),
@@ -372,7 +376,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Prints the table; an error unless every tier that should run ran and passed.
+/// Prints the table. Fails unless every tier ran and passed.
 fn conclude(rows: &[Row]) -> Result<()> {
     println!("\ntier     result     time");
     let mut total = Tally::default();
@@ -397,13 +401,14 @@ fn conclude(rows: &[Row]) -> Result<()> {
     if !bad.is_empty() {
         bail!("not every tier passed: {}", bad.join(", "));
     }
+    // A misspelt name selects no test, and must not look like success.
     if total.passed == 0 {
         bail!("no test ran");
     }
     Ok(())
 }
 
-/// Names the tests that took longest, where that is known.
+/// Prints the slowest tests, if their times are known.
 fn show_slowest(row: &Row) {
     if let Outcome::Ran { tally, .. } = &row.outcome {
         for (name, seconds) in tally.slowest() {

@@ -1,4 +1,4 @@
-//! Shell: reads the tree and prints what breaks the layout rules.
+//! Shell: reads the source tree and prints violations of the layout rules.
 
 mod metrics;
 mod rules;
@@ -16,14 +16,14 @@ use self::{
 };
 use crate::workspace::Workspace;
 
-/// What Prometheus evaluates.
+/// Path of the rules that Prometheus evaluates.
 pub(crate) const RULES: &str = "deploy/monitoring/rules.yaml";
-/// What Grafana shows.
+/// Path of the dashboard that Grafana shows.
 pub(crate) const DASHBOARD: &str = "deploy/monitoring/dashboard.json";
 /// Crates that name metrics without exporting any.
 const OUTSIDE: [&str; 3] = ["xtask", "tests", "hello"];
 
-/// `cargo xtask tidy`.
+/// Runs `cargo xtask tidy`: checks all sources and documents.
 pub(crate) fn run() -> Result<()> {
     let workspace = Workspace::load()?;
     let mut findings = arrows(&workspace);
@@ -45,6 +45,7 @@ pub(crate) fn run() -> Result<()> {
     for file in documents(&workspace.root)? {
         let path = relative(&file, &workspace.root);
         let text = read(&file)?;
+        // Documents name files by paths from the root or from their own directory.
         let exists = |name: &str| workspace.root.join(name).exists();
         findings.extend(rules::document(&path, &text, exists));
         findings.extend(metrics::document(&path, &text, &exported));
@@ -61,7 +62,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The metrics of the handbook, the rules and the dashboard.
+/// Checks the metrics in the handbook, in the rules and in the dashboard.
 fn monitoring(root: &Path, exported: &Exported) -> Result<Vec<Finding>> {
     let handbook = read(&root.join(metrics::HANDBOOK))?;
     let mut findings = metrics::handbook(&handbook, exported);
@@ -84,7 +85,7 @@ fn arrows(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// All `.rs` files below `folder`, without those of packages nested in it.
+/// All `.rs` files below `folder`, without those of nested packages.
 fn rust_files(folder: &Path, workspace: &Workspace) -> Result<Vec<PathBuf>> {
     let nested: Vec<PathBuf> = workspace.packages.iter().map(|other| other.folder()).collect();
     let mut files = Vec::new();
@@ -94,6 +95,7 @@ fn rust_files(folder: &Path, workspace: &Workspace) -> Result<Vec<PathBuf>> {
             fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
         for entry in entries {
             let path = entry?.path();
+            // A nested package is visited on its own, under its own name.
             let skip = nested.contains(&path) || path == workspace.target;
             if path.is_dir() && !skip {
                 folders.push(path);
@@ -106,7 +108,7 @@ fn rust_files(folder: &Path, workspace: &Workspace) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The documents at the root and below `docs/`.
+/// Paths of the documents at the root and below `docs/`.
 fn documents(root: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for folder in [root.to_owned(), root.join("docs")] {

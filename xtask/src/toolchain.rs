@@ -1,4 +1,4 @@
-//! Shell: what the kernel half is built with: a compiler that can build `core`, and `bpf-linker` of the same LLVM.
+//! Shell: toolchain of the eBPF programs: a compiler that can build `core`, and `bpf-linker` with the same LLVM.
 
 use std::{
     env, fs,
@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
-/// The linker's version. 0.13 knows LLVM 21 to 23.
+/// Version of bpf-linker. 0.13 supports LLVM 21 to 23.
 const LINKER: &str = "0.13.0";
-/// Oldest stable compiler that takes this code with `RUSTC_BOOTSTRAP=1`.
+/// Oldest stable compiler that accepts the code with `RUSTC_BOOTSTRAP=1`.
 const OLDEST: (u32, u32) = (1, 95);
 
 /// Compiler and linker, ready to use.
@@ -24,14 +24,14 @@ pub(crate) struct Toolchain {
 
 #[derive(Debug)]
 enum Compiler {
-    /// A nightly of rustup's.
+    /// A nightly compiler of rustup's.
     Nightly { rustup: PathBuf },
-    /// The system's stable compiler, told to accept unstable flags, with the folder of the library's sources.
+    /// The system's stable compiler, with unstable flags enabled, and the directory of the library's sources.
     System { rustc: PathBuf, cargo: PathBuf, library: PathBuf },
 }
 
 impl Toolchain {
-    /// Finds both. Builds the linker into the user's cache when there is none, which takes minutes once.
+    /// Finds compiler and linker. Builds a missing linker into the user's cache, which takes minutes once.
     pub(crate) fn find() -> Result<Self> {
         let (compiler, llvm) = compiler()?;
         let linker = match sh::which("bpf-linker").filter(|path| is_our_linker(path)) {
@@ -41,7 +41,7 @@ impl Toolchain {
         Ok(Self { compiler, linker })
     }
 
-    /// `cargo` of this toolchain, to build for the kernel.
+    /// Command `cargo` of this toolchain, to build eBPF programs.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = match &self.compiler {
             Compiler::Nightly { rustup } => {
@@ -54,34 +54,34 @@ impl Toolchain {
                 command
                     .env("RUSTC", rustc)
                     .env("RUSTC_BOOTSTRAP", "1")
-                    // Debian keeps the sources outside the compiler's own folder.
+                    // Debian installs the sources outside of the compiler's own directory.
                     .env("__CARGO_TESTS_ONLY_SRC_ROOT", library);
                 command
             }
         };
-        // Set by the cargo and rustup that started us; they name the stable toolchain.
+        // The calling cargo and rustup have set these; they name the stable toolchain.
         for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTFLAGS", "RUSTDOC"] {
             command.env_remove(name);
         }
         command
     }
 
-    /// The linker's file.
+    /// Path of the linker's executable.
     pub(crate) fn linker(&self) -> &Path {
         &self.linker
     }
 }
 
-/// What [`Toolchain::find`] would miss.
+/// Missing prerequisite of [`Toolchain::find`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lack {
     /// A compiler with the sources of `core`.
     Compiler,
-    /// The LLVM of this major version, to build the linker with.
+    /// LLVM of this major version, to build the linker with.
     Llvm(u32),
 }
 
-/// The first thing that [`Toolchain::find`] would miss; `None` when it would succeed or build what it needs.
+/// First missing prerequisite of [`Toolchain::find`]; `None` if it would succeed, or can build the linker itself.
 pub(crate) fn lack() -> Option<Lack> {
     let Ok((_, llvm)) = compiler() else { return Some(Lack::Compiler) };
     let on_path = sh::which("bpf-linker").filter(|path| is_our_linker(path));
@@ -91,9 +91,9 @@ pub(crate) fn lack() -> Option<Lack> {
     (!has_linker && !has_llvm).then_some(Lack::Llvm(llvm))
 }
 
-/// A compiler that can build `core`, and its LLVM's major version.
+/// Finds a compiler that can build `core`, and the major version of its LLVM.
 fn compiler() -> Result<(Compiler, u32)> {
-    // The system's first: its packages have the LLVM that the linker needs, which today's nightly may be ahead of.
+    // The system's first: its packages include the LLVM that the linker needs, while nightly may be ahead of them.
     if let Some(found) = system().or_else(nightly) {
         return Ok(found);
     }
@@ -130,6 +130,7 @@ fn system() -> Option<(Compiler, u32)> {
     if !is_recent(release) {
         return None;
     }
+    // The library's sources are part of rustup's component, or in a package of their own on Debian.
     let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]))?;
     let folders = [
         Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library"),
@@ -143,7 +144,7 @@ fn has_sources(library: &Path) -> bool {
     library.join("core/src/lib.rs").exists()
 }
 
-/// Whether a stable compiler of this release takes the kernel half.
+/// Returns true if a stable compiler of this release accepts the eBPF programs.
 pub(crate) fn is_recent(release: &str) -> bool {
     let mut parts = release.split(['.', '-']).map(str::parse::<u32>);
     match (parts.next(), parts.next()) {
@@ -160,7 +161,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// What a program prints, or nothing when it cannot run or fails.
+/// Output of a program; `None` if it cannot run or fails.
 fn output(command: &mut Command) -> Option<String> {
     let done = command.env_remove("RUSTUP_TOOLCHAIN").stderr(Stdio::null()).output().ok()?;
     done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
@@ -174,7 +175,7 @@ fn linker_folder(llvm: u32) -> Result<PathBuf> {
     Ok(cache()?.join(format!("bpf-linker-{LINKER}-llvm{llvm}-{}", env::consts::ARCH)))
 }
 
-/// The linker in the cache, built when it is missing. Its folder is named after all that makes a difference.
+/// Path of the linker in the cache, built if missing. Its directory's name has all inputs of the build.
 fn cached_linker(llvm: u32) -> Result<PathBuf> {
     let folder = linker_folder(llvm)?;
     let linker = folder.join("bin/bpf-linker");
@@ -189,7 +190,7 @@ fn cached_linker(llvm: u32) -> Result<PathBuf> {
         );
     }
     println!("building bpf-linker {LINKER} for LLVM {llvm} into {} (once)", folder.display());
-    // Built aside and moved, so that an interrupted build leaves nothing that looks whole.
+    // Built aside and renamed: an interrupted build must not look complete.
     let aside = folder.with_extension(format!("new-{}", std::process::id()));
     let feature = format!("llvm-{llvm}");
     let built = sh::run(
@@ -210,7 +211,7 @@ fn cached_linker(llvm: u32) -> Result<PathBuf> {
     moved.map(|()| linker)
 }
 
-/// Our folder in the user's cache: outside the checkout, so that all checkouts share it.
+/// Directory of Rouse in the user's cache: outside of the repository, so that all checkouts share it.
 pub(crate) fn cache() -> Result<PathBuf> {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());

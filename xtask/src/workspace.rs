@@ -1,4 +1,4 @@
-//! Shell: what `cargo metadata` says about this workspace.
+//! Shell: the workspace as `cargo metadata` describes it.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,17 @@ use crate::sh;
 /// The workspace and its own packages.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
-    /// Folder of the root `Cargo.toml`.
+    /// Directory of the root `Cargo.toml`.
     #[serde(rename = "workspace_root")]
     pub(crate) root: PathBuf,
-    /// Where cargo builds; xtask keeps its own files there too.
+    /// Target directory of cargo, which also holds xtask's own files.
     #[serde(rename = "target_directory")]
     pub(crate) target: PathBuf,
-    /// Our packages, not their dependencies.
+    /// Packages of the workspace, without their dependencies.
     pub(crate) packages: Vec<Package>,
 }
 
-/// One of our packages.
+/// One package of the workspace.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -32,12 +32,12 @@ pub(crate) struct Package {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// Folder of a dependency of our own; `None` for one from a registry.
+    /// Directory of a path dependency; `None` for one from a registry.
     pub(crate) path: Option<PathBuf>,
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Loads the workspace from `cargo metadata`.
     pub(crate) fn load() -> Result<Self> {
         let text = sh::capture(
             sh::cargo()
@@ -48,15 +48,15 @@ impl Workspace {
     }
 }
 
-/// A folder of the checkout at hand. `cargo run` names it anew each time; the one compiled in may be another
-/// checkout's where both share a target folder.
+/// A directory of the present checkout. `cargo run` sets the variable each time; the compiled-in path may belong to
+/// another checkout that shares the target directory.
 fn root() -> PathBuf {
     let running = std::env::var_os("CARGO_MANIFEST_DIR");
     running.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 impl Package {
-    /// The package's folder.
+    /// Directory of the package, which holds its `Cargo.toml`.
     pub(crate) fn folder(&self) -> PathBuf {
         self.manifest_path.parent().map(PathBuf::from).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Shell: what the machine says of the processor time that was used.
+//! Shell: the machine's own accounts of used processor time.
 
 use std::{
     fs,
@@ -8,12 +8,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Processor time so far, µs.
+/// Processor time used so far, in µs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Used {
-    /// Of the processes in one cgroup, and of the core's own thread for packets, wherever it runs.
+    /// Time of the processes in one cgroup, and of the core's softirq thread, which may run packets of any process.
     pub(crate) by_us_us: f64,
-    /// Of the whole machine: all that was not idle.
+    /// Busy time of the whole machine.
     pub(crate) machine_us: f64,
 }
 
@@ -41,7 +41,7 @@ fn cgroup_us(cgroup: &Path) -> Result<f64> {
     Ok(us.context("cpu.stat says it")?.parse()?)
 }
 
-/// The core's thread that works on packets when there are too many for an interrupt.
+/// Time of the core's softirq thread, which works on packets when an interrupt handler cannot keep up.
 fn packets_us(core: usize) -> Result<f64> {
     let wanted = format!("ksoftirqd/{core}");
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -55,7 +55,7 @@ fn packets_us(core: usize) -> Result<f64> {
     anyhow::bail!("there is no {wanted}")
 }
 
-/// Everything but idle (fields 4 and 5) and what other virtual machines took (8); in ticks of 10 ms.
+/// Busy time of the machine: all but idle (fields 4 and 5) and steal (8), which /proc/stat gives in ticks of 10 ms.
 fn machine_us() -> Result<f64> {
     let stat = read("/proc/stat")?;
     let line = stat.lines().next().context("it begins with the whole machine")?;
@@ -68,13 +68,13 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {path}"))
 }
 
-/// Whether the machine counts its cycles; many virtual ones do not.
+/// Returns true if the machine counts processor cycles; many virtual machines do not.
 pub(crate) fn has_cycles() -> bool {
     let done = perf().arg("true").stderr(Stdio::piped()).output();
     done.ok().and_then(|done| counted(&done.stderr)).is_some()
 }
 
-/// Counts the cycles of the whole machine, in user space and in the kernel.
+/// A running count of the whole machine's cycles, in user space and in the kernel.
 #[derive(Debug)]
 pub(crate) struct Cycles(Child);
 
@@ -83,7 +83,7 @@ impl Cycles {
         Ok(Self(perf().stderr(Stdio::piped()).spawn().context("cannot start perf")?))
     }
 
-    /// How many; `None` where the machine does not count them.
+    /// Ends the count and returns the number of cycles; `None` if the machine does not count them.
     pub(crate) fn stop(self) -> Option<f64> {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).ok()?);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).ok()?;
@@ -98,7 +98,7 @@ fn perf() -> Command {
     perf
 }
 
-/// Both counts together, of lines that begin with them.
+/// Sum of both counts in perf's output, whose lines begin with them.
 fn counted(said: &[u8]) -> Option<f64> {
     let said = String::from_utf8_lossy(said);
     let counts = said.lines().filter_map(|line| line.split(',').next()?.parse().ok());

@@ -1,5 +1,5 @@
-//! Shell: a program that does nothing but let packets pass, in and out: what any program in these places costs at least,
-//! and what the kernel's statistics record of nothing.
+//! Shell: an eBPF program that only lets packets pass, in and out: the least cost of any program on these hooks, and
+//! the overhead that the kernel's statistics record.
 
 use std::{fs::File, path::Path};
 
@@ -9,7 +9,7 @@ use aya::{
     programs::{CgroupAttachMode, CgroupSkb, CgroupSkbAttachType},
 };
 
-/// In force until it is dropped.
+/// Empty programs, attached until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Empty {
     ebpf: Ebpf,
@@ -26,36 +26,36 @@ impl Empty {
             let program = ebpf.program_mut(name).context("the object has them")?;
             let program: &mut CgroupSkb = program.try_into()?;
             program.load()?;
-            // The kernel's links are always of several programs; it takes no flag that says so.
+            // The kernel always allows several programs on a link, and refuses the flag that asks for it.
             program.attach(&cgroup, at, CgroupAttachMode::Single)?;
         }
         Ok(Self { ebpf })
     }
 
-    /// Names and numbers of the programs.
+    /// Names and ids of the loaded programs.
     pub(crate) fn ids(&self) -> Result<Vec<(String, u32)>> {
         let programs = self.ebpf.programs();
         programs.map(|(name, program)| Ok((name.to_owned(), program.info()?.id()))).collect()
     }
 }
 
-/// `r0 = 1; exit`.
+/// Bytecode of the two instructions `r0 = 1; exit`.
 const CODE: [u8; 16] = [0xb7, 0, 0, 0, 1, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
 
-/// Sizes and kinds of the ELF format (System V ABI).
+/// Sizes and types from the ELF format (System V ABI).
 const HEADER: usize = 64;
 const SECTION: usize = 64;
 const SYMBOL: usize = 24;
 const PROGBITS: u32 = 1;
 const SYMTAB: u32 = 2;
 const STRTAB: u32 = 3;
-/// Executable and allocated.
+/// Section flags of code: executable and allocated.
 const CODE_FLAGS: u64 = 6;
-/// A global function.
+/// Symbol type of a global function.
 const FUNCTION: u8 = 1 << 4 | 2;
 const BPF: u16 = 247;
 
-/// An object file with both programs, by hand: four sections behind the empty one, and their two symbols.
+/// Object file with both programs, built by hand: four sections after the empty one, and two symbols.
 fn object() -> Vec<u8> {
     let names = b"\0cgroup_skb/ingress\0cgroup_skb/egress\0empty_in\0empty_out\0.symtab\0.strtab\0";
     let at = |name: &str| {
@@ -79,7 +79,7 @@ fn object() -> Vec<u8> {
         |name, offset| section(at(name), PROGBITS, CODE_FLAGS, offset, CODE.len(), [0; 3]);
     out.extend(of_code("cgroup_skb/ingress", code));
     out.extend(of_code("cgroup_skb/egress", code + CODE.len()));
-    // Strings in section 4, the first global symbol is number 1.
+    // Link: strings are in section 4. Info: the first global symbol is number 1.
     out.extend(section(at(".symtab"), SYMTAB, 0, symbols, 3 * SYMBOL, [4, 1, SYMBOL as u32]));
     out.extend(section(at(".strtab"), STRTAB, 0, strings, names.len(), [0; 3]));
     out
@@ -107,7 +107,7 @@ fn symbol(name: u32, section: u16) -> Vec<u8> {
     out
 }
 
-/// The last three: link, info, size of an entry.
+/// Header of a section; `rest` is link, info, and size of an entry.
 fn section(name: u32, kind: u32, flags: u64, at: usize, len: usize, rest: [u32; 3]) -> Vec<u8> {
     let mut out = [name, kind].map(u32::to_ne_bytes).concat();
     out.extend([flags, 0, at as u64, len as u64].map(u64::to_ne_bytes).concat());

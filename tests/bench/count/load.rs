@@ -1,4 +1,4 @@
-//! Shell: clients that ask as fast as they can: wrk for HTTP/1.1, h2load for HTTP/2.
+//! Shell: clients at their maximum rate: wrk for HTTP/1.1, h2load for HTTP/2.
 
 use std::process::{Command, Stdio};
 
@@ -6,15 +6,15 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{bed::Place, subject::Case};
 
-/// Connections of HTTP/1.1; enough that neither side ever waits for the other.
+/// Number of HTTP/1.1 connections, enough that neither side ever waits for the other.
 const CONNECTIONS: u32 = 32;
-/// Connections with a megabyte under way on each.
+/// Number of connections with bulk responses of a megabyte.
 const BULK_CONNECTIONS: u32 = 4;
-/// Connections of HTTP/2, and streams on each.
+/// Number of HTTP/2 connections, and of streams on each.
 pub(crate) const H2_CONNECTIONS: u32 = 4;
 const STREAMS: u32 = 32;
 
-/// What a browser adds to a request: with the request line about 700 bytes.
+/// Headers that a browser adds to a request, which then has about 700 bytes.
 const BROWSER: [&str; 11] = [
     "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36",
     "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8",
@@ -29,23 +29,23 @@ const BROWSER: [&str; 11] = [
     "Upgrade-Insecure-Requests: 1",
 ];
 
-/// What a client says of its own work.
+/// Results that a client reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answered {
     pub(crate) requests: u64,
     pub(crate) per_s: f64,
-    /// It may have left so many under way.
+    /// Highest number of requests that were still in flight at the end, beyond those reported.
     pub(crate) slack: u64,
 }
 
-/// What to ask for, and from where.
+/// Requests to send, and the place to send them from.
 pub(crate) struct Load<'a> {
     pub(crate) case: Case,
     pub(crate) from: &'a Place,
     pub(crate) to: String,
     pub(crate) core: usize,
     pub(crate) seconds: u32,
-    /// Requests that take about that long over HTTP/2, whose client takes a number.
+    /// Number of requests for HTTP/2, whose client takes a number instead of a time.
     pub(crate) requests: u64,
 }
 
@@ -95,7 +95,7 @@ impl Load<'_> {
         Ok(Answered { requests: self.requests, per_s, slack: 0 })
     }
 
-    /// Runs a program in the client's cgroup and namespace, on the core.
+    /// Runs a program in the client's cgroup and network namespace, on the core.
     fn inside(&self, words: &[String]) -> Result<String> {
         let done = enter(self.from, self.core).args(words).stderr(Stdio::piped()).output();
         let done = done.context("cannot start sh")?;
@@ -106,7 +106,7 @@ impl Load<'_> {
     }
 }
 
-/// `sh`, which goes on as what is appended, in a place and on a core.
+/// Command that enters a place and a core; the program and its arguments are to be appended.
 pub(crate) fn enter(place: &Place, core: usize) -> Command {
     let script = "echo $$ > \"$1\" && core=$2 netns=$3 && shift 3 \
                   && exec taskset -c \"$core\" ip netns exec \"$netns\" \"$@\"";

@@ -1,19 +1,19 @@
-//! What counting requests costs: nginx at its maximum rate beside its client on one core, with the programs in force,
-//! detached, and with a second nginx in front of it instead.
+//! Cost of counting requests: nginx at its maximum rate, with its client on the same core; with programs attached,
+//! detached, and detached with a second nginx as a proxy.
 //!
-//! Detached and attached are the same processes and namespaces: only links come and go between rounds, so nothing but
-//! the programs differs. Time in programs, by the kernel's own statistics, is taken in rounds of its own, because the
-//! statistics cost time themselves; what they record of a program that does nothing is measured in the same way.
-//! Each round with programs in force ends with what they counted: it must be what nginx counted.
+//! Processes and namespaces are the same in all cases: only links are added and removed between rounds, so only the
+//! programs differ. Time in programs, from the kernel's statistics, is measured in separate rounds, because the
+//! statistics cost time themselves. Their overhead is measured with an empty program. Each round with programs
+//! attached ends with a check that they counted the same number of requests as nginx.
 //!
-//! It prints a profile of each program for people on standard error, and one JSON line. Quick:
-//! `ROUSE_EBPF_OBJECT=… cargo bench --profile dev -p tests --bench count -- --rounds 2 --only h1`, and `--object FILE` for
-//! another kernel half without building anything but that. On a machine that is not quiet, the least of several rounds
-//! tells most of a program; the last column of a rate says how much of the core the measured ones had.
+//! It prints a profile of each program on standard error, and one JSON line. A quick run: `ROUSE_EBPF_OBJECT=… cargo
+//! bench --profile dev -p tests --bench count -- --rounds 2 --only h1`. With `--object FILE` it measures other eBPF
+//! programs without a build of this bench. On a busy machine, the minimum of several rounds is the best figure of a
+//! program; the last column of a rate is the share of the core that the measured processes had.
 #![allow(clippy::print_stdout, reason = "xtask reads the figures from standard output")]
 #![allow(clippy::print_stderr, reason = "people read the profile from standard error")]
 
-// What the kernel tier's tests stand on; not all of it is used here.
+// Modules of the kernel tier's tests, not all of which are used here.
 #[allow(dead_code, reason = "the kernel tier uses the rest")]
 #[path = "../../kernel/actor.rs"]
 mod actor;
@@ -43,30 +43,30 @@ use self::{
     subject::{Case, Subject, Uncounted},
 };
 
-/// Rounds with statistics on: program times vary less than rates.
+/// Number of rounds with statistics on: times in programs vary less than rates.
 const PROFILED: u32 = 5;
 
 #[derive(Debug, clap::Parser)]
 struct Args {
-    /// Rounds of each comparison, behind one that warms up
+    /// Rounds of each comparison, after one that warms up
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Cases to measure; all when none is named
     #[arg(long, value_delimiter = ',')]
     only: Vec<What>,
-    /// Length of one measurement
+    /// Length of one measurement, in seconds
     #[arg(long, default_value_t = 1)]
     seconds: u32,
-    /// The core that server, client and everything between them run on; the last one when not given
+    /// Core that runs server, client and all packet processing between them [default: the last one]
     #[arg(long)]
     core: Option<usize>,
-    /// Only the time in programs, without the comparison of rates
+    /// Measure only the time in programs, without the comparison of rates
     #[arg(long)]
     profile: bool,
-    /// Measure the kernel half in this file instead of the one in this build
+    /// Measure the eBPF programs in this file instead of those in this build
     #[arg(long)]
     object: Option<PathBuf>,
-    /// Given by cargo
+    /// Ignored; cargo passes it to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -128,7 +128,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Every subject once a round, the first of a round changing from round to round; a first round is thrown away.
+/// Measures every subject once in a round, rotating which comes first; the first round is dropped.
 fn compare(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
     let subjects = case.subjects();
     let mut found = BTreeMap::<&str, BTreeMap<&str, Vec<f64>>>::new();
@@ -161,7 +161,7 @@ fn compare(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
     Ok(serde_json::to_value(found)?)
 }
 
-/// Time in each program a request, with the programs in force.
+/// Time in each program a request, with the programs attached.
 fn profile(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
     scene.measure(case, Subject::Rouse)?;
     let mut samples = Vec::new();
@@ -173,7 +173,7 @@ fn profile(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
     Ok(profile::value(&samples))
 }
 
-/// What the statistics record of a program that does nothing, ns a run, round by round.
+/// Time that the statistics record for an empty program, in ns a run, for each round.
 fn recorder(scene: &mut Scene, rounds: u32) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for _ in 0..rounds {
@@ -184,7 +184,7 @@ fn recorder(scene: &mut Scene, rounds: u32) -> Result<Vec<f64>> {
     Ok(found)
 }
 
-/// Time in programs a packet of sockets that are not counted, in and out, round by round.
+/// Time in programs a packet of sockets that are not counted, in and out, for each round.
 fn uncounted(scene: &mut Scene, way: Uncounted, rounds: u32) -> Result<Value> {
     let mut found = BTreeMap::<&str, Vec<f64>>::new();
     for _ in 0..rounds {

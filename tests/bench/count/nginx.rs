@@ -1,4 +1,4 @@
-//! Shell: nginx as the server of a pod and as a proxy in front of it, each one process.
+//! Shell: nginx as the server of a pod and as a proxy in front of it, one process each.
 
 use std::{
     cell::Cell,
@@ -19,42 +19,42 @@ use crate::{
     load::enter,
 };
 
-/// A port of the server that is not the pod's serving port.
+/// Port of the server beside the pod's serving port.
 pub(crate) const OTHER: u16 = 8090;
-/// Where the proxy listens.
+/// Port on which the proxy listens.
 pub(crate) const PROXY: u16 = 8012;
-/// Where the server tells how many requests it has begun.
+/// Port of the status page, with the number of requests that the server has begun.
 const STATUS: u16 = 8099;
-/// Of `/bulk`.
+/// Size of the response of `/bulk`.
 const BULK_BYTES: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Killed when dropped.
+/// A running nginx, killed on drop.
 #[derive(Debug)]
 pub(crate) struct Nginx {
     child: Child,
     netns: String,
-    /// How often it was asked for its count, which it counts as well.
+    /// Number of requests for the status page, which nginx counts as well.
     asked: Cell<u64>,
 }
 
-/// What a server says of itself.
+/// Counts of a server's status page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// Requests it has begun.
+    /// Number of requests that it has begun.
     pub(crate) requests: u64,
-    /// Connections it has open.
+    /// Number of its open connections.
     pub(crate) open: u64,
 }
 
 impl Nginx {
-    /// The server of a pod; `h2` has it speak HTTP/2 without TLS, and nothing else, on the serving port.
+    /// Starts the server of a pod. With `h2`, its serving port accepts only HTTP/2 without TLS.
     pub(crate) fn server(pod: &Place, core: usize, folder: &Path, h2: bool) -> Result<Self> {
         let folder = folder.join(format!("server{}", pod.number));
         fs::create_dir_all(&folder)?;
         fs::write(folder.join("bulk"), vec![b'x'; BULK_BYTES])?;
         let listens = if h2 { format!("{SERVING} http2") } else { SERVING.to_string() };
-        // 400 bytes of head, as a framework answers a browser.
+        // 400 bytes of response head, as frameworks send them to browsers.
         let headers = [
             "Cache-Control 'no-cache, private, must-revalidate'",
             "Content-Security-Policy \"default-src 'self'; img-src 'self' data:\"",
@@ -76,11 +76,11 @@ impl Nginx {
         Self::start(pod, core, &folder, &config)
     }
 
-    /// A proxy beside the server, as a sidecar is: it takes the pod's requests and hands them on over kept connections.
+    /// Starts a proxy beside the server, like a sidecar: it forwards the pod's requests over persistent connections.
     pub(crate) fn sidecar(pod: &Place, core: usize, folder: &Path, h2: bool) -> Result<Self> {
         let folder = folder.join(format!("sidecar{}", pod.number));
         fs::create_dir_all(&folder)?;
-        // nginx has no HTTP/2 to servers: behind the proxy it is HTTP/1.1, to a port that is not counted.
+        // nginx speaks no HTTP/2 to servers: behind the proxy it is HTTP/1.1, to a port that is not counted.
         let (listens, to) = if h2 { (" http2", OTHER) } else { ("", SERVING) };
         let config = format!(
             "upstream app {{
@@ -134,7 +134,7 @@ impl Nginx {
         Ok(Served { requests: requests - self.asked.get(), open: open - 1 })
     }
 
-    /// What it has served, once its clients have left.
+    /// Waits until all clients have disconnected, and returns the server's counts.
     pub(crate) fn settled(&self) -> Result<Served> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -155,7 +155,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Asks from inside the server's own namespace.
+/// Reads the status page from inside the server's network namespace.
 fn ask(netns: &str) -> Result<String> {
     let path = Path::new("/run/netns").join(netns);
     let inside = thread::spawn(move || -> Result<String> {

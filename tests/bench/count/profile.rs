@@ -1,6 +1,6 @@
-//! Shell: the time that the kernel spends in given programs, by its own statistics.
+//! Shell: run time of given programs, by the kernel's own statistics.
 //!
-//! A program that another one jumps to is timed with it.
+//! The time of a program includes that of programs which it tail-calls.
 
 use std::{fmt::Write as _, fs, os::fd::AsRawFd as _, path::Path};
 
@@ -11,7 +11,7 @@ use aya::{
 };
 use serde_json::{Value, json};
 
-/// What one program has taken.
+/// Run time of one program, in ns, and its number of runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
     pub(crate) name: String,
@@ -29,19 +29,20 @@ impl Spent {
     }
 }
 
-/// One measurement with statistics on.
+/// One measurement with statistics enabled.
 #[derive(Debug)]
 pub(crate) struct Sample {
     pub(crate) requests: u64,
     pub(crate) spent: Vec<Spent>,
 }
 
-/// Whether the program runs once for each packet.
+/// Returns true if the program runs once for each packet.
 pub(crate) fn is_for_packets(program: &str) -> bool {
     matches!(program, "ingress" | "egress")
 }
 
-/// What `act` answers, and what the programs took meanwhile. The kernel stops recording when this process ends.
+/// Runs `act` with statistics enabled. Returns its result and the programs' run time meanwhile. The kernel disables
+/// the statistics when this process ends.
 pub(crate) fn timed<T>(
     programs: &[(String, u32)],
     act: impl FnOnce() -> Result<T>,
@@ -72,7 +73,7 @@ fn read(programs: &[(String, u32)]) -> Result<Vec<Spent>> {
     Ok(spent)
 }
 
-/// Names and numbers of the programs in the links that are pinned in a folder.
+/// Names and ids of the programs in the links that are pinned in a directory.
 pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(links).context("cannot read the folder of links")? {
@@ -87,7 +88,7 @@ pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
     Ok(found)
 }
 
-/// All samples as one.
+/// Sum of all samples: number of requests, and time of each program.
 fn sum(samples: &[Sample]) -> (f64, Vec<Spent>) {
     let requests: u64 = samples.iter().map(|sample| sample.requests).sum();
     let mut all = samples[0].spent.clone();
@@ -98,7 +99,7 @@ fn sum(samples: &[Sample]) -> (f64, Vec<Spent>) {
     (requests as f64, all)
 }
 
-/// A profile for people.
+/// Formats a profile as a table, for readers.
 pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
     let (requests, all) = sum(samples);
     let mut out = format!("\n{case}: program       runs/request   ns/run    least   ns/request\n");
@@ -116,7 +117,7 @@ pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
     out
 }
 
-/// The same for machines: what each round gave, ns and runs a request, of all programs and of each.
+/// Formats a profile as JSON: values of each round, ns and runs a request, of all programs together and of each.
 pub(crate) fn value(samples: &[Sample]) -> Value {
     let (requests, all) = sum(samples);
     let of = |name: Option<&str>, what: fn(&Spent) -> u64| -> Vec<f64> {

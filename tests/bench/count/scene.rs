@@ -1,4 +1,4 @@
-//! Shell: the pods that are measured, what is in force meanwhile, and single measurements.
+//! Shell: the measured pods, the attached programs, and single measurements.
 
 use std::{
     collections::BTreeMap,
@@ -20,21 +20,21 @@ use crate::{
     subject::{Case, H2_STREAMS_ARE_COUNTED, Subject, Uncounted},
 };
 
-/// One measurement.
+/// Results of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    /// By the server's count.
+    /// Number of requests by the server's count.
     pub(crate) requests: u64,
     pub(crate) per_s: f64,
-    /// Processor time a request of client, server, proxy and the work on packets between them.
+    /// Processor time a request, in µs, of client, server, proxy and the packet processing between them.
     pub(crate) cpu_us: f64,
-    /// Processor time a request of the whole machine.
+    /// Processor time a request of the whole machine, in µs.
     pub(crate) machine_us: f64,
-    /// Cycles a request of the whole machine, where it counts them.
+    /// Processor cycles a request of the whole machine; `None` if it does not count them.
     pub(crate) cycles: Option<f64>,
 }
 
-/// A pod, its server, and the proxy that waits beside it.
+/// A pod, its server, and the proxy beside it.
 struct Served {
     place: Place,
     nginx: Nginx,
@@ -53,17 +53,17 @@ pub(crate) struct Scene {
     subject: Subject,
     empty: Option<Empty>,
     programs: Vec<(String, u32)>,
-    /// How many requests of HTTP/2 take as long as a measurement is to be.
+    /// Number of HTTP/2 requests that take as long as one measurement should.
     h2_requests: BTreeMap<Subject, u64>,
     core: usize,
     seconds: u32,
     cycles: bool,
-    /// Goes last: it removes what the others stand on.
+    /// Last field, so that it is dropped last: it removes the namespaces and cgroups of the others.
     bed: Bed,
 }
 
 impl Scene {
-    /// With the kernel half in `object`, if it is given, instead of the one in this build.
+    /// Builds the scene, with the eBPF programs in `object` if given, else with those of this build.
     pub(crate) fn new(core: usize, seconds: u32, object: Option<&Path>) -> Result<Self> {
         let mut bed = match object {
             None => Bed::new(),
@@ -121,14 +121,14 @@ impl Scene {
         Ok(run)
     }
 
-    /// The same with the kernel's programs in force, and the time in each of them.
+    /// Measures a case with the eBPF programs attached, and the time in each of them.
     pub(crate) fn profile(&mut self, case: Case) -> Result<(Run, Vec<Spent>)> {
         self.enter(Subject::Rouse)?;
         let programs = self.programs.clone();
         profile::timed(&programs, || self.measure(case, Subject::Rouse))
     }
 
-    /// The time that is recorded of programs that do nothing.
+    /// Measures the time that is recorded of empty programs.
     pub(crate) fn profile_empty(&mut self) -> Result<Vec<Spent>> {
         self.enter(Subject::Empty)?;
         let programs = self.empty.as_ref().context("it is in force")?.ids()?;
@@ -137,7 +137,7 @@ impl Scene {
         Ok(spent)
     }
 
-    /// Packets of sockets that are not counted, and the time in programs meanwhile.
+    /// Counts packets of sockets that are not counted, and measures the time in programs meanwhile.
     pub(crate) fn profile_uncounted(&mut self, way: Uncounted) -> Result<(u64, Vec<Spent>)> {
         self.enter(Subject::Rouse)?;
         let (target, from, port) = match way {
@@ -200,7 +200,7 @@ impl Scene {
         Ok((run, answered))
     }
 
-    /// A bench that measured programs which do nothing would be worse than none.
+    /// Fails unless the programs counted what they should: a bench of inactive programs would be misleading.
     fn check(&self, case: Case, served: u64, counted: u64) -> Result<()> {
         let expected = match case {
             Case::H2 if !H2_STREAMS_ARE_COUNTED && served > 0 => u64::from(H2_CONNECTIONS),
@@ -210,7 +210,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Requests that the kernel half has counted in a pod.
+    /// Number of requests that the eBPF programs have counted in a pod.
     fn counted(&self, target: &Served) -> u64 {
         if !target.registered {
             return 0;
@@ -218,7 +218,7 @@ impl Scene {
         self.bed.maps.totals(slot(&target.place)).finished
     }
 
-    /// What the server has served, once no connection is left, for it and for the kernel half.
+    /// Number of served requests, once server and eBPF programs see no open connection.
     fn settled(&self, target: &Served) -> Result<u64> {
         let served = target.nginx.settled()?;
         if target.registered && self.subject == Subject::Rouse {
@@ -227,7 +227,7 @@ impl Scene {
         Ok(served.requests)
     }
 
-    /// Waits until the kernel half knows of no connection either.
+    /// Waits until the eBPF programs see no open connection either.
     fn rests(&self, target: &Served) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -246,7 +246,7 @@ impl Scene {
         Used::read(top, self.core)
     }
 
-    /// Puts a subject in force, and takes the one before out of it.
+    /// Puts a subject in force in place of the present one.
     fn enter(&mut self, subject: Subject) -> Result<()> {
         let (was, is) = (self.subject == Subject::Rouse, subject == Subject::Rouse);
         let programs = self.bed.programs.as_ref().context("they are loaded")?;
@@ -269,7 +269,7 @@ impl Scene {
     }
 }
 
-/// Loads an object from memory that is aligned as it must be.
+/// Loads an object from memory with the alignment that the ELF parser needs.
 fn load(object: &[u8], places: Places) -> Result<Programs, programs::Error> {
     let mut room = vec![0_u8; object.len() + 8];
     let at = room.as_ptr().align_offset(8);
@@ -278,7 +278,7 @@ fn load(object: &[u8], places: Places) -> Result<Programs, programs::Error> {
     Programs::load_object(aligned, places)
 }
 
-/// A pod with its server, and a proxy if it says which HTTP the two speak to clients.
+/// Starts a pod's server. With `h2`, also a proxy; true means that both accept HTTP/2 from clients, false HTTP/1.1.
 fn served(place: Place, core: usize, folder: &Path, h2: Option<bool>) -> Result<Served> {
     let nginx = Nginx::server(&place, core, folder, h2 == Some(true))?;
     let sidecar = h2.map(|h2| Nginx::sidecar(&place, core, folder, h2)).transpose()?;
@@ -293,13 +293,13 @@ fn links(bed: &Bed) -> PathBuf {
     bed.places().pins().join("links")
 }
 
-/// TCP segments in and out of a namespace so far.
+/// Number of TCP segments in and out of a network namespace so far.
 fn packets(netns: &str) -> Result<u64> {
     let done = std::process::Command::new("ip")
         .args(["netns", "exec", netns, "cat", "/proc/net/snmp"])
         .output()?;
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
-    // The first line names the fields: … InSegs and OutSegs are the tenth and eleventh.
+    // The first line names the fields: InSegs and OutSegs are the tenth and eleventh.
     let line = said.lines().filter(|line| line.starts_with("Tcp:")).nth(1);
     let words: Vec<&str> = line.context("the kernel counts segments")?.split(' ').collect();
     Ok(words[10].parse::<u64>()? + words[11].parse::<u64>()?)

@@ -1,19 +1,19 @@
-//! Pure: what is asked for, and what is in force meanwhile.
+//! Pure: cases and subjects of the bench.
 
-/// Whether the kernel half counts streams of HTTP/2, not one request a connection. Until it does, figures of `h2` are
+/// True if the eBPF programs count HTTP/2 streams, and not one request a connection. While false, figures of `h2` are
 /// those of an opaque connection.
 pub(crate) const H2_STREAMS_ARE_COUNTED: bool = true;
 
-/// What is asked for.
+/// Kind of request and response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Case {
-    /// A hello over HTTP/1.1, heads of 40 and 160 bytes.
+    /// A short response over HTTP/1.1, with heads of 40 and 160 bytes.
     H1,
-    /// The same with heads as browsers and frameworks send them.
+    /// A short response over HTTP/1.1, with heads as browsers and frameworks send them.
     H1Browser,
-    /// A hello over HTTP/2.
+    /// A short response over HTTP/2.
     H2,
-    /// A megabyte over HTTP/1.1.
+    /// A response of one megabyte over HTTP/1.1.
     Bulk,
 }
 
@@ -46,14 +46,14 @@ impl Case {
     }
 }
 
-/// What is in force, or in the way.
+/// Programs or proxy in force during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
-    /// No program.
+    /// No program and no proxy.
     Off,
-    /// All programs of the kernel half.
+    /// All eBPF programs of Rouse.
     Rouse,
-    /// Programs that do nothing, where those of the kernel half see packets.
+    /// Empty programs, on the packet hooks of Rouse's programs.
     Empty,
     /// No program, and a proxy in front of the server.
     Sidecar,
@@ -70,16 +70,16 @@ impl Subject {
     }
 }
 
-/// Sockets that are not counted.
+/// Sockets whose requests are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Uncounted {
-    /// Of a pod of ours, on another port than the serving one.
+    /// Socket of one of Rouse's pods, on another port than the serving port.
     Port,
-    /// Of a pod below the same cgroup that is not ours.
+    /// Socket of a pod below the same cgroup that does not belong to Rouse.
     Pod,
-    /// Of a client in a pod below the same cgroup.
+    /// Socket of a client in a pod below the same cgroup.
     Client,
-    /// Of a pod in a cgroup where nothing is attached.
+    /// Socket of a pod in a cgroup without programs.
     Foreign,
 }
 

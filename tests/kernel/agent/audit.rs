@@ -1,4 +1,4 @@
-//! Shell: gauges of a pod beside its sockets: they agree, also under load; where they do not, they are put right and it is told.
+//! Shell: gauges of a pod compared with its sockets: they agree, also under load; drift is corrected and reported.
 
 use std::sync::{
     Arc,
@@ -16,7 +16,7 @@ fn drift(gauge: &str) -> String {
     format!("rouse_agent_audit_drift_total{{gauge=\"{gauge}\"}}")
 }
 
-/// A pod with a server, and its node.
+/// Starts a node and a pod with a server.
 fn scene(test: &str) -> World {
     let mut world = World::new(test);
     world.name_pod(PodPhase::Ready, ProbeHow::Listen);
@@ -33,7 +33,7 @@ fn gauges(world: &World) -> Gauges {
     Maps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
 }
 
-/// A connection from the node's namespace.
+/// Connects from the node's network namespace.
 fn connected(name: &str) -> TcpStream {
     let node = Namespace::open(format!("/run/netns/{name}-n")).expect("it exists");
     node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
@@ -69,7 +69,7 @@ fn gauges_stand_by_their_sockets_under_load() {
             asked
         })
     });
-    // At any moment, and when all is quiet.
+    // Scans run at any moment under load, and once more when no request is in flight.
     let count = || -> u64 {
         let page = world.get("n", "127.0.0.1:7104", "/metrics");
         let lines = page.lines().filter_map(|it| it.strip_prefix(LOOKS)?.rsplit(' ').next());
@@ -105,7 +105,7 @@ fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
     foreign.write_all(b"\x16").expect("it stands");
     foreign.read_exact(&mut [0]).expect("it comes back");
     let gauges = gauges(&world);
-    // A handshake of TLS is no request yet.
+    // A TLS handshake is no request yet.
     let right: Levels = [4, 1, 2, 1];
     assert_eq!(gauges.levels(world.slot()), right);
     gauges.add(world.slot(), [4, -2, 1, -3]);
@@ -113,7 +113,7 @@ fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
         world.wait_counted(&drift(gauge), by);
     }
     assert_eq!(gauges.levels(world.slot()), right);
-    // Nothing is lost by it, and nothing counted twice.
+    // The correction loses no connection, and counts none twice.
     drop((busy, idle, fresh, foreign));
     let end = Instant::now() + LIMIT;
     while gauges.levels(world.slot()) != [1, 1, 0, 0] {
@@ -129,7 +129,7 @@ fn connections_that_count_nowhere_are_told() {
     let mut world = World::new("audit-uncounted");
     world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
     world.tell("listen");
-    // From before there was a program to see it.
+    // Connected before any program was attached.
     let end = Instant::now() + LIMIT;
     let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
     let early = loop {

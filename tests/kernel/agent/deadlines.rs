@@ -1,4 +1,4 @@
-//! Shell: requests to a pod that take longer than they may: their connections are ended, and no others.
+//! Shell: overdue requests to a pod: their connections are closed, and no others.
 
 use std::thread::JoinHandle;
 
@@ -7,12 +7,12 @@ use super::{
     *,
 };
 
-/// How long requests may take here.
+/// Timeout of requests in these tests.
 const TIMEOUT: Duration = Duration::from_secs(2);
 const ENDED: &str = "rouse_agent_deadlines_ended_total";
 
 impl World {
-    /// Sends a request on a connection of its own, reads until that ends, and says how much came before.
+    /// Sends a request on a new connection and reads to its end. Returns the number of bytes and the kind of the end.
     fn asks(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
         let mut stream = self.connect();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n").expect("it stands");
@@ -20,7 +20,7 @@ impl World {
     }
 }
 
-/// Reads until the connection ends, and says how much came before.
+/// Reads to the end of the connection. Returns the number of bytes and the kind of the end.
 fn ends(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
     thread::spawn(move || {
         let (mut came, mut bytes) = (0, [0; 1024]);
@@ -43,7 +43,7 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     foreign.write_all(b"\x17").expect("what looks like a request that is never answered");
     ask(&mut kept, "/quick");
     let long = ["/hang", "/drip", "/upgrade"].map(|path| world.asks(path));
-    // Older than the long requests, in use all the time, and there when they are over: its time is each request's own.
+    // Older than the long requests, always in use, and open at their end: the deadline is each request's own.
     while long.iter().any(|it| !it.is_finished()) {
         ask(&mut kept, "/quick");
     }
@@ -73,21 +73,21 @@ fn a_request_from_before_the_agent_began_is_ended_too() {
     assert_eq!(hang.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
 }
 
-/// What a client of HTTP/2 begins with: preface and empty SETTINGS.
+/// First bytes of an HTTP/2 client: preface and an empty SETTINGS frame.
 const BEGINS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// A frame of HTTP/2 (RFC 9113 §4.1).
+/// Frame of HTTP/2 (RFC 9113 §4.1).
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A whole request, `GET http://a/` in entries of the static table.
+/// A whole request, `GET http://a/`, with entries of HPACK's static table.
 fn asks_on(stream: u32) -> Vec<u8> {
     frame(1, 5, stream, &[0x82, 0x84, 0x86, 0x41, 1, b'a'])
 }
 
-/// The client takes back its request.
+/// RST_STREAM frame by which the client cancels a request.
 fn takes_back(stream: u32) -> Vec<u8> {
     frame(3, 0, stream, &8_u32.to_be_bytes())
 }
@@ -101,7 +101,7 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
     }
     let one = ends(one);
     let (mut kept, mut number) = (world.connect(), 1);
-    // Its first request is older than the other's, and the newest always young.
+    // The first request is older than the other connection's, and the newest is always young.
     while !one.is_finished() {
         for _ in 0..50 {
             ask(&mut kept, "/quick");

@@ -1,8 +1,8 @@
-//! Shell: growth of what is in flight is told when it comes, not a second later.
+//! Shell: growth of requests in flight is reported at once, not with the next periodic report.
 
 use super::*;
 
-/// Events that an agent has read from the kernel.
+/// Metric of the events that an agent has read from the kernel.
 const EVENTS: &str = "rouse_agent_events_total";
 
 impl World {
@@ -12,7 +12,7 @@ impl World {
         counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
     }
 
-    /// A request that the pod does not answer.
+    /// Sends a request that the pod does not answer.
     fn waits(&self) -> TcpStream {
         let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let mut stream =
@@ -22,7 +22,7 @@ impl World {
     }
 }
 
-/// Waits until the kernel is asked for the next event of the pod.
+/// Waits until the agent has armed the pod's next growth event. Returns true if it has.
 fn is_armed(world: &World) -> bool {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let (maps, slot) = (Maps::open(&pins).expect("pinned maps"), world.slot());
@@ -50,10 +50,10 @@ fn growth_beyond_what_was_reported_is_told_by_events() {
         open.push(world.waits());
         world.wait_usage("all of them", |usage| usage.totals.in_flight() == count);
     }
-    // Some may be told of by the periodic report first.
+    // The periodic report may come first for some of them.
     let events = world.events() - before;
     assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
-    // As many at once: no more events than requests, and all are told.
+    // As many at once: there are no more events than requests, and the reports have all of them.
     assert!(is_armed(&world), "no event is asked for beyond {REQUESTS} in flight");
     let before = world.events();
     open.extend((0..REQUESTS).map(|_| world.waits()));

@@ -1,21 +1,21 @@
-//! Shell: kept connections to a pod that is about to stop: idle ones are ended at the client's side, used ones are not.
+//! Shell: persistent connections to a draining pod: idle ones are closed at the client's side, used ones are not.
 
 use std::io::Lines;
 use std::process::ChildStdout;
 
 use super::*;
 
-/// Line of the metrics that counts connections that turned out to be in use.
+/// Beginning of the metrics line that counts connections found to be in use.
 const SPARED: &str = "rouse_agent_connections_spared_total";
 
-/// A client's process, and what it says.
+/// Process of a client, and its output.
 struct Client {
     process: Child,
     said: Lines<std::io::BufReader<ChildStdout>>,
 }
 
 impl Client {
-    /// What it says next of its connection.
+    /// Next line of the client about its connection.
     fn next(&mut self) -> String {
         let ours = |line: &String| {
             ["connected", "read: ", "ended: "].iter().any(|it| line.starts_with(it))
@@ -31,7 +31,7 @@ impl Drop for Client {
     }
 }
 
-/// A pod that keeps what it accepts and says nothing by itself, and a client that has sent this.
+/// Starts a pod that keeps accepted connections and sends nothing by itself, and a client that has sent `sends`.
 fn scene(test: &str, sends: &str) -> (World, Client) {
     let mut world = World::new(test);
     fs::create_dir(world.cgroup.join("clients")).expect("a cgroup");
@@ -39,7 +39,7 @@ fn scene(test: &str, sends: &str) -> (World, Client) {
     world.name_service();
     world.start_agent();
     world.start_pod();
-    // What listens from now on is seen by the kernel half, and its connections are followed.
+    // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
     world.wait("looked into", |seen| !seen.trouble.is_empty());
     world.tell("keep");
     world.tell("listen");
@@ -60,7 +60,7 @@ fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
     world.wait("drained", |seen| seen.drained);
 }
 
-/// The same with a request in flight, of whose response the first half has come: the client's side alone looks idle.
+/// Scene with a request in flight and the first half of its response sent: the client's side alone looks idle.
 fn paused(test: &str) -> (World, Client) {
     let (mut world, mut client) = scene(test, "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
@@ -69,20 +69,20 @@ fn paused(test: &str) -> (World, Client) {
     (world, client)
 }
 
-/// What leads from the pod to its node goes nowhere (`add`), or there again (`del`).
+/// Adds (`add`) a blackhole route from the pod to its node, or removes it (`del`).
 fn blackhole(world: &World, verb: &str) {
     let pod = format!("{}-p", world.name);
     let words = ["-n", &pod, "route", verb, "blackhole", "10.77.0.1/32"];
     assert!(Command::new("ip").args(words).status().expect("iproute2").success());
 }
 
-/// As behind a policy that keeps nodes from the port, or on a node that is too busy to answer in time.
+/// Blocks the agent's query, like a policy that blocks nodes at the port, or a node too busy to answer in time.
 #[test]
 fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
     let (mut world, mut client) = paused("mute");
     blackhole(&world, "add");
     world.name_pod(PodPhase::Draining, ProbeHow::Listen);
-    // Each question waits for half a second: the client's side has looked idle for more than one.
+    // Each query waits for half a second, so the client's side has looked idle for more than one second.
     world.wait_counted(SPARED, 4);
     world.tell("say ay");
     assert_eq!(client.next(), "read: ay");

@@ -1,10 +1,10 @@
-//! Shell: the agent beside a kubelet: pods that are told to end, cgroups that come and go, pods of other nodes.
+//! Shell: the agent beside a kubelet: terminating pods, cgroups that come and go, pods of other nodes.
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::*;
 
-/// The clock of the kernel's events and the agent's reports.
+/// Time by the clock of the kernel's events and the agent's reports.
 fn monotonic() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
 }
@@ -37,7 +37,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         let waiting = scope.spawn(|| page(&at_node, DOOR, WAIT));
         world.wait("the kubelet asks", |seen| !seen.ready);
         world.name_pod(PodPhase::Draining, ProbeHow::Listen);
-        // So much later a quiet pod's kubelet has its answer, also where no controller speaks of the pod (3 s).
+        // By then an idle pod's kubelet would have its answer, even without a controller that drains the pod (3 s).
         let late = monotonic() + Duration::from_secs(5);
         world.wait_usage("the agent looks again by then", |it| it.at_ns > late.as_nanos() as u64);
         assert!(!waiting.is_finished(), "a request is in flight");
@@ -90,14 +90,14 @@ fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again()
     world.pods.clear();
     world.start_agent();
     world.wait("ready again", |seen| seen.ready);
-    // The RouteTable does not speak of its end: the agent waits a little, and lets it go.
+    // The RouteTable does not mark it as draining: the agent waits a little, then answers.
     assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"));
 }
 
 #[test]
 fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
     let mut world = World::with("find", "root/kubepods/burstable");
-    // Another node of the same machine.
+    // Cgroups of another node on the same machine.
     fs::create_dir_all(world.cgroup.join("other/kubepods")).expect("a cgroup");
     world.name_pod(PodPhase::Starting, ProbeHow::Listen);
     world.start_agent_in_a_pod();
@@ -156,7 +156,7 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     while targets() == Some(0) {
         thread::sleep(Duration::from_millis(10));
     }
-    // A new agent goes on from what was reached, without a moment without.
+    // A new agent continues with the known reachability, without an interruption.
     world.kill_agent();
     world.tell("close");
     world.start_agent();

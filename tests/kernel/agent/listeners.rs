@@ -1,4 +1,4 @@
-//! Shell: a map of listeners, or of pods, that has no room is told of, and a pod is found all the same, or later.
+//! Shell: full maps of listeners or pods: the agent reports it, and finds the pod all the same, or later.
 
 use aya::maps::{HashMap, Map, MapData};
 
@@ -12,7 +12,7 @@ fn pinned(world: &World, name: &str) -> Map {
     Map::HashMap(MapData::from_pin(pin).expect("it is pinned"))
 }
 
-/// Enters listeners of namespaces that there are not, until there is no room.
+/// Fills the map with listeners of namespaces that do not exist.
 fn fill(world: &World) {
     let map = pinned(world, abi::maps::LISTEN);
     let mut listen: HashMap<MapData, abi::ListenKey, abi::Listen> =
@@ -38,7 +38,7 @@ fn without_room_for_listeners_a_pod_is_found_and_the_trouble_is_told() {
     world.wait("ready", |seen| seen.ready);
 }
 
-/// The rows of an agent before, whose pods no controller names any more, are freed after a while.
+/// Rows of an earlier agent whose pods are in no RouteTable are freed after a while.
 #[test]
 fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
     let mut world = World::new("crowd");

@@ -1,4 +1,4 @@
-//! Shell: requests to a pod are what the metrics of its revision say, whichever agents and pods come and go.
+//! Shell: metrics of a revision equal the requests to its pods, across restarts of agents and pods.
 
 use nix::{
     libc,
@@ -14,7 +14,7 @@ const OF: &str = "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_co
 const DURATIONS: &str = "kn_serving_invocation_duration_seconds";
 
 impl World {
-    /// The revision's figure with this name, and this further label.
+    /// Value of the revision's metric `name` with the additional label.
     fn figure(&self, name: &str, label: &str) -> Option<u64> {
         let page = self.metrics();
         let ours = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// Waits until so many answers are counted, and returns how they are.
+    /// Waits until `count` responses are counted. Returns the numbers by class: 2xx, 4xx, 5xx.
     fn answered(&self, count: u64) -> [u64; 3] {
         self.wait_figure(&format!("{DURATIONS}_count"), count);
         ["2xx", "4xx", "5xx"].map(|class| {
@@ -41,7 +41,7 @@ impl World {
         })
     }
 
-    /// The pod and its process go, and another of the same revision comes.
+    /// Removes the pod and its process, and starts another pod of the same revision.
     fn replace_pod(&mut self) {
         self.routes.remove(&RouteKey::Pod("uid-1".into()));
         let mut pod = self.pod.take().expect("a pod");
@@ -82,7 +82,7 @@ fn metrics_say_what_requests_came_to() {
     let mut gone = world.connect();
     gone.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
     world.wait_figure("rouse_agent_requests_in_flight", 1);
-    // Its client goes with a reset.
+    // The client closes with a reset.
     setsockopt(&gone, Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).expect("a socket");
     drop(gone);
     world.wait_figure("rouse_agent_requests_cut_total", 1);

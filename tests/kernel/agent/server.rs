@@ -1,15 +1,15 @@
-//! Shell: a pod that serves HTTP in every way these tests need, and requests to it.
+//! Shell: an HTTP server in a pod, with all behaviours that these tests need, and requests to it.
 
 use super::*;
 
-/// What asks for another protocol, and says so in the answer.
+/// Headers that request another protocol, and confirm it in the response.
 pub(super) const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: chat\r\n";
-/// How long `/slow` takes at least.
+/// Least time that `/slow` takes.
 const SLOW: Duration = Duration::from_millis(300);
 
-/// Serves after the line `listen`, each connection until it ends: `/quick` at once, `/slow` later, `/missing` and `/failed`
-/// with another status, `/hang` never, `/drip` a little all the
-/// time, `/upgrade` by another protocol. A connection that begins as TLS does is not HTTP.
+/// Serves each connection to its end after the line `listen`: `/quick` answers at once, `/slow` later, `/missing` and
+/// `/failed` with another status. `/hang` never answers, `/drip` sends a little data all the time, `/upgrade`
+/// switches to another protocol. A connection whose first byte is that of TLS is not HTTP.
 pub(super) fn run() {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
     assert_eq!(lines.next().as_deref(), Some("listen"));
@@ -21,7 +21,7 @@ pub(super) fn run() {
             });
         }
     });
-    // Until the test has gone.
+    // Until the test closes stdin.
     lines.for_each(drop);
 }
 
@@ -71,7 +71,7 @@ fn serve_foreign(mut stream: TcpStream) -> std::io::Result<()> {
         stream.read_exact(&mut byte)?;
     }
     stream.write_all(b"!")?;
-    // Until the client has gone.
+    // Until the client closes the connection.
     stream.read_exact(&mut byte)
 }
 
@@ -79,7 +79,7 @@ fn answer(stream: &mut TcpStream, status: &str) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nok")
 }
 
-/// A pod with the server, whose requests may take so long, and its node.
+/// Starts a node and a pod with the server, whose requests have the given timeout.
 pub(super) fn scene(test: &str, timeout: Duration) -> World {
     let mut world = World::new(test);
     world.timeout = timeout;
@@ -90,10 +90,10 @@ pub(super) fn scene(test: &str, timeout: Duration) -> World {
 }
 
 impl World {
-    /// Starts the server's process in the pod, once the agent knows that.
+    /// Starts the server's process in the pod, and lets it listen once the agent knows the pod.
     pub(super) fn start_server(&mut self) {
         self.pod = Some(self.start_in("server", "pods/poduid-1/main"));
-        // What listens from now on is seen by the kernel half, and its connections are followed.
+        // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
         self.wait("looked into", |seen| !seen.trouble.is_empty());
         self.tell("listen");
         self.wait("ready", |seen| seen.ready);
@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-/// Sends a request that is answered with `ok`, and reads that. Returns how many bytes went and came.
+/// Sends a request whose response ends with `ok`, and reads it. Returns the numbers of sent and received bytes.
 pub(super) fn ask(stream: &mut TcpStream, path: &str) -> [u64; 2] {
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it stands");

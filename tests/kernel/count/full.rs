@@ -1,4 +1,4 @@
-//! Shell: maps that are full of what others left, while connections go on being counted.
+//! Shell: maps full of foreign entries, while connections are still counted.
 
 use aya::maps::{HashMap, Map, MapData};
 use common::abi::{self, Kept, KeptKey, ProbeKey};
@@ -10,10 +10,10 @@ fn pinned(case: &Case, name: &str) -> Map {
     Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"))
 }
 
-/// From nowhere: no test has this network.
+/// Address of a network that no test has.
 const NOWHERE: [u32; 4] = [0, 0, u32::from_be(0xffff), u32::from_be(0xcb00_7100)];
 
-/// The oldest segments are forgotten for new ones, so that a flood of them harms no other connection for long.
+/// The oldest segments are evicted for new ones, so a flood of them harms other connections only briefly.
 #[test]
 fn segments_that_are_never_taken_leave_room_for_others() {
     let mut case = Case::alone();
@@ -25,7 +25,7 @@ fn segments_that_are_never_taken_leave_room_for_others() {
     }
     let request = get("/length/5");
     for cut in 1..request.len() {
-        // What comes first with a connection may come before the pod has accepted it, and is kept.
+        // The first segments may arrive before the pod has accepted the connection, and are buffered.
         let mut stream = case.connect();
         stream.write_all(&request.as_bytes()[..cut]).unwrap();
         stream.write_all(&request.as_bytes()[cut..]).unwrap();
@@ -53,7 +53,7 @@ fn probes_that_never_came_leave_room_for_others() {
     case.settles_with(1, |_pod| 1);
 }
 
-/// Probes from an address that finds no room count as requests; all others go on as before.
+/// Probes from an address without an entry count as requests; all other counts are unaffected.
 #[test]
 fn a_node_with_more_addresses_than_are_known_is_told_of() {
     let mut case = Case::alone();

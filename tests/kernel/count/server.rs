@@ -1,4 +1,4 @@
-//! Shell: a small server that answers in every way HTTP/1.1 knows, byte by byte as told, and logs what it was asked.
+//! Shell: a server with every form of HTTP/1.1 response, chosen by the path, which logs its requests.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -23,7 +23,7 @@ const ROLE: &str = "ROUSE_TEST_SERVER";
 static LOG: AtomicU64 = AtomicU64::new(0);
 static GATE: Mutex<()> = Mutex::new(());
 
-/// The server's process, in a pod's cgroup and namespace. Killed when dropped.
+/// Process of the server, in a pod's cgroup and namespace, killed on drop.
 pub(super) struct Server {
     child: Child,
     orders: ChildStdin,
@@ -48,12 +48,12 @@ impl Server {
         server
     }
 
-    /// Heads read so far.
+    /// Number of request heads read so far.
     pub(super) fn log(&mut self) -> u64 {
         self.ask("log")
     }
 
-    /// Heads read, once no more come.
+    /// Number of request heads, once it no longer grows.
     pub(super) fn settled_log(&mut self) -> u64 {
         let mut last = self.log();
         loop {
@@ -72,7 +72,7 @@ impl Server {
         }
     }
 
-    /// Lets `/wait` answer.
+    /// Lets `/wait` answer its requests.
     pub(super) fn release(&mut self) {
         self.ask("release");
     }
@@ -96,7 +96,7 @@ impl Drop for Server {
     }
 }
 
-/// Not a test: what this program does as the server.
+/// Main function of this program as the server; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 #[allow(clippy::print_stdout, reason = "answers go to the test that started it")]
@@ -120,10 +120,10 @@ fn role() {
     drop(closed);
 }
 
-/// Bytes of a connection, with what was read beyond the last message.
+/// Bytes of a connection, with those read beyond the last message.
 pub(crate) struct Input {
     pub(crate) stream: TcpStream,
-    /// For how long it lies still before each read.
+    /// Pause before each read, to make a slow reader.
     pub(crate) pause: Duration,
     held: Vec<u8>,
 }
@@ -133,7 +133,7 @@ impl Input {
         Self { stream, pause: Duration::ZERO, held: Vec::new() }
     }
 
-    /// Bytes up to and with `end`.
+    /// Reads up to and including `end`.
     pub(crate) fn until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
         loop {
             if let Some(at) = self.held.windows(end.len()).position(|it| it == end) {
@@ -199,7 +199,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Answers one request. Returns whether the connection goes on.
+/// Answers one request. Returns true if the connection stays open.
 pub(crate) fn answer(input: &mut Input, path: &str) -> io::Result<bool> {
     let out = &mut input.stream;
     match path.split_once('/').unwrap_or((path, "")) {

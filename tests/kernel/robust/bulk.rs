@@ -1,4 +1,4 @@
-//! Shell: packets of hundreds of kilobytes, bodies of a gigabyte, and readers that take their time.
+//! Shell: packets of hundreds of kilobytes, bodies of a gigabyte, and slow readers.
 
 use std::{io::Write as _, net::TcpStream, process::Command};
 
@@ -12,12 +12,12 @@ use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use super::{Scene, ask, figure, figures, get, until};
 use crate::bed::inside;
 
-/// Bytes of the largest packets there are: 524,280 for a veth.
+/// Size of the largest packets, below the veth's limit of 524,280 bytes.
 const BIG: u32 = 512_000;
-/// Mebibytes of the long uploads.
+/// Size of the long uploads, in MiB.
 const LONG_MIB: usize = 1_024;
 
-/// Sets how large packets on a device may be, in both families. `ip` of Debian 12 knows IPv6's only.
+/// Sets the largest packet size of a device, in both families. `ip` of Debian 12 can set it for IPv6 only.
 fn set_packets(netns: &str, device: &str, bytes: u32) {
     inside(netns, || {
         let mut link = LinkMessage::default();
@@ -50,7 +50,7 @@ fn run(netns: &str, words: &[&str]) {
     assert!(done.status.success(), "{words:?}: {why} (Debian: ethtool)");
 }
 
-/// Packets that IP has taken in, and their bytes, both families together.
+/// Number of packets that IP has received, and of their bytes, both families together.
 fn taken(netns: &str) -> (u64, u64) {
     let [snmp, netstat, snmp6] = ["snmp", "netstat", "snmp6"].map(|name| figures(netns, name));
     let six = |name: &str| -> u64 {
@@ -63,7 +63,7 @@ fn taken(netns: &str) -> (u64, u64) {
     )
 }
 
-/// Bytes of a packet on average that came into a namespace while `job` ran.
+/// Mean size of the packets that a namespace received while `job` ran.
 fn mean(netns: &str, job: impl FnOnce()) -> u64 {
     let before = taken(netns);
     job();
@@ -71,9 +71,9 @@ fn mean(netns: &str, job: impl FnOnce()) -> u64 {
     (after.1 - before.1) / (after.0 - before.0)
 }
 
-/// Uploads so many mebibytes to `path`: with a length, or in chunks of every size.
+/// Uploads `mib` MiB to `path`: with a length, or in chunks of all sizes.
 fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
-    // Its own requests are none.
+    // Lines in the body that look like requests must not count.
     let line = b"GET /never HTTP/1.1\r\n\r\n";
     let block: Vec<u8> = line.iter().copied().cycle().take(1 << 20).collect();
     if !in_chunks {
@@ -84,7 +84,7 @@ fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
     }
     write!(stream, "POST /{path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
     for _ in 0..mib {
-        // As little as a byte, and more than any packet holds; together the block.
+        // From one byte up to more than a packet holds; together they make the block.
         let sizes = [1, 9_000, 100, 65_535, 300_000];
         let last = block.len() - sizes.iter().sum::<usize>();
         let mut chunks = Vec::with_capacity(block.len() + 100);
@@ -99,7 +99,7 @@ fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
     until(stream, "xxxxx");
 }
 
-/// Uploads and downloads on one connection to each address, and says how large packets were on average at either end.
+/// Uploads and downloads on one connection to each address. Returns the mean packet sizes at server and client.
 fn there_and_back(scene: &Scene) -> [u64; 2] {
     let addresses = [scene.pod.four(), scene.pod.six()];
     let connect = || addresses.iter().map(|address| scene.connect_to(address));
@@ -153,7 +153,8 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
     assert!(up > 66_000 && down > 66_000, "mean packets: {up}, {down}");
 }
 
-/// Packets come in a wire's size, and the pod's end joins them: a veth does so where its other end cannot send larger ones.
+/// Makes packets arrive in a link's size, to be joined by the pod's end: a veth does so if its peer sends no larger
+/// ones.
 fn join_at_the_pod(scene: &Scene) {
     run(&scene.bed.node(), &["ethtool", "-K", &format!("v{}", scene.pod.number), "tso", "off"]);
     run(&scene.pod.netns, &["ethtool", "-K", "eth0", "gro", "on"]);
@@ -169,7 +170,7 @@ fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
     assert!(up > 6_000, "mean packet: {up}");
 }
 
-/// The reader takes 64 KiB at a time and then lies still, so that the window closes.
+/// Uploads to a reader that takes 64 KiB at a time and then pauses, so that the window closes.
 fn a_long_upload(in_chunks: bool) {
     let wanted = std::env::var("ROUSE_UPLOAD_MIB").ok().and_then(|it| it.parse().ok());
     let scene = Scene::new();

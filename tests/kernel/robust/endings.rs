@@ -1,4 +1,4 @@
-//! Shell: connections that end in another way than by a close at both ends.
+//! Shell: connections that end otherwise than by a close at both ends.
 
 use std::{io::Write as _, process::Command};
 
@@ -10,14 +10,14 @@ use nix::{
 use super::{Scene, ask, get, until};
 use crate::{actor::Actor, bed::ip};
 
-/// Kills a process as the kernel does when memory runs out.
+/// Kills a process like the kernel's out-of-memory killer.
 fn kill_now(process: Actor) {
     let pid = Pid::from_raw(process.pid() as i32);
     kill(pid, Signal::SIGKILL).unwrap();
     drop(process);
 }
 
-/// So many connections with a request in flight, and one without.
+/// Opens `count` connections with a request in flight, and one without.
 fn held(scene: &Scene, count: u64) -> Vec<std::net::TcpStream> {
     let mut streams: Vec<_> = (0..=count).map(|_| scene.connect()).collect();
     for stream in streams.iter_mut().skip(1) {
@@ -37,7 +37,7 @@ fn a_server_that_closes_with_data_unread_has_ended_the_request() {
     for length in [10, 100_000] {
         let mut stream = scene.connect();
         let head = format!("POST /quit HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
-        // The second one's server has closed before all is sent.
+        // The second request's server has closed before all bytes are sent.
         let _reset = stream.write_all(&[head.as_bytes(), &vec![b'x'; length]].concat());
     }
     scene.wait_log(2);
@@ -66,7 +66,7 @@ fn a_client_that_is_killed_is_served_to_the_end() {
     scene.wait_log(1);
     client.kill().unwrap();
     client.wait().unwrap();
-    // The server works on it still.
+    // The server still works on the request.
     assert_eq!(scene.state().in_flight, 1);
     scene.open_gate();
     scene.settles_in_step();
@@ -83,7 +83,7 @@ fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
     drop(streams);
 }
 
-/// The other end neither answers nor says that it has gone.
+/// The other end neither answers nor reports that it has gone.
 #[test]
 fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
     let scene = Scene::new();
@@ -108,7 +108,7 @@ fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
     let scene = Scene::new();
     let _server = scene.serving();
     let mut streams = held(&scene, 5);
-    // Its sockets keep it alive until they are closed.
+    // The namespace lives until the last of its sockets is closed.
     ip(&["netns", "del", &scene.client.netns]);
     streams.truncate(3);
     scene.open_gate();
@@ -129,7 +129,7 @@ fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
     scene.settles_in_step();
 }
 
-/// The pod's link goes before its processes: nobody confirms their last words.
+/// The pod's link is removed before its processes, so no peer acknowledges their last packets.
 #[test]
 fn a_pod_whose_link_goes_first_leaves_nothing() {
     let scene = Scene::new();
@@ -146,7 +146,7 @@ fn a_pod_whose_link_goes_first_leaves_nothing() {
     drop(streams);
 }
 
-/// A connection that waits in the queue of a listener that closes was never the server's.
+/// The server never accepted a connection that waits in the queue of a closing listener.
 #[test]
 fn what_nobody_accepts_ends_with_its_listener() {
     let scene = Scene::new();

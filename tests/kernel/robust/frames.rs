@@ -1,4 +1,4 @@
-//! Shell: frames of HTTP/2 that are lost for the kernel half and found again, and connections that both ends begin at once.
+//! Shell: HTTP/2 frames that the eBPF programs lose and find again, and connections that both ends open at once.
 
 use std::{
     hint,
@@ -23,7 +23,7 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// GET of `/` and POST of `/echo`, whose answer waits for the body, with a host, in HPACK (RFC 7541).
+/// HPACK header blocks (RFC 7541) with a host: GET of `/`, and POST of `/echo`, whose response waits for the body.
 const GET: &[u8] = b"\x82\x86\x84\x41\x01a";
 const POST: &[u8] = b"\x83\x86\x04\x05/echo\x41\x01a";
 
@@ -37,7 +37,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// hyper in the pod, killed when dropped.
+/// A hyper server in the pod, killed on drop.
 struct Server(Child);
 
 impl Server {
@@ -59,8 +59,8 @@ impl Drop for Server {
     }
 }
 
-/// More segments come early than the kernel half remembers, so that it loses the client's frames; the server's answers tell
-/// of the requests in them, and the frame that comes next is read again.
+/// More segments arrive early than the eBPF programs can buffer, so they lose the client's frames. The server's
+/// responses reveal the requests in them, and the next frame is read again.
 #[test]
 fn what_is_lost_of_http2_is_found_again() {
     const EARLY: u32 = 12;
@@ -79,7 +79,7 @@ fn what_is_lost_of_http2_is_found_again() {
     peer.settle(Duration::from_millis(100));
     assert_eq!((scene.totals(), scene.state().desync), ((1, 1), 0));
 
-    // One is late, and behind it come more than there is room for.
+    // One segment is late, and more follow it than can be buffered.
     let late = sent;
     let all: Vec<Vec<u8>> = (0..=EARLY).map(|index| ask(3 + 2 * index)).collect();
     for piece in &all {
@@ -99,7 +99,7 @@ fn what_is_lost_of_http2_is_found_again() {
     assert_eq!((scene.totals(), state.in_flight), ((count, count), 0));
     assert!(state.desync > 0, "nothing was lost: {state:?}");
 
-    // Only who reads it knows of a request that has no answer yet, and of its end.
+    // Only a program that reads frames again knows of a request without a response, and of its end.
     let open = frame(HEADERS, END_HEADERS, 101, POST);
     peer.put(sent, &open);
     sent += open.len();
@@ -115,8 +115,8 @@ fn what_is_lost_of_http2_is_found_again() {
     assert_eq!(scene.totals(), (count + 1, count + 1));
 }
 
-/// A server need not wait for the client's preface (RFC 9113 §3.4), as grpc-go's does not: either may be what tells that HTTP/2
-/// is spoken, and two processors find that out at once.
+/// A server need not wait for the client's preface (RFC 9113 §3.4), and grpc-go's does not. Either side may reveal
+/// HTTP/2 first, and two processors may find it at the same moment.
 #[test]
 fn both_ends_may_begin_http2_at_once() {
     const TIMES: u64 = 3_000;
@@ -136,7 +136,7 @@ fn both_ends_may_begin_http2_at_once() {
         let mut client = scene.connect();
         let mut server = TcpStream::from(take(&accepted).unwrap());
         let ready = AtomicU32::new(0);
-        // They wait awake, the one a little longer than the other, else they would hardly ever meet.
+        // Both threads spin, one of them a little longer; with sleeps they would rarely coincide.
         let start = |late: u64| {
             ready.fetch_add(1, Ordering::AcqRel);
             while ready.load(Ordering::Acquire) < 2 {}

@@ -1,4 +1,4 @@
-//! Shell: a wire that loses, reorders and repeats packets, as netem does where a kernel has it.
+//! Shell: a link that loses, reorders and duplicates packets, like netem, which not every kernel has.
 
 use std::{
     collections::VecDeque,
@@ -22,18 +22,18 @@ use crate::{
     sys,
 };
 
-/// The ends of the wire.
+/// Addresses of the two ends of the link.
 const POD: &str = "10.97.0.1";
 const CLIENT: &str = "10.97.0.2";
-/// In 1,000 packets.
+/// Rates of faults, in 1,000 packets.
 const LOST: usize = 10;
 const LATE: usize = 50;
 const TWICE: usize = 10;
-/// How many packets overtake one that is late, at most; and how long it is, where none comes.
+/// Highest number of packets that overtake a late one, and its delay if none comes.
 const OVERTAKE: usize = 3;
 const LATE_AT_MOST: Duration = Duration::from_millis(2);
 
-/// What became of packets.
+/// Numbers of packets by fault.
 #[derive(Debug, Default)]
 struct Harm {
     carried: AtomicU64,
@@ -42,7 +42,7 @@ struct Harm {
     twice: AtomicU64,
 }
 
-/// Two devices whose packets threads carry over, one for each direction.
+/// Two devices between which threads forward packets, one for each direction.
 struct BadWire {
     stops: Arc<AtomicBool>,
     harm: Arc<Harm>,
@@ -76,13 +76,13 @@ impl Drop for BadWire {
     }
 }
 
-/// A packet that is late: since when, and how many are still to overtake it.
+/// A delayed packet: time of its arrival, and number of packets that are still to overtake it.
 struct Late(Vec<u8>, Instant, usize);
 
 fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice) {
     let mut late = VecDeque::<Late>::new();
     let put = |packet: &[u8]| {
-        // A device whose namespace has gone takes none.
+        // The device of a removed namespace refuses packets.
         let _gone = (&*to).write(packet);
     };
     while !stops.load(Relaxed) {
@@ -118,7 +118,7 @@ fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice
     }
 }
 
-/// Plays so many requests on connections of up to 30 each, which the client ends when it has its answers.
+/// Sends `count` requests on connections of up to 30 each, which the client closes after its last response.
 fn load(netns: &str, count: usize, mut dice: Dice) {
     let mut left = count;
     while left > 0 {

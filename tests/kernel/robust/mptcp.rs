@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Scene {
-    /// A connection that asks for more than one flow.
+    /// Opens a connection that requests more than one flow.
     fn connect_mptcp(&self) -> TcpStream {
         let to: SocketAddr = format!("{}:{SERVING}", self.pod.four()).parse().unwrap();
         let socket = inside(&self.client.netns, || {
@@ -28,7 +28,7 @@ impl Scene {
     }
 }
 
-/// As programs by Go have listened since 1.24.
+/// Starts a server that listens with MPTCP, as Go programs do since 1.24.
 fn listening(scene: &Scene) -> Actor {
     let mut server = scene.server();
     server.must(&format!("listen {WILD} mptcp"));
@@ -71,7 +71,7 @@ fn a_multipath_connection_of_one_flow_is_counted_like_any_other() {
     undisturbed(|scene| listening(scene));
 }
 
-/// Counts a connection of one flow that does not send anything again.
+/// Counts a connection of one flow without retransmissions, in several attempts.
 #[track_caller]
 fn undisturbed(listen: impl Fn(&mut Scene) -> Actor) {
     let done = (0..10).any(|_| {
@@ -91,8 +91,8 @@ fn undisturbed(listen: impl Fn(&mut Scene) -> Actor) {
     assert!(done, "each time something was sent again");
 }
 
-/// Whether one of both has sent data once more. The flow carries them as new bytes between others, which nobody can tell
-/// apart who does not follow the connection above it: boundaries are lost.
+/// Returns true if either side has retransmitted data. A flow carries it as new bytes between others, which only a
+/// reader of the MPTCP connection could tell apart: boundaries are lost.
 fn has_repeated(scene: &Scene) -> bool {
     let figures = [&scene.pod.netns, &scene.client.netns].map(|it| figures(it, "netstat"));
     figures.iter().any(|it| figure(it, "MPTcpExt:", "MPTCPRetrans") > 0)
@@ -106,8 +106,8 @@ fn a_multipath_client_of_a_plain_listener_falls_back() {
     scene.settles_in_order();
 }
 
-/// The messages of such a connection are spread over its flows, in each of which boundaries are lost. It counts as one
-/// connection, and never with more than there is.
+/// Messages of such a connection are spread over its flows, in each of which boundaries are lost. It counts as one
+/// connection, and never with more requests than there are.
 #[test]
 fn a_multipath_connection_of_several_flows_is_one_and_estimated() {
     let scene = Scene::new();

@@ -1,4 +1,4 @@
-//! Shell: segments that overlap, come in another order, are forged, or come before the connection does.
+//! Shell: segments that overlap, arrive in another order, are forged, or precede the connection.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
     tcp::{ACK, Ended, Peer, RST, Segment, Wire},
 };
 
-/// For what does not come: long enough for a kernel that works on a packet at once.
+/// Wait for an event that must not happen: long enough for a kernel that handles a packet at once.
 const SOON: Duration = Duration::from_millis(50);
 
 struct Line {
@@ -25,7 +25,7 @@ impl Line {
         Self::with(None, "")
     }
 
-    /// One in whose namespace something is set, and whose server listens in this way.
+    /// Makes a line with a sysctl set in its namespace, and a server that listens with the options `how`.
     fn with(set: Option<&str>, how: &str) -> Self {
         let scene = Scene::new();
         if let Some(set) = set {
@@ -37,7 +37,7 @@ impl Line {
         Self { scene, wire, _server: server }
     }
 
-    /// Whether each connection is in use, by what the eBPF programs have counted.
+    /// State of each connection, in use or not, by the counts of the eBPF programs.
     fn in_use(&self) -> Vec<InUse> {
         let scene = &self.scene;
         let found = inside(&scene.pod.netns, || {
@@ -48,7 +48,7 @@ impl Line {
     }
 }
 
-/// Ends a connection as a client does that has all it wants.
+/// Closes a connection as a client does after its last response.
 #[track_caller]
 fn close(peer: &mut Peer<'_>, sent: usize) {
     peer.finish(sent, b"");
@@ -56,7 +56,7 @@ fn close(peer: &mut Peer<'_>, sent: usize) {
 }
 
 const SHORT: &str = "xxxxx";
-/// Bytes of a full segment on Ethernet, with timestamps.
+/// Payload of a full Ethernet segment, with timestamps, in bytes.
 const SEGMENT: usize = 1_448;
 
 #[test]
@@ -79,7 +79,7 @@ fn a_segment_that_comes_again_is_no_second_request() {
     line.scene.settles_in_step();
 }
 
-/// Up to three requests, the bodies of some of which look like requests, and how many they are.
+/// Up to three requests, some with bodies that look like requests, and their number.
 fn requests(dice: &mut Dice) -> (u64, String) {
     let inner = "GET /no HTTP/1.1\r\n\r\n";
     let post = "POST /length/5 HTTP/1.1\r\n";
@@ -92,8 +92,8 @@ fn requests(dice: &mut Dice) -> (u64, String) {
     (count as u64, (0..count).map(|_| requests[dice.below(3)].as_str()).collect())
 }
 
-/// Plays connections whose requests come in pieces that begin up to `overlap` bytes before the last one's end, and of
-/// which some are swapped.
+/// Plays connections whose requests arrive in pieces. A piece begins up to `overlap` bytes before the end of the last
+/// one, and some pieces are swapped.
 fn play(overlap: usize, swaps: bool) -> Line {
     let line = Line::new();
     let (mut dice, mut sent) = (Dice(7), 0);
@@ -138,7 +138,7 @@ fn segments_that_overlap_in_another_order_are_read_once() {
     play(30, true).scene.settles_in_step();
 }
 
-/// As many bytes as wait come each by itself, the last one first, and what stands before them comes last.
+/// The last bytes arrive as single-byte segments, last byte first; the bytes before them arrive at the end.
 #[test]
 fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
     let line = Line::new();
@@ -177,7 +177,7 @@ fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
 fn a_segment_that_the_kernel_refuses_is_not_read() {
     let line = Line::new();
     let request = get("length/5");
-    // As long as that, and longer than what the kernel checks at once.
+    // As long as the request, and longer than the data that the kernel checks at once.
     let other = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
     type Forge = fn(&mut Segment<'_>);
     let forgeries: [(&str, Forge); 3] = [
@@ -202,8 +202,8 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
     line.scene.settles_in_step();
 }
 
-/// No program of this kind can check a checksum, so what is read may not be what the kernel then takes. Network cards check
-/// them all; what comes over a veth pair never has a wrong one.
+/// Programs of this type cannot verify checksums, so they may read data that the kernel then drops. Network cards
+/// verify all checksums, and packets of a veth pair never have a wrong one.
 #[test]
 fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
     let line = Line::new();
@@ -223,7 +223,7 @@ fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
     assert_eq!((started, scene.state().in_flight), (finished, 0));
 }
 
-/// Whoever knows no more of a connection than its ends hits the length of a long body in every few attempts.
+/// An attacker who knows only the addresses of a connection hits the length of a long body in every few attempts.
 #[test]
 fn a_forged_segment_far_beyond_the_window_ends_no_body() {
     const LENGTH: usize = 1 << 30;
@@ -248,7 +248,7 @@ fn only_the_reset_that_the_kernel_takes_ends_a_request() {
     let mut peer = Peer::connect(&line.wire, 1_001);
     peer.put(0, request.as_bytes());
     line.scene.wait_log(1);
-    // Outside the window, and inside but not at its begin (RFC 5961).
+    // Outside the window, and inside it but not at its begin (RFC 5961).
     for at in [request.len() + (1 << 20), request.len() + 1_000] {
         peer.send(&Segment { flags: RST, ..peer.segment(at, b"") });
         peer.settle(SOON);
@@ -268,7 +268,7 @@ fn a_request_may_come_with_the_clients_end() {
     peer.finish(bytes.len(), bytes);
     peer.until(1, SHORT);
     assert_eq!(peer.until_ended(), Ended::Fin);
-    // The end first, then what is before it.
+    // First the segment with FIN, then the data before it.
     let mut peer = Peer::connect(&line.wire, 1_002);
     peer.finish(bytes.len(), &bytes[20..]);
     peer.put(0, &bytes[..20]);
@@ -277,11 +277,11 @@ fn a_request_may_come_with_the_clients_end() {
     line.scene.settles_in_step();
 }
 
-/// A sender that tries a closed window with a byte of its data: BSD's do. The server reads on once it has been tried.
+/// A sender that probes a closed window with a byte of data, like BSD's. The server reads on after some probes.
 #[test]
 fn a_window_that_closes_and_is_tried_loses_no_boundary() {
     const LENGTH: usize = 200_000;
-    // Room for a few segments, for good.
+    // A permanent limit of a few segments.
     let line = Line::with(Some("net.ipv4.tcp_rmem=4096 16384 16384"), "");
     let head = format!("POST /hold HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
     let next = get("length/5");
@@ -304,7 +304,7 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
             line.scene.open_gate();
         }
         peer.settle(SOON);
-        // Nothing is acknowledged: it may be lost.
+        // Without an acknowledgement the probe may be lost, so it is sent again.
         if peer.acked as usize == acked {
             at = acked;
         }
@@ -317,11 +317,11 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
 
 #[test]
 fn the_first_data_may_be_what_ends_the_handshake() {
-    // Whole; in two; the second half first.
+    // As a whole; in two parts; the second part first.
     first_data(&Line::new(), &[&[(0, 37)], &[(0, 20), (20, 37)], &[(20, 37), (0, 20)]]);
 }
 
-/// The listener then remembers nothing of the client's first packet, so what is not the first byte brings none.
+/// SYN cookies leave the listener without state, so only a segment with the first byte completes the handshake.
 #[test]
 fn the_first_data_may_bring_the_cookie_of_the_handshake() {
     first_data(
@@ -348,19 +348,19 @@ fn first_data(line: &Line, orders: &[&[(usize, usize)]]) {
 
 #[test]
 fn data_of_the_first_packet_count_where_the_server_takes_them() {
-    // Without a cookie (2 and 0x200).
+    // Without requiring a cookie (2 and 0x200).
     let line = Line::with(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
     let request = get("length/5");
     let bytes = request.as_bytes();
     for port in 5_000..5_010 {
         let mut peer = Peer::begin(&line.wire, port);
-        // All or a part of it.
+        // The whole request or a part of it.
         let first = if port % 2 == 0 { bytes.len() } else { 20 };
         peer.syn(&bytes[..first]);
         peer.answered();
         assert_eq!(peer.acked as usize, first, "taken");
         peer.put(first, &bytes[first..]);
-        // The first packet comes again.
+        // The first packet is duplicated.
         peer.syn(&bytes[..first]);
         peer.until(1, SHORT);
         close(&mut peer, bytes.len());
@@ -372,7 +372,7 @@ fn data_of_the_first_packet_count_where_the_server_takes_them() {
 fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
     let line = Line::new();
     let request = get("length/5");
-    // They are sent again, and count then; or never.
+    // They are sent again, and count then; or they are never sent again.
     for (port, again) in [(5_000, true), (5_001, false)] {
         let mut peer = Peer::begin(&line.wire, port);
         peer.syn(request.as_bytes());
@@ -391,7 +391,7 @@ fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
     line.scene.settles_in_step();
 }
 
-/// Lines so short that they are read step by step, and as many of them as a segment holds.
+/// Lines so short that the slow path reads them, and as many of them as a segment holds.
 #[test]
 fn full_segments_of_short_chunks_are_read_in_any_order() {
     let line = Line::new();

@@ -1,11 +1,11 @@
-//! Shell: answers by every system call that sends.
+//! Shell: responses sent by every system call that sends.
 
 use aya::util::KernelVersion;
 
 use super::{Scene, WILD, ask, get, serve::Way, uring::WAYS};
 use crate::bed::SERVING;
 
-/// Lengths of answers: within a packet, of several, and of more than any buffer.
+/// Lengths of responses: within a packet, of several packets, and longer than any buffer.
 const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
 
 #[test]
@@ -25,7 +25,7 @@ fn whatever_sends_an_answer_it_is_read_to_its_end() {
     scene.settles_in_step();
 }
 
-/// Sends, receives, accepts, binds and listens by io_uring, whose entries a thread of the kernel takes or not.
+/// Sends, receives, accepts, binds and listens by io_uring, with and without a submission thread of the kernel.
 #[test]
 fn a_server_by_io_uring_is_counted_like_any_other() {
     for how in ["", "sqpoll"] {

@@ -1,4 +1,4 @@
-//! Shell: one connection of a server: reads requests, notes each, and answers by every system call that sends.
+//! Shell: one connection of a server: it reads requests, logs each, and answers by every system call that sends.
 
 use std::{
     fs::File,
@@ -22,11 +22,11 @@ use crate::{
     sys,
 };
 
-/// What long answers consist of.
+/// Size of the buffer that long responses are taken from.
 const MOST: usize = 16 << 20;
 pub(super) static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; MOST]);
 
-/// What the servers of a test have in common: a log of one byte for each request, and a gate.
+/// Files that the servers of a test share: a log with one byte for each request, and a gate.
 #[derive(Clone, Debug)]
 pub(super) struct Desk {
     log: Arc<File>,
@@ -34,7 +34,7 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// The one whose path a variable holds; `None` where there is no such variable.
+    /// Opens the files at the path in the environment variable; `None` if it is not set.
     pub(super) fn named(variable: &str) -> Option<Self> {
         let path = PathBuf::from(std::env::var_os(variable)?);
         let log = File::options().append(true).create(true).open(&path).expect("a folder");
@@ -45,12 +45,12 @@ impl Desk {
         &self.path
     }
 
-    /// Notes a request whose head was read.
+    /// Logs a request whose head was read.
     pub(super) fn note(&self) {
         (&*self.log).write_all(b".").expect("room");
     }
 
-    /// Where a file stands while the gate is open.
+    /// Path of the file that exists while the gate is open.
     pub(super) fn gate(path: &Path) -> PathBuf {
         path.with_extension("open")
     }
@@ -74,10 +74,10 @@ pub(super) fn serve(stream: TcpStream, desk: &Desk) -> io::Result<()> {
         let (what, how) = path.split_once('/').unwrap_or((&path, ""));
         let number = how.parse::<u64>().unwrap_or_default();
         match what {
-            // With its body unread.
+            // Closes with the body unread.
             "quit" => return Ok(()),
             "slow" => input.pause = Duration::from_micros(number),
-            // Whoever does not answer is given up.
+            // Sets timeouts after which the server gives up on a silent client.
             "watch" => watch(&input.stream, number)?,
             "hold" => desk.pass(),
             "early" => drop(answer(&mut input, "length/5")?),
@@ -99,7 +99,7 @@ pub(super) fn serve(stream: TcpStream, desk: &Desk) -> io::Result<()> {
     }
 }
 
-/// Sets how long the other end may be silent: `ms` while something is to be acknowledged, and a second otherwise.
+/// Sets the timeouts for a silent peer: `ms` while data is unacknowledged, and a second otherwise.
 fn watch(stream: &TcpStream, ms: u64) -> io::Result<()> {
     let second = Duration::from_secs(1);
     let alive = TcpKeepalive::new().with_time(second).with_interval(second).with_retries(1);
@@ -108,22 +108,22 @@ fn watch(stream: &TcpStream, ms: u64) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(Duration::from_millis(ms)))
 }
 
-/// How an answer is sent.
+/// System call or option by which a response is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
-    /// sendfile(2).
+    /// Sent by sendfile(2), after a head with MSG_MORE.
     Sendfile,
-    /// The same, each 10,000 bytes as a chunk whose head is sent with MSG_MORE.
+    /// Sent by sendfile(2), in chunks of 10,000 bytes whose heads are sent with MSG_MORE.
     Chunks,
-    /// splice(2) from a pipe.
+    /// Sent by splice(2) from a pipe.
     Splice,
-    /// MSG_ZEROCOPY.
+    /// Sent by send(2) with MSG_ZEROCOPY.
     Zerocopy,
-    /// writev(2) of pieces of 1, 2, 3 … bytes.
+    /// Sent by writev(2), in pieces of 1, 2, 3 … bytes.
     Pieces,
-    /// MSG_MORE in pieces.
+    /// Sent by send(2) with MSG_MORE, in pieces.
     More,
-    /// TCP_CORK around small writes.
+    /// Sent by small writes within TCP_CORK.
     Cork,
 }
 
@@ -142,7 +142,7 @@ impl Way {
         Self::ALL.iter().find(|(it, _)| *it == name).map(|(_, way)| *way)
     }
 
-    /// Answers with so many letters and a line end. The connection goes on.
+    /// Answers with `count` letters and a newline. Returns true: the connection stays open.
     fn answer(self, out: &mut TcpStream, count: usize) -> io::Result<bool> {
         let sized = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
         let all = || [sized.as_bytes(), &BODY[..count], b"\n"].concat();
@@ -197,7 +197,7 @@ fn sent(out: &TcpStream, mut bytes: &[u8], flags: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends so many letters from a file.
+/// Sends `count` letters from a file.
 fn file(out: &TcpStream, count: usize) -> io::Result<()> {
     let from = tempfile()?;
     let (mut at, end) = (0, count as libc::off_t);
@@ -208,7 +208,7 @@ fn file(out: &TcpStream, count: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that holds as many letters as any answer has.
+/// Opens a file with as many letters as the longest response.
 fn tempfile() -> io::Result<File> {
     static FILE: LazyLock<io::Result<File>> = LazyLock::new(|| {
         let mut file = tempfile::tempfile()?;
@@ -245,7 +245,7 @@ fn spliced(out: &TcpStream, mut count: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// In one call for each 1,000 pieces, which grow from 1 to 1,000 bytes.
+/// Sends up to 1,000 pieces of 1 to 1,000 bytes in each call.
 fn pieces(out: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     const MOST: usize = 1_000;
     while !bytes.is_empty() {

@@ -1,17 +1,17 @@
-//! Shell: servers of every make: whose listener is whose, who accepts, and in which namespace. One process of a pod; its
-//! requests stand in a log that all processes of a test share.
+//! Shell: servers in every arrangement: owner of the listener, acceptor, and namespace. Each is one process of a pod;
+//! requests are logged in a file that all processes of a test share.
 //!
 //! | line | does |
 //! |---|---|
-//! | `listen ADDRESS [reuseport] [mptcp] [fastopen]` | makes a listener, which later steps are about |
+//! | `listen ADDRESS [reuseport] [mptcp] [fastopen]` | makes the listener of later steps |
 //! | `serve` | accepts and serves |
-//! | `serve-in NETNS` | the same by a thread that has gone into another namespace |
-//! | `prefork N` | the same by N children that share the listener |
-//! | `hand PATH` | gives the listener away at a Unix socket |
-//! | `hand-accepted PATH` | gives each connection that it accepts away there |
-//! | `take PATH` | takes a listener there |
-//! | `take-accepted PATH` | takes connections there and serves them |
-//! | `uring ADDRESS [sqpoll]` | listens, accepts and serves by io_uring alone; answers what it can do |
+//! | `serve-in NETNS` | as `serve`, in a thread that has entered another namespace |
+//! | `prefork N` | as `serve`, in N children that share the listener |
+//! | `hand PATH` | sends the listener through a Unix socket |
+//! | `hand-accepted PATH` | sends each accepted connection through a Unix socket |
+//! | `take PATH` | receives a listener from a Unix socket |
+//! | `take-accepted PATH` | receives connections from a Unix socket and serves them |
+//! | `uring ADDRESS [sqpoll]` | listens, accepts and serves by io_uring alone; answers its features |
 //! | `close` | closes the listener; threads that accept keep it open |
 
 use std::{
@@ -45,7 +45,7 @@ use crate::{
 
 const DESK: &str = "ROUSE_TEST_DESK";
 
-/// Not a test: what this program does as a server.
+/// Main function of this program as a server; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
@@ -57,7 +57,7 @@ fn role() {
     });
 }
 
-/// Not a test: a child that inherits a listener as its stdin.
+/// Main function of a child that inherits a listener as its stdin; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn worker() {
@@ -67,7 +67,7 @@ fn worker() {
     accept(&TcpListener::from(listener), &desk);
 }
 
-/// Starts one in a cgroup and a namespace. Killed when dropped.
+/// Starts a server process in a cgroup and a namespace, killed on drop.
 pub(super) fn start(desk: &Path, cgroup: &Path, netns: &str) -> Actor {
     Actor::playing("robust::server::role", (DESK, desk.as_os_str()), cgroup, netns)
 }
@@ -123,7 +123,7 @@ impl Stage {
         self.listener.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Accepts on a thread of its own, which first gets ready.
+    /// Accepts on a thread of its own, after `ready` has run on it.
     fn thread(&self, ready: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let (listener, desk) = (self.listener()?.try_clone()?, self.desk.clone());
         thread::spawn(move || {
@@ -156,7 +156,7 @@ fn attend(stream: TcpStream, desk: &Desk) {
     });
 }
 
-/// How many connections may wait to be accepted.
+/// Length of the accept queue.
 pub(super) const QUEUE: i32 = 1_024;
 
 fn listen(address: &str, how: &[&str]) -> io::Result<TcpListener> {
@@ -174,12 +174,12 @@ fn listen(address: &str, how: &[&str]) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Waits for whoever connects to a Unix socket.
+/// Waits for a connection to a Unix socket at `path`.
 fn meet(path: &str) -> io::Result<UnixStream> {
     Ok(UnixListener::bind(path)?.accept()?.0)
 }
 
-/// Gives a descriptor away.
+/// Sends a descriptor through a Unix socket.
 fn give(to: &UnixStream, what: RawFd) -> io::Result<()> {
     let rights = [ControlMessage::ScmRights(&[what])];
     let bytes = [IoSlice::new(b".")];
@@ -187,7 +187,7 @@ fn give(to: &UnixStream, what: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes one that is given.
+/// Receives a descriptor from a Unix socket.
 pub(super) fn take(from: &UnixStream) -> io::Result<OwnedFd> {
     let (mut byte, mut space) = ([0], cmsg_space!([RawFd; 1]));
     let (mut bytes, flags) = ([IoSliceMut::new(&mut byte)], MsgFlags::MSG_CMSG_CLOEXEC);

@@ -1,11 +1,11 @@
-//! Shell: listeners and connections that several processes share or give away.
+//! Shell: listeners and connections that several processes share or pass on.
 
 use std::{io::Write as _, path::PathBuf, thread};
 
 use super::{Dice, Scene, WILD, ask, get, server};
 use crate::{actor::Actor, bed::Place};
 
-/// Plays connections of random length from several threads. Returns how many requests.
+/// Sends requests on connections of random length from several threads. Returns the number of requests.
 fn load(scene: &Scene) -> u64 {
     const CLIENTS: u64 = 4;
     const EACH: usize = 40;
@@ -26,17 +26,17 @@ fn load(scene: &Scene) -> u64 {
     })
 }
 
-/// A socket file of this test.
+/// Path of a Unix socket of this test.
 fn meeting(scene: &Scene, what: &str) -> String {
     scene.desk.with_extension(what).display().to_string()
 }
 
-/// A process in another pod's cgroup, and in this one's namespace or the other's.
+/// Starts a process in another pod's cgroup, and in the network namespace `netns`.
 fn elsewhere(scene: &Scene, other: &Place, netns: &str) -> Actor {
     server::start(&scene.desk, &other.cgroup, netns)
 }
 
-/// Gives something from one to another, which waits for it.
+/// Passes a descriptor from one process to another one, which waits for it.
 fn hand_over(from: &mut Actor, to: &mut Actor, what: &str, path: &str) {
     to.send(&format!("take{what} {path}"));
     while !PathBuf::from(path).exists() {
@@ -59,7 +59,7 @@ fn four_processes_with_listeners_of_their_own_are_one_pod() {
     scene.settles_in_step();
 }
 
-/// With net.ipv4.tcp_migrate_req, what waits at a listener that closes goes to another one.
+/// Connections in the queue of a closing listener move to another listener with net.ipv4.tcp_migrate_req.
 #[test]
 fn connections_that_move_to_another_listener_are_counted_once() {
     let scene = Scene::new();
@@ -68,7 +68,7 @@ fn connections_that_move_to_another_listener_are_counted_once() {
     let (mut lazy, mut server) = (scene.server(), scene.server());
     lazy.must(&format!("listen {WILD} reuseport"));
     server.must(&format!("listen {WILD} reuseport"));
-    // Nobody accepts: about half wait at each.
+    // No process accepts yet: about half of the connections wait at each listener.
     let mut streams: Vec<_> = (0..40).map(|_| scene.connect()).collect();
     streams.iter_mut().for_each(|stream| stream.write_all(get("length/5").as_bytes()).unwrap());
     scene.wait("begun", |it| it.totals() == (40, 0));
@@ -136,7 +136,7 @@ fn a_thread_in_another_namespace_may_accept() {
     scene.settles_in_step();
 }
 
-/// A listener that some process of the pods' makes in this pod's namespace is the pod's, whoever makes it.
+/// A listener in this pod's namespace is this pod's, whichever process of any pod has made it.
 #[test]
 fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
     let mut scene = Scene::new();
@@ -151,7 +151,7 @@ fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
     scene.settles_in_step();
 }
 
-/// As systemd or a container's runtime would make one: no program of ours runs for its sockets, whoever has them later.
+/// A listener made like systemd's or a container runtime's: no program runs for its sockets, even in a pod's process.
 #[test]
 fn a_listener_made_outside_the_pods_cgroups_is_not_counted_and_disturbs_nothing() {
     let scene = Scene::new();
@@ -165,7 +165,7 @@ fn a_listener_made_outside_the_pods_cgroups_is_not_counted_and_disturbs_nothing(
     assert_eq!(load(&scene), scene.log());
     let state = scene.state();
     assert_eq!((scene.totals(), state.connections, state.in_flight), ((0, 0), 0, 0));
-    // One that the pod makes itself counts as ever.
+    // A listener that the pod itself makes is counted.
     drop(serves);
     let before = scene.log();
     let _server = scene.serving();

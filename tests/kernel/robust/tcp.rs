@@ -1,7 +1,7 @@
-//! Shell: a client of TCP in user space: which segments it sends, and what stands in them, is up to the test.
+//! Shell: a TCP client in user space, whose segments and their content the test chooses.
 //!
-//! Its packets enter the pod's namespace through a device that the test reads and writes. Of TCP it knows only what a
-//! client of one connection at a time needs; nothing is sent again by itself.
+//! Its packets enter the pod's namespace through a TUN device that the test reads and writes. It implements only the
+//! parts of TCP that a client with one connection needs, without retransmissions.
 
 use std::{
     fs::File,
@@ -17,10 +17,10 @@ use crate::{
     sys,
 };
 
-/// The pod's end of the device, and the client's.
+/// Addresses of the pod's end of the device, and of the client's.
 const POD: [u8; 4] = [10, 98, 0, 1];
 const CLIENT: [u8; 4] = [10, 98, 0, 2];
-/// How long an answer may take.
+/// Timeout of every response.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAME: &str = "wire";
 
@@ -30,7 +30,7 @@ pub(super) const RST: u8 = 4;
 pub(super) const PSH: u8 = 8;
 pub(super) const ACK: u8 = 16;
 
-/// A device in a pod's namespace, at whose other end is this program.
+/// A TUN device in a pod's namespace, with this program at the other end.
 pub(super) struct Wire {
     file: File,
 }
@@ -51,7 +51,7 @@ impl Wire {
         assert_eq!(written, packet.len());
     }
 
-    /// The next packet, if one comes in time.
+    /// Reads the next packet; `None` after the timeout.
     fn next(&self, patience: Duration) -> Option<Vec<u8>> {
         let mut ready = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
         let patience = PollTimeout::try_from(patience).expect("short");
@@ -65,7 +65,7 @@ impl Wire {
     }
 }
 
-/// One segment of the client's.
+/// One segment of the client.
 #[derive(Clone, Debug)]
 pub(super) struct Segment<'a> {
     pub(super) seq: u32,
@@ -73,7 +73,7 @@ pub(super) struct Segment<'a> {
     pub(super) flags: u8,
     pub(super) window: u16,
     pub(super) data: &'a [u8],
-    /// Whether its checksum is wrong.
+    /// True if the checksum is to be wrong.
     pub(super) is_spoilt: bool,
 }
 
@@ -103,7 +103,7 @@ impl Segment<'_> {
     }
 }
 
-/// The Internet's checksum (RFC 1071). Only the last part may have an odd length.
+/// Computes the Internet checksum (RFC 1071). Only the last part may have an odd length.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u32 =
@@ -112,24 +112,24 @@ fn checksum(parts: &[&[u8]]) -> u16 {
     !((sum & 0xFFFF) + (sum >> 16)) as u16
 }
 
-/// The client's end of one connection.
+/// Client's end of one connection.
 pub(super) struct Peer<'a> {
     wire: &'a Wire,
     port: u16,
     /// Sequence number of the first byte that the client sends.
     begin: u32,
-    /// Of the next byte that is expected.
+    /// Sequence number of the next expected byte.
     expected: u32,
-    /// Bytes that the other end has acknowledged, without the one of the SYN.
+    /// Number of bytes that the peer has acknowledged, without the SYN.
     pub(super) acked: u32,
-    /// The window that it has offered last, in bytes.
+    /// Window that the peer has offered last, in bytes.
     pub(super) offered: u32,
     scale: u8,
-    /// The window that we offer.
+    /// Window that the client offers.
     pub(super) window: u16,
-    /// What has come in order.
+    /// Bytes received in order so far.
     pub(super) received: Vec<u8>,
-    /// How the other end has ended it.
+    /// End of the connection by the peer; `None` while it is open.
     pub(super) ended: Option<Ended>,
 }
 
@@ -148,9 +148,9 @@ impl<'a> Peer<'a> {
         peer
     }
 
-    /// One whose first packet is still to be sent.
+    /// Prepares a connection without sending its first packet.
     pub(super) fn begin(wire: &'a Wire, port: u16) -> Self {
-        // Near the end of the numbers for some, which then begin anew.
+        // Near the end of the sequence space for some ports, so that numbers wrap around.
         let begin = u32::from(port).wrapping_mul(0x9E37_79B1) | 0xFFFF_0000 & u32::from(port) << 31;
         Self {
             wire,
@@ -166,13 +166,13 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Sends the first packet, with data in it or not.
+    /// Sends the first packet, with or without data.
     pub(super) fn syn(&self, data: &[u8]) {
         let seq = self.begin.wrapping_sub(1);
         self.send(&Segment { seq, ack: 0, flags: SYN, ..self.segment(0, data) });
     }
 
-    /// Waits for the answer to the first packet.
+    /// Waits for the response to the first packet.
     pub(super) fn answered(&mut self) {
         let until = Instant::now() + PATIENCE;
         while self.expected == 0 {
@@ -181,13 +181,13 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// The same, and acknowledges it.
+    /// Waits for the response to the first packet, and acknowledges it.
     pub(super) fn establish(&mut self) {
         self.answered();
         self.put(0, b"");
     }
 
-    /// A segment of the data that begins with byte `at`, as it should be.
+    /// Valid segment with the data that begins at byte `at`.
     pub(super) fn segment<'b>(&self, at: usize, data: &'b [u8]) -> Segment<'b> {
         let flags = if data.is_empty() { ACK } else { ACK | PSH };
         let seq = self.begin.wrapping_add(at as u32);
@@ -198,18 +198,18 @@ impl<'a> Peer<'a> {
         self.wire.send(&segment.packet(self.port));
     }
 
-    /// Sends bytes from `at` on.
+    /// Sends `data` as the bytes from `at` on.
     pub(super) fn put(&self, at: usize, data: &[u8]) {
         self.send(&self.segment(at, data));
     }
 
-    /// Ends this side, behind `at` bytes, the last of which are `data`.
+    /// Sends FIN after `at` bytes, of which the last are `data`.
     pub(super) fn finish(&self, at: usize, data: &[u8]) {
         let segment = self.segment(at - data.len(), data);
         self.send(&Segment { flags: segment.flags | FIN, ..segment });
     }
 
-    /// Takes in what comes until `what` has come so many times, and acknowledges it.
+    /// Receives and acknowledges packets until `what` has occurred `times` times.
     #[track_caller]
     pub(super) fn until(&mut self, times: u64, what: &str) {
         let until = Instant::now() + PATIENCE;
@@ -221,7 +221,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Takes in what comes until the other end ends it.
+    /// Receives packets until the peer has ended the connection.
     #[track_caller]
     pub(super) fn until_ended(&mut self) -> Ended {
         let until = Instant::now() + PATIENCE;
@@ -234,12 +234,12 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Takes in what comes until nothing more does for as long as `patience`.
+    /// Receives packets until none arrives for as long as `patience`.
     pub(super) fn settle(&mut self, patience: Duration) {
         while self.take(patience) {}
     }
 
-    /// Takes in one packet. Returns whether one came.
+    /// Receives one packet. Returns false if none arrives in time.
     fn take(&mut self, patience: Duration) -> bool {
         let Some(packet) = self.wire.next(patience) else { return false };
         let is_ours = packet[0] >> 4 == 4 && packet[9] == 6;

@@ -1,4 +1,4 @@
-//! Shell: a server that does all its work by io_uring: listens, accepts, receives, and sends in every way that it knows.
+//! Shell: a server that works by io_uring alone: it listens, accepts, receives, and sends in all supported ways.
 
 use std::{
     io::{self, IoSlice, Write as _},
@@ -16,10 +16,11 @@ use super::{
 };
 use crate::sys::Ring;
 
-/// How answers are sent.
+/// Ways to send responses, chosen by the path.
 pub(super) const WAYS: [&str; 5] = ["send", "linked", "writev", "splice", "zerocopy"];
 
-/// Listens and serves on threads of their own. Answers the ways that the kernel knows, and `listen` where it can do that.
+/// Listens and serves on threads of its own. Returns the ways that the kernel supports, and `listen` if it supports
+/// that.
 pub(super) fn start(address: &str, sqpoll: bool, desk: &Desk) -> io::Result<String> {
     let address: SocketAddr = address.parse().map_err(io::Error::other)?;
     let mut ring = Ring::new(sqpoll)?;
@@ -63,7 +64,7 @@ fn serve(mut ring: Ring, stream: &OwnedFd, desk: &Desk) -> io::Result<()> {
     }
 }
 
-/// Answers with so many letters and a line end.
+/// Answers with `count` letters and a newline.
 fn answer(ring: &mut Ring, stream: &OwnedFd, way: &str, count: usize) -> io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
     let body = &BODY[..count];
@@ -100,7 +101,7 @@ fn answer(ring: &mut Ring, stream: &OwnedFd, way: &str, count: usize) -> io::Res
     ring.send(stream.as_fd(), b"\n").map(drop)
 }
 
-/// Sends until all are sent, from where it stands.
+/// Calls `send` with the number of bytes sent so far, until all are sent.
 fn whole(count: usize, mut send: impl FnMut(usize) -> io::Result<usize>) -> io::Result<()> {
     let mut at = 0;
     while at < count {

@@ -1,16 +1,16 @@
-//! Pure: what real clients are told to do.
+//! Pure: command lines of real clients.
 
-/// One run of a client's program. `{url}` stands for the server's address, `{folder}` for the files of `stage::FILES`.
+/// One run of a client. `{url}` stands for the server's address, `{folder}` for the directory with `stage::FILES`.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) words: Vec<String>,
-    /// Requests that it sends, where that is known.
+    /// Number of requests that it sends; `None` if unknown.
     pub(super) sends: Option<u64>,
-    /// Whether it goes on until it is interrupted, and breaks off what is in flight then.
+    /// True if it runs until it is interrupted, and then breaks off requests in flight.
     pub(super) is_endless: bool,
-    /// Whether it may end as it likes.
+    /// True if its exit status is ignored.
     pub(super) may_fail: bool,
-    /// Requests of those that end without a whole answer.
+    /// Number of its requests that end without a whole response.
     pub(super) cut: u64,
 }
 
@@ -24,13 +24,13 @@ impl Call {
         Self { sends: None, is_endless: true, ..Self::new(text, 0) }
     }
 
-    /// A client that may send a request more than once.
+    /// Marks a client that may send a request more than once.
     fn repeats(mut self) -> Self {
         self.sends = None;
         self
     }
 
-    /// Appends a word that may hold spaces.
+    /// Appends an argument that may contain spaces.
     fn word(mut self, word: &str) -> Self {
         self.words.push(word.to_owned());
         self
@@ -47,19 +47,19 @@ impl Call {
     }
 }
 
-/// A client and what it speaks.
+/// A client and the protocol that it speaks.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) client: &'static str,
     pub(super) protocol: &'static str,
-    /// Requests that `hold` leaves open until the gate opens.
+    /// Number of requests that `hold` leaves open until the gate opens.
     pub(super) held: u64,
     pub(super) hold: Vec<Call>,
-    /// What is sent afterwards.
+    /// Calls that follow after the held requests.
     pub(super) load: Vec<Call>,
 }
 
-/// Requests of every kind, by one curl on one connection, and then `last`.
+/// Requests of every kind by one curl on one connection, and then one to the path `last`.
 fn mix(common: &str, last: Option<&str>) -> Call {
     let gets = ["hello", "chunks", "big", "empty", "hello"].map(|path| format!("{{url}}/{path}"));
     let post = "--next -sSf -o /dev/null {common} --data-binary";
@@ -71,7 +71,7 @@ fn mix(common: &str, last: Option<&str>) -> Call {
         "--next -sSf -o /dev/null {common} --head {url}/hello".to_owned(),
         format!("{post} hello {{url}}/echo"),
         format!("{post} @{{folder}}/200k -H Transfer-Encoding:chunked {{url}}/echo"),
-        // Large enough for curl to ask with Expect: 100-continue first, where the protocol has that.
+        // Large enough for curl to send Expect: 100-continue first, in protocols that have it.
         format!("{post} @{{folder}}/2m {{url}}/echo"),
     ];
     rounds.extend(last.map(|path| format!("--next -sSf -o /dev/null {{common}} {{url}}/{path}")));
@@ -79,13 +79,13 @@ fn mix(common: &str, last: Option<&str>) -> Call {
     Call::new(&rounds.join(" ").replace("{common}", common), sends)
 }
 
-/// So many requests at once, by one curl.
+/// `count` requests at once, by one curl.
 fn parallel(common: &str, path: &str, count: u64) -> Call {
     let urls = format!("-o /dev/null {{url}}/{path} ").repeat(count as usize);
     Call::new(&format!("curl -sSf {common} -Z --parallel-max {count} {urls}"), count)
 }
 
-/// A body that the server refuses before it has come.
+/// Request with a body that the server refuses before it has arrived.
 fn early(common: &str) -> Call {
     // The server may close while curl still sends.
     Call::new(
@@ -98,7 +98,7 @@ fn early(common: &str) -> Call {
 }
 
 impl Case {
-    /// On one connection: all that went before has ended, where the last request alone is in flight.
+    /// Requests on one connection: all earlier ones have ended when the last one alone is in flight.
     pub(super) fn curl_kept(width: u64) -> Self {
         let common = "--http1.1";
         Self {
@@ -115,8 +115,8 @@ impl Case {
         }
     }
 
-    /// curl itself does not look at the header that it is told to send: where a server does not repeat it, the next request
-    /// goes to a connection that is being closed, and then to another.
+    /// Requests with `Connection: close`, which curl sends without obeying it. If a server does not repeat the
+    /// header, the next request goes to a connection that is being closed, and then to another one.
     pub(super) fn curl_closed(width: u64) -> Self {
         let common = "--http1.1 -H Connection:close";
         Self {
@@ -133,8 +133,8 @@ impl Case {
         }
     }
 
-    /// One request a connection: Debian's curl 7.88 fails at the second of HTTP/2 without TLS. It sends parts of a body
-    /// twice where its socket takes less at once; h2load and Go send the large ones.
+    /// One request a connection: Debian's curl 7.88 fails at the second request of HTTP/2 without TLS. It sends parts
+    /// of a body twice if its socket accepts less at once; h2load and Go send the large bodies.
     fn curl_once(protocol: &'static str, flag: &str, big: &str, width: u64) -> Self {
         let one = |words: &str| Call::new(&format!("curl -sSf {flag} -o /dev/null {words}"), 1);
         let kinds = [
@@ -160,11 +160,11 @@ impl Case {
     }
 
     pub(super) fn curl_upgrade(width: u64) -> Self {
-        // A large answer to the Upgrade does not fit into curl 7.88 when it comes at once.
+        // curl 7.88 cannot buffer a large response to the Upgrade that arrives at once.
         Self::curl_once("h2c by Upgrade", "--http2", "{url}/chunks", width)
     }
 
-    /// On one connection: all that went before has ended, where the last requests alone are in flight.
+    /// Requests on one connection: all earlier ones have ended when the last ones alone are in flight.
     pub(super) fn go_http2(program: &str, width: u64) -> Self {
         let call = |path: &str| Call::new(&format!("{program} {{url}} /{path} {width}"), 9 + width);
         Self {
@@ -225,7 +225,7 @@ impl Case {
             ("h2load -n4000 -c4 -m32 {url}/hello", 4000),
             ("h2load -n400 -c4 -m8 -d {folder}/200k {url}/echo", 400),
             ("h2load -n8 -c2 -m4 -d {folder}/2m {url}/echo", 8),
-            // A window of 16 KiB: responses stand still in their middle until the client makes room.
+            // A window of 16 KiB: responses pause in the middle until the client extends the window.
             ("h2load -n100 -c2 -m8 -w14 -W14 {url}/big", 100),
         ];
         Self {
@@ -248,7 +248,7 @@ impl Case {
         }
     }
 
-    /// The first request asks for the Upgrade, the others follow on the same connection.
+    /// Requests on one connection, of which the first requests the Upgrade.
     pub(super) fn nghttp_upgrade_kept() -> Self {
         let call = |last: &str| {
             let urls = ["hello", "chunks", "empty", last].map(|path| format!("{{url}}/{path}"));
@@ -263,7 +263,7 @@ impl Case {
         }
     }
 
-    /// Each of the first requests asks for the Upgrade on a connection of its own.
+    /// Requests at once, each of which requests the Upgrade on a connection of its own.
     pub(super) fn java_upgrade(client: String, width: u64) -> Self {
         let call = |path: &str| Call::new(&format!("{client} {{url}}/{path} {width}"), width);
         Self {
@@ -275,14 +275,15 @@ impl Case {
         }
     }
 
-    /// Each is one request until it closes.
+    /// WebSockets, each of which counts as one request until it closes.
     pub(super) fn websockets(client: &'static str, program: String) -> Self {
         let call = Call::new(&format!("{program} {{ws}}/websocket 5"), 5);
         Self { client, protocol: "WebSocket", held: 5, hold: vec![call], load: vec![] }
     }
 
-    /// The same over HTTP/2 (RFC 8441), on connections with ordinary requests, which are held open on one of them. A tunnel
-    /// is one request until the server has ended its side, here after the client, or either has broken it off.
+    /// WebSockets over HTTP/2 (RFC 8441), on connections with ordinary requests, which are held open on one of them.
+    /// A tunnel is one request until the server has ended its side, here after the client, or until either side
+    /// breaks it off.
     pub(super) fn tunnels(ends: &[&str]) -> Self {
         let call =
             |words: &str, sends| Call::new(&format!("node tunnels.mjs {{url}} {words}"), sends);
@@ -296,7 +297,7 @@ impl Case {
         }
     }
 
-    /// The same at a server that ends no tunnel itself: each is cut with its connection.
+    /// Tunnels at a server that ends no tunnel itself: each is cut with its connection.
     pub(super) fn tunnels_left_open() -> Self {
         let mut case = Self::tunnels(&[]);
         case.hold =
@@ -304,7 +305,7 @@ impl Case {
         case
     }
 
-    /// Calls of each kind, one after the other on connections of their own.
+    /// Calls of each gRPC kind, one after the other on connections of their own.
     pub(super) fn grpcurl(program: &str) -> Self {
         let call = |method: &str, text: &str| {
             let options = "-plaintext -import-path {servers} -proto echo.proto -d";

@@ -1,4 +1,4 @@
-//! Shell: what servers say of themselves: books, logs and status pages.
+//! Shell: counts of the servers themselves: request books, logs and status pages.
 
 use std::{
     fmt, fs,
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Requests since the start.
+/// Numbers of requests since the start of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
     pub(super) begun: u64,
@@ -19,7 +19,7 @@ impl Count {
         self.begun - self.ended
     }
 
-    /// What has come since `before`.
+    /// Numbers of requests since `before`.
     pub(super) fn since(self, before: Self) -> Self {
         Self { begun: self.begun - before.begun, ended: self.ended - before.ended }
     }
@@ -31,16 +31,16 @@ impl fmt::Display for Count {
     }
 }
 
-/// How a server's own count is asked for.
+/// Source of a server's own count.
 #[derive(Clone, Debug)]
 pub(super) enum Own {
-    /// A line `+` for each request that begins, and `-` for each that ends.
+    /// File with `+` for each request that begins, and `-` for each that ends.
     Book(PathBuf),
-    /// A line for each request that has ended; of others the status page behind this socket speaks.
+    /// Log with a line for each request that has ended, and the socket of the status page with the open ones.
     Nginx { log: PathBuf, status: PathBuf },
-    /// The same with haproxy's statistics.
+    /// Log with a line for each request that has ended, and the socket of haproxy's statistics with the open ones.
     Haproxy { log: PathBuf, stats: PathBuf },
-    /// The same, and what is open stands in the book of the application behind it.
+    /// Log with a line for each request that has ended, and the book of the application behind it with the open ones.
     Apache { log: PathBuf, behind: PathBuf },
 }
 
@@ -62,7 +62,7 @@ impl Own {
 fn read_book(book: &Path) -> Count {
     let text = fs::read(book).unwrap_or_default();
     let count = |sign: u8| text.iter().filter(|byte| **byte == sign).count() as u64;
-    // What was written between the begin and the end of one request is whole lines, so `-` is never ahead.
+    // Each request appends `+` before `-`, and the file is read at one moment, so `-` is never ahead.
     Count { begun: count(b'+'), ended: count(b'-') }
 }
 
@@ -70,7 +70,7 @@ fn lines(log: &Path) -> u64 {
     fs::read(log).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
-/// `Writing` of nginx' `stub_status`: requests whose head was read and whose response has not ended, less the one that asks.
+/// `Writing` of nginx' `stub_status`: requests with a complete head and an incomplete response, without this query.
 fn nginx_writing(status: &Path) -> u64 {
     let page = ask(status, "GET / HTTP/1.0\r\n\r\n");
     let (_, rest) = page.split_once("Writing: ").unwrap_or_else(|| panic!("no status: {page}"));
@@ -78,7 +78,7 @@ fn nginx_writing(status: &Path) -> u64 {
     number.parse::<u64>().expect("a number") - 1
 }
 
-/// Requests that haproxy has open to what stands behind it.
+/// Number of requests that haproxy has open to its backends.
 fn haproxy_current(stats: &Path) -> u64 {
     let table = ask(stats, "show stat\n");
     let mut rows = table.trim_start_matches("# ").lines().map(|line| line.split(',').collect());

@@ -1,4 +1,4 @@
-//! Shell: how a case is played on a stage, and judged.
+//! Shell: runs a case on a stage and compares the counts.
 
 use std::{
     fs,
@@ -20,26 +20,26 @@ use super::{
 };
 use crate::bed::SERVING;
 
-/// How long a client sends that would go on.
+/// Sending time of a client that would not end by itself.
 const LOAD: Duration = Duration::from_millis(700);
-/// A server's own count is final once nothing has come for so long.
+/// Time without new requests after which a server's own count is final.
 const QUIET: Duration = Duration::from_millis(300);
-/// … and so is what it has open.
+/// Time without a change after which the number of open requests is final.
 const STEADY: Duration = Duration::from_millis(100);
 
-/// What both have counted: the kernel half and the server.
+/// Counts of both: of the eBPF programs and of the server.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
     kernel: Count,
     own: Count,
-    /// Requests that ended without a whole response, as the kernel half says.
+    /// Number of requests without a whole response, by the eBPF programs.
     cut: u64,
 }
 
-/// What was seen while requests were held open.
+/// Observation while requests were held open.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// Whether they were as many as they should be.
+    /// True if the expected number of requests was held.
     is_all: bool,
     in_flight: [u64; 2],
     kernel: Count,
@@ -47,7 +47,7 @@ struct Held {
 }
 
 impl Stage {
-    /// Plays a case and notes its row.
+    /// Runs a case and adds its row.
     pub(super) fn run(&mut self, case: &Case) {
         let before = self.counts();
         let held = self.hold(case, before);
@@ -67,7 +67,7 @@ impl Stage {
             kernel: after.kernel.since(before.kernel),
             own: after.own.since(before.own),
         };
-        // A client that may fail may do so by breaking off.
+        // A client that may fail may also break off requests.
         let breaks_off = sent.is_none() || case.load.iter().any(|call| call.may_fail);
         let to_cut = case.hold.iter().chain(&case.load).map(|call| call.cut).sum();
         let cut = if breaks_off { to_cut } else { after.cut - before.cut };
@@ -79,19 +79,19 @@ impl Stage {
         Counts { kernel: self.kernel(), own: self.own(), cut: self.cut() }
     }
 
-    /// Has requests held open, looks at both counts, and lets them go on.
+    /// Starts requests that are held open, reads both counts, and lets the requests end.
     fn hold(&mut self, case: &Case, before: Counts) -> Held {
         let gate = self.file("gate");
         let _opened_before = fs::remove_file(&gate);
         let clients: Vec<_> = case.hold.iter().enumerate().map(|it| self.begin(it)).collect();
-        // All have come that will, and as many are open as should be.
+        // All expected requests have arrived, and the right number is open.
         let to_come: Option<u64> = case.hold.iter().map(|call| call.sends).sum();
         let mut own = Count::default();
         let is_all = until_steady(|| {
             own = self.own().since(before.own);
             own.open() == case.held && to_come.is_none_or(|count| own.begun == count)
         });
-        // Whatever went before on these connections has ended, for the server and so for the kernel.
+        // Earlier requests on these connections have ended for the server, so they must have ended for the programs.
         until(|| (self.in_flight(), self.kernel().since(before.kernel)) == (case.held, own));
         let kernel = self.kernel().since(before.kernel);
         let held = Held { is_all, in_flight: [self.in_flight(), own.open()], kernel, own };
@@ -102,7 +102,7 @@ impl Stage {
         held
     }
 
-    /// Notes what is wrong with a row.
+    /// Adds descriptions of all errors in a row.
     fn judge(&mut self, to_hold: u64, row: &Row, held: Held, sent: Option<u64>, cut: [u64; 2]) {
         let what = format!("{} × {} × {}", row.server, row.client, row.protocol);
         if !held.is_all || row.difference() != 0 {
@@ -135,7 +135,7 @@ impl Stage {
         self.spawn(&mut self.inside(&self.client, &words), &format!("call{number}"))
     }
 
-    /// Waits for a client; its input ends, which is what those wait for that keep WebSockets.
+    /// Waits for a client, after closing its input, for which clients with WebSockets wait.
     fn end(&mut self, mut child: Child, number: usize, call: &Call) {
         drop(child.stdin.take());
         if call.is_endless {
@@ -158,7 +158,8 @@ impl Stage {
         }
     }
 
-    /// Waits until nothing is open and the server's count stands still, which it does at once where all have come.
+    /// Waits until no request is open and the server's count is final: at once if all have arrived, else after a
+    /// quiet time.
     fn settle(&self, is_all: impl Fn(Count) -> bool) {
         until(|| self.in_flight() == 0 && self.own().open() == 0 && self.surplus() == 0);
         if is_all(self.own()) {
@@ -175,8 +176,8 @@ impl Stage {
     }
 }
 
-/// Waits until `so` for a while: a server that writes its log and its status at different times is at both for moments that
-/// never were.
+/// Waits until `so` is true for a while: a server that updates its log and its status at different times shows
+/// inconsistent values for moments.
 fn until_steady(mut so: impl FnMut() -> bool) -> bool {
     let mut since = None;
     until(|| {

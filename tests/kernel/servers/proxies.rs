@@ -1,4 +1,5 @@
-//! Shell: servers that stand before applications: nginx, haproxy and Apache's httpd, each with a configuration of ours.
+//! Shell: proxies in front of applications: nginx, haproxy and Apache's httpd, each with a configuration of the
+//! tests.
 
 use std::fs;
 
@@ -9,7 +10,8 @@ use super::{
 };
 use crate::bed::SERVING;
 
-/// nginx, which listens with these words. It answers some requests itself, and has an application for others.
+/// Recipe of nginx with these options of `listen`. It answers some requests itself, and passes others to an
+/// application.
 pub(super) fn nginx(stage: &Stage, listen: &str) -> Recipe {
     let folder = stage.file("nginx");
     fs::create_dir(&folder).unwrap();
@@ -48,7 +50,7 @@ pub(super) fn nginx(stage: &Stage, listen: &str) -> Recipe {
 pub(super) fn haproxy(stage: &Stage) -> Recipe {
     let (file, stats) = (stage.file("haproxy.cfg"), stage.file("haproxy.stats"));
     let [http, grpc] = BEHIND;
-    // With one thread: it leaves out a line of its log that two would write at once.
+    // With one thread: of two lines written at the same time, haproxy would omit one.
     let config = format!(
         "global
   log stdout format raw local0
@@ -81,7 +83,7 @@ backend grpc
     Recipe { words, own: Own::Haproxy { log: stage.file("server.out"), stats } }
 }
 
-/// Apache's httpd. Its listener defers accepts, as it does unless told otherwise.
+/// Recipe of Apache's httpd, whose listener defers accepts by default.
 pub(super) fn apache(stage: &Stage) -> Recipe {
     let folder = stage.file("apache");
     fs::create_dir(&folder).unwrap();

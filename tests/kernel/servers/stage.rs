@@ -1,4 +1,4 @@
-//! Shell: a pod with a server in it, a client beside it, and what each of them is started with.
+//! Shell: a pod with a server in it, a client beside it, and the commands that start them.
 
 use std::{
     fs::{self, File},
@@ -15,22 +15,22 @@ use super::{
 };
 use crate::bed::{Place, SERVING, Shared, command_in};
 
-/// Sources of the programs in other languages.
+/// Directory of the programs in other languages.
 pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
-/// How long anything may take that should come to pass.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bodies that clients send: a name, what it begins with, and its size.
+/// Request bodies: name of the file, first bytes, and number of further bytes.
 const FILES: [(&str, &[u8], usize); 6] = [
     ("50k", b"", 50_000),
     ("200k", b"", 200_000),
     ("2m", b"", 2_000_000),
-    // Messages of gRPC: not compressed, so many bytes, field 1, so many bytes.
+    // gRPC messages: not compressed, length, field 1, length.
     ("grpc-hello", b"\0\0\0\0\x07\x0a\x05hello", 0),
     ("grpc-wait", b"\0\0\0\0\x06\x0a\x04wait", 0),
     ("grpc-fail", b"\0\0\0\0\x06\x0a\x04fail", 0),
 ];
 
-/// How a server is started, and asked.
+/// Command of a server, and the source of its own count.
 pub(super) struct Recipe {
     pub(super) words: Vec<String>,
     pub(super) own: Own,
@@ -38,7 +38,7 @@ pub(super) struct Recipe {
 
 pub(super) struct Stage {
     pub(super) server: &'static str,
-    /// Ends before the bed goes, which ends what they have started.
+    /// Dropped before the bed, which also kills the children of the servers.
     running: Running,
     pub(super) bed: Shared,
     pub(super) pod: Place,
@@ -49,7 +49,7 @@ pub(super) struct Stage {
     pub(super) wrong: Vec<String>,
 }
 
-/// Servers that run. Killed when dropped.
+/// Running servers, killed on drop.
 #[derive(Default)]
 struct Running(Vec<Child>);
 
@@ -62,7 +62,7 @@ impl Drop for Running {
     }
 }
 
-/// Files of one stage. Removed when dropped.
+/// Directory of one stage, removed on drop.
 pub(super) struct Folder(pub(super) PathBuf);
 
 impl Drop for Folder {
@@ -95,17 +95,17 @@ impl Stage {
         }
     }
 
-    /// A file of this stage.
+    /// Path of a file of this stage.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.0.join(name)
     }
 
-    /// A server in Go.
+    /// Recipe of a server in Go.
     pub(super) fn go(&self, role: &str) -> Recipe {
         self.booked(vec![built("servers"), role.into()])
     }
 
-    /// A server in Rust.
+    /// Recipe of a server in Rust.
     pub(super) fn rust(&self, role: &str) -> Recipe {
         self.booked(vec![env!("CARGO_BIN_EXE_servers").into(), role.into()])
     }
@@ -142,7 +142,7 @@ impl Stage {
         built("grpcurl")
     }
 
-    /// Starts the applications that a proxy in the pod has behind it.
+    /// Starts the applications behind a proxy in the pod.
     pub(super) fn start_behind(&mut self) {
         for (role, port) in ["http", "grpc"].into_iter().zip(BEHIND) {
             let mut command = self.inside(&self.pod, &[env!("CARGO_BIN_EXE_servers"), role]);
@@ -153,7 +153,7 @@ impl Stage {
         }
     }
 
-    /// Starts the server.
+    /// Starts the server of a recipe, and waits until it listens.
     pub(super) fn start(&mut self, recipe: &Recipe) {
         let words: Vec<&str> = recipe.words.iter().map(String::as_str).collect();
         let mut command = self.inside(&self.pod, &words);
@@ -164,17 +164,17 @@ impl Stage {
         self.own = Some(recipe.own.clone());
     }
 
-    /// A program in a place's namespace and cgroup.
+    /// Command in a place's network namespace and cgroup.
     pub(super) fn inside(&self, place: &Place, words: &[&str]) -> Command {
         let mut command = command_in(&place.cgroup, &place.netns);
         command.args(words).current_dir(SOURCES);
         command.env("BOOK", self.file("book")).env("GATE", self.file("gate"));
-        // Nothing is left in the checkout.
+        // Python must leave no files in the repository.
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
 
-    /// Starts it with what it prints in a file.
+    /// Starts a command with its output in a file.
     pub(super) fn spawn(&self, command: &mut Command, log: &str) -> Child {
         let out = File::create(self.file(&format!("{log}.out"))).unwrap();
         command.stdout(out.try_clone().unwrap()).stderr(out).stdin(Stdio::piped());
@@ -210,7 +210,7 @@ impl Stage {
         self.bed.maps.state(u32::from(self.pod.number)).in_flight
     }
 
-    /// Connections that are counted and are none, or the other way round. A server may well keep one whose client has gone.
+    /// Difference between counted and real connections. A server may well keep one whose client has gone.
     pub(super) fn surplus(&self) -> u64 {
         let counted = self.bed.maps.state(u32::from(self.pod.number)).connections;
         counted.abs_diff(accepted(&self.pod.netns))
@@ -220,11 +220,11 @@ impl Stage {
         self.bed.maps.responses(u32::from(self.pod.number)).cut
     }
 
-    /// Shows the rows, and fails if any of them has a difference.
+    /// Prints the rows, and fails if any of them has a difference.
     pub(super) fn finish(self) {
         table::show(&self.rows);
         let state = self.bed.maps.state(u32::from(self.pod.number));
-        // Not `stray`: servers do answer what is no request, Node and haproxy with 400 where a client breaks off.
+        // Not `stray`: servers also answer incomplete requests, Node and haproxy with 400 when a client breaks off.
         let rest = [state.in_flight, self.surplus(), state.fresh, state.desync, state.opaque];
         assert!(
             self.wrong.is_empty(),
@@ -236,7 +236,7 @@ impl Stage {
     }
 }
 
-/// Connections that a namespace's serving port has open, whatever state they are in.
+/// Number of open connections at a namespace's serving port, in any state.
 fn accepted(netns: &str) -> u64 {
     let words = "ss -Hatn exclude listening exclude time-wait exclude syn-recv sport = :8080";
     let mut ss = Command::new("ip");
@@ -246,7 +246,7 @@ fn accepted(netns: &str) -> u64 {
     String::from_utf8_lossy(&found.stdout).lines().count() as u64
 }
 
-/// Waits until `so`, and says whether it came to pass.
+/// Waits until `so` returns true. Returns false after the timeout.
 pub(super) fn until(mut so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + PATIENCE;
     while !so() {
@@ -258,7 +258,7 @@ pub(super) fn until(mut so: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// A program that `cargo xtask servers` has built.
+/// Path of a program that `cargo xtask servers` has built.
 fn built(name: &str) -> String {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it stands in target/");
     let folder =
@@ -268,11 +268,11 @@ fn built(name: &str) -> String {
     file.display().to_string()
 }
 
-/// Java, and our class.
+/// Arguments that run the Java class of the tests.
 fn java() -> impl Iterator<Item = String> {
     let jars = fs::read_to_string(Path::new(&built("java")).join("jars")).expect("built with it");
     let classes = format!("{}:{}", built("java"), jars.trim());
-    // Starts faster, and grows no heap for a few requests.
+    // Options for a fast start and a small heap.
     let options = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp"];
     options.map(str::to_owned).into_iter().chain([classes, "App".to_owned()])
 }

@@ -1,5 +1,5 @@
-//! Shell: the direct path: what a client sends to a service's address gets the pod's own answer. The activator's tests ask
-//! with the same inputs on the other paths.
+//! Shell: the direct path: a request to a service's address gets the pod's own response. The activator's tests send
+//! the same inputs on the other paths.
 
 use std::{env, ffi::OsStr, fs, time::Duration};
 
@@ -21,22 +21,22 @@ mod inputs;
 
 use inputs::{Http2Input, Input, Told, head, http2_inputs, inputs, is_refused, over_http2, told};
 
-/// Sends a file to an address and a port, and writes what comes back until the server closes. Both at once, as a server may
-/// answer before it has read all.
+/// Shell script that sends a file to an address and a port, and prints the response until the server closes. Both at
+/// once, because a server may answer before it has read everything.
 const ASK: &str = "exec 3<>\"/dev/tcp/$1/$2\" || exit 1; cat \"$3\" >&3 & cat <&3; kill $!; wait";
 const SERVICE: &str = "10.96.0.1";
 const ROLE: &str = "ROUSE_TEST_ASKER";
-/// What is told in an answer's place, with the reason behind it.
+/// Prefix of a result that is no response but a reason.
 const FAILED: &str = "failed: ";
-/// How long an answer may take.
+/// Timeout of a response.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What was asked, and what a client got for it.
+/// A request in words, and its response in words.
 type Answered = (String, String);
-/// Asks a server with each input.
+/// Function that sends each input to a server.
 type Ask = fn(&Stage, (&str, u16)) -> Vec<Answered>;
 
-/// What a server answers to raw bytes.
+/// Sends raw bytes to a server and returns its response.
 fn raw(stage: &Stage, (ip, port): (&str, u16), input: &Input) -> Told {
     let file = stage.file("input");
     fs::write(&file, [head(input), vec![b'x'; input.3]].concat()).unwrap();
@@ -46,7 +46,8 @@ fn raw(stage: &Stage, (ip, port): (&str, u16), input: &Input) -> Told {
     told(&done.stdout)
 }
 
-/// Not a test: a client of HTTP/2. A line names an address and one of the inputs. Run by the test.
+/// Main function of this program as an HTTP/2 client; not a test itself. A line has an address and the number of an
+/// input.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
@@ -71,7 +72,7 @@ fn http1(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
         let bytes = head(&input);
         let what = bytes[..bytes.len().min(60)].escape_ascii().to_string();
         let told = raw(stage, at, &input);
-        // Some servers answer what no server may take, others close.
+        // Some servers answer inputs that no server may accept, others close the connection.
         assert!(is_refused(&input) || !told.status.is_empty(), "{} {at:?}: {what}", stage.server);
         (what, format!("{told:?}"))
     };
@@ -82,8 +83,8 @@ fn http2(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
     ask_http2(stage, at, |_target| true)
 }
 
-/// All but what is answered before its body is read: hypercorn ends the connection then, and a reset for what it has not
-/// read may overtake the answer, with or without Rouse.
+/// Sends all inputs but the one that is answered before its body is read: hypercorn then closes the connection, and a
+/// reset for unread data may overtake the response, with or without Rouse.
 fn http2_read(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
     ask_http2(stage, at, |target| target != "/early")
 }
@@ -102,7 +103,7 @@ fn ask_http2(stage: &Stage, (ip, port): (&str, u16), is_asked: fn(&str) -> bool)
     inputs.filter(|(_, (_, target, ..))| is_asked(target)).map(answered).collect()
 }
 
-/// The answers of a server outside the pods' cgroup, by its own address: no program reads its packets.
+/// Responses of a server outside the pods' cgroup, by its own address: no program reads its packets.
 fn alone(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) -> Vec<Answered> {
     let mut stage = Stage::new(server);
     stage.pod = stage.bed.client();
@@ -110,7 +111,7 @@ fn alone(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) 
     asks.iter().flat_map(|ask| ask(&stage, (&stage.pod.four(), SERVING))).collect()
 }
 
-/// Those of one in a pod, by the address of its service.
+/// Responses of a server in a pod, by the address of its service.
 fn direct(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) -> Vec<Answered> {
     let mut stage = Stage::new(server);
     stage.bed.service(1, Way::Direct);
@@ -118,7 +119,7 @@ fn direct(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask])
     stage.bed.plan();
     start(&mut stage, recipe);
     let answers: Vec<_> = asks.iter().flat_map(|ask| ask(&stage, (SERVICE, 80))).collect();
-    // The programs have read every request and every answer, which is when they could have done harm.
+    // The programs have read every request and every response; otherwise the comparison would prove nothing.
     let all = Count { begun: answers.len() as u64, ended: answers.len() as u64 };
     assert!(until(|| stage.kernel() == all), "{server}: {all:?}, counted {:?}", stage.kernel());
     answers

@@ -1,4 +1,4 @@
-//! Shell: the table of servers, clients and protocols, for people.
+//! Shell: the table of servers, clients and protocols, as Markdown.
 
 use std::{
     fs,
@@ -11,23 +11,23 @@ use super::own::Count;
 /// Rows of all tests of this run.
 static ROWS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
 
-/// One case and how it went.
+/// Results of one case.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) server: &'static str,
     pub(super) client: &'static str,
     pub(super) protocol: &'static str,
-    /// In flight while the server held requests open: as the kernel half says, and as the server does.
+    /// Requests in flight while the server held requests open: by the eBPF programs, and by the server.
     pub(super) during: [u64; 2],
-    /// In flight when all clients had gone, likewise.
+    /// Requests in flight after all clients had gone: by the eBPF programs, and by the server.
     pub(super) after: [u64; 2],
-    /// Begun and ended in this case.
+    /// Numbers of requests that began and ended in this case, by the eBPF programs.
     pub(super) kernel: Count,
     pub(super) own: Count,
 }
 
 impl Row {
-    /// How far the two are apart, in all that is compared.
+    /// Sum of the differences of all compared numbers.
     pub(super) fn difference(&self) -> u64 {
         let pairs = [
             self.during,
@@ -69,7 +69,7 @@ const HEADS: [&str; 8] = [
     "difference",
 ];
 
-/// Prints the rows of one server, and writes those of all so far.
+/// Prints the rows of one server, and writes the table of all rows so far.
 #[allow(clippy::print_stdout, reason = "the table is for people")]
 pub(super) fn show(rows: &[Row]) {
     println!("{}", markdown(rows));
@@ -84,7 +84,7 @@ pub(super) fn show(rows: &[Row]) {
     fs::write(target.join("servers.md"), text).expect("target/ can be written");
 }
 
-/// A table whose columns are as wide as their widest cell.
+/// Formats rows as a table whose columns have the width of their widest cell.
 fn markdown(rows: &[Row]) -> String {
     let cells: Vec<[String; 8]> = rows.iter().map(Row::cells).collect();
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! The program `flood`: see [`tests::flood`].
+//! Executable `flood`, which runs [`tests::flood`].
 #![allow(clippy::print_stderr, reason = "a program's errors are for its user")]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The program `tunnel`: see [`tests::tunnel`].
+//! Executable `tunnel`, which runs [`tests::tunnel`].
 #![allow(clippy::print_stderr, reason = "a program's errors are for its user")]
 
 use std::process::ExitCode;

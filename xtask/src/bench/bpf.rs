@@ -1,28 +1,29 @@
-//! Shell: the time that the kernel spends in programs, by its own statistics.
+//! Shell: run time of the loaded eBPF programs, from the kernel's own statistics.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 use aya::programs::loaded_programs;
 
-/// The kernel times its programs while this is 1. Timing itself costs, so it is 0 while anything else is measured.
+/// Switch of the kernel's run time statistics. Timing itself costs, so it is 0 while anything else is measured.
 const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
-/// Programs that run in the calls of clients.
+/// Names of the programs that run within system calls of clients.
 const CLIENTS: [&str; 5] = ["connect4", "connect6", "getpeername4", "getpeername6", "release"];
 
-/// Run time of programs so far, in µs.
+/// Run time of programs since they were loaded, in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Spent {
-    /// Of those that run in the calls of clients.
+    /// Run time of the programs in [`CLIENTS`], in µs.
     pub(super) connect_us: f64,
-    /// Of all.
+    /// Run time of all programs, in µs.
     pub(super) all_us: f64,
 }
 
-/// Measures with the statistics on: what `measure` answers, and the time spent in programs meanwhile.
+/// Runs `measure` with the statistics on. Returns its result and the run time of programs meanwhile.
 pub(super) fn timed<T>(measure: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
     switch("1")?;
+    // A closure, so that the statistics are switched off after an error as well.
     let outcome = (|| {
         let before = Spent::read()?;
         let measured = measure()?;

@@ -1,4 +1,4 @@
-//! Shell: many services woken at once; beside them as many Deployments that the cluster starts by itself.
+//! Shell: cold starts of many services at once, beside as many Deployments that Kubernetes alone starts.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use super::{
 };
 use crate::{load::unix_us, measure::Burst, sh};
 
-/// How many at once, and how often.
+/// Cases: number of services at once, number of rounds, and the name.
 const CASES: [(usize, usize, &str); 3] =
     [(1, 15, "services_1"), (20, 3, "services_20"), (50, 3, "services_50")];
-/// What a wake may take of the cluster's own time, in the 99th percentile.
+/// Highest ratio of Rouse's 99th percentile to the one of plain Deployments.
 const SHARE: f64 = 1.3;
-/// In this time a controller of the cluster that has nothing to do regains the 30 requests it may make at once.
+/// Time in which an idle controller of the cluster regains the 30 requests that it may send at once.
 const REFILL: Duration = Duration::from_secs(2);
 
-/// What became of services that were asked at once, in ms from the request.
+/// Times of services that were called at the same moment, in ms from the request.
 struct Woken {
-    /// Until the watch showed a pod of each.
+    /// Time until the watch showed a pod, for each service.
     created: Vec<f64>,
     first_byte: Vec<f64>,
 }
 
-/// `rouse`: from the request to its first byte, and until its pod is there; `kubernetes`: from the patch until the container runs, which is as
-/// early as anything could answer. Both without the account's token.
+/// Measures all cases. `rouse`: from the request to its first byte, and until the pod exists. `kubernetes`: from the
+/// patch until the container runs, which is the earliest moment for any response. Neither mounts a token.
 pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     let site = clusters.site(2, "iptables")?;
     site.install("fast")?;
@@ -68,18 +68,20 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Asks all services at the same moment.
+/// Sends a request to each of the services at the same moment.
 fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> Result<Woken> {
     let watched = Watched::pods(site)?;
     let to = names.iter().zip(addresses);
     let to: Vec<String> = to
         .map(|(name, address)| format!("{address}:80={name}.default.svc.cluster.local"))
         .collect();
+    // All requests leave one client process, so that they start within a few milliseconds.
     let text = site.ask(place, &["measure", "burst", "--to", &to.join(",")])?;
     let burst: Burst = serde_json::from_str(text.trim()).context("a burst printed no JSON")?;
     if burst.lost > 0 {
         bail!("{} of {} requests were not answered", burst.lost, names.len());
     }
+    // The watch also has pods of earlier rounds: only those created after this burst count.
     let seen = watched.seen();
     let first = |name: &String| {
         let begins = format!("{name}-00001-deployment-");
@@ -90,7 +92,7 @@ fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> R
     Ok(Woken { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
 }
 
-/// Scales all Deployments at the same moment; how long until the container of each was started.
+/// Scales all Deployments at the same moment. Returns the time until the container of each started, in ms.
 fn start(site: &Site, names: &[String]) -> Result<Vec<f64>> {
     let watched = Watched::pods(site)?;
     let patched_us = scale(site, names, 1)?;
@@ -99,10 +101,12 @@ fn start(site: &Site, names: &[String]) -> Result<Vec<f64>> {
         let seen = watched.seen();
         let mut ready: Vec<&str> =
             seen.iter().filter(|it| it.is_ready && begins(&it.pod)).map(|it| &*it.pod).collect();
+        // A watch reports each pod many times, so names are counted once.
         ready.sort_unstable();
         ready.dedup();
         Ok((ready.len() >= names.len()).then_some(()))
     })?;
+    // containerd logs the start of a container in µs; a pod's status has seconds only.
     let logs = site.nodes().into_iter().map(|node| site.log(&format!("{node}-containerd")));
     let containerd = logs.collect::<Result<Vec<String>>>()?.concat();
     let seen = watched.seen();
@@ -116,7 +120,7 @@ fn start(site: &Site, names: &[String]) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// Patches all at once, and says when the first had been asked for.
+/// Patches the scale of all Deployments. Returns the moment when the first request was sent, Unix time in µs.
 fn scale(site: &Site, names: &[String], replicas: u32) -> Result<u64> {
     let path = |name: &String| format!("/apis/apps/v1/namespaces/default/deployments/{name}/scale");
     let mut curl = site.api(&path(&names[0]));
@@ -130,6 +134,7 @@ fn scale(site: &Site, names: &[String], replicas: u32) -> Result<u64> {
         "--write-out",
         "\npretransfer %{time_pretransfer}\n",
     ]);
+    // The time that curl takes to start and to connect does not belong to the patch.
     let begun = unix_us();
     let text = sh::capture(&mut curl)?;
     let before = text.lines().filter_map(|line| line.strip_prefix("pretransfer "));
@@ -140,8 +145,8 @@ fn scale(site: &Site, names: &[String], replicas: u32) -> Result<u64> {
     Ok(begun + (before * 1e6) as u64)
 }
 
-/// Waits until no pod has the label, and until the cluster's own controllers have nothing left to write: they may write
-/// 30 times at once and 20 times a second after, and who comes next would wait for that.
+/// Waits until no pod has the label and the cluster's own controllers have no writes left. They may send 30 requests
+/// at once and 20 a second after that; the next case would wait for those.
 fn asleep(site: &Site, label: &str) -> Result<()> {
     site.wait("all pods to be gone", || {
         Ok(site.list(&["pods", "--selector", label])?.is_empty().then_some(()))
@@ -149,6 +154,7 @@ fn asleep(site: &Site, label: &str) -> Result<()> {
     site.wait("all Deployments to say that they have none", || {
         let all = site.list(&["deployments.apps"])?;
         let rests = |it: &Value| {
+            // A status counts only if the controller has seen the latest scale.
             let generation = &it["metadata"]["generation"];
             it["status"]["observedGeneration"] == *generation && it["status"]["replicas"].is_null()
         };

@@ -1,5 +1,5 @@
-//! Shell: from a request to a sleeping service on a real cluster until its first byte, split into its steps, with and
-//! without the account's token; beside it the same program as a Deployment behind kube-proxy.
+//! Shell: cold starts on a real cluster, split into steps, with and without the account's token; beside them the same
+//! program as a Deployment behind kube-proxy.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::{load::Record, sh};
 
-/// Sleeping services, each woken once, with the token and without it.
+/// Number of sleeping services in a profile. Each gets one cold start.
 const WAKES: usize = 60;
-/// One that is thrown away: the first has no connection to the API server open yet, and caches are cold.
+/// Cold starts that are dropped: the first one opens the connection to the API server, and finds caches cold.
 const WARM_UP: usize = 2;
 
-/// Cases that follow one another: name, from, to. `None` is the request.
+/// Consecutive steps: case name, start, end. A start of `None` is the request.
 const STEPS: [(&str, Option<Stage>, Stage); 9] = [
     ("decide", None, Stage::Decided),
     ("patch", Some(Stage::Decided), Stage::Patched),
@@ -33,24 +33,24 @@ const STEPS: [(&str, Option<Stage>, Stage); 9] = [
     ("start", Some(Stage::Decided), Stage::Listening),
 ];
 
-/// One profile of the installation.
+/// One profile of an installation, with the case names of its rows.
 #[derive(Clone, Copy, Debug)]
 struct Profile {
     name: &'static str,
-    /// Ends the names of its cases.
+    /// Suffix of its case names.
     end: &'static str,
-    /// Whether pods of the peer get a token.
+    /// True if pods of the peer mount a service account token.
     token: bool,
 }
 
 const STANDARD: Profile = Profile { name: "standard", end: "", token: true };
 const FAST: Profile = Profile { name: "fast", end: "_fast", token: false };
-/// What the profile `fast` sets, as `standard` has it.
+/// Settings in which `standard` differs from `fast`: ConfigMap, key, value.
 const SLOW: [(&str, &str, &str); 2] = [
     ("config-defaults", "automount-service-account-token", "true"),
     ("config-deployment", "bind-pods", "false"),
 ];
-/// Settings are in force everywhere by then.
+/// Time after which a changed ConfigMap is in force in every replica.
 const FOLLOWED: Duration = Duration::from_secs(20);
 
 pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
@@ -60,7 +60,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
         site.install("fast")?;
         let places = site.places()?;
         rows.extend(beside(&site, &places, FAST, clusters)?);
-        // What stands in a ConfigMap is the operator's: another profile would leave it.
+        // A value in a ConfigMap belongs to the operator: an installation with another profile would keep it.
         for (map, key, value) in SLOW {
             let patch = format!("{{\"data\":{{\"{key}\":\"{value}\"}}}}");
             site.kubectl(&["patch", "configmap", "-n", SYSTEM, map, "--patch", &patch])?;
@@ -68,6 +68,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
         sh::pause(FOLLOWED);
         rows.extend(beside(&site, &places, STANDARD, clusters)?);
     }
+    // A cluster has one proxy mode: the other mode needs another cluster, and there only the peer is measured.
     let site = clusters.site(2, "nftables")?;
     let places = site.places()?;
     for profile in [FAST, STANDARD] {
@@ -84,7 +85,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Wakes of ours and, in between, of the peer behind kube-proxy's iptables.
+/// Cold starts of Rouse and, between them, of the peer behind kube-proxy in iptables mode.
 fn beside(
     site: &Site,
     places: &[Place],
@@ -97,6 +98,7 @@ fn beside(
     let peer = Peer::new(site, &places[0], &format!("peer-{}", profile.name), profile.token)?;
     let watched = Watched::pods(site)?;
     let (mut records, mut peers) = (Vec::new(), Vec::new());
+    // Peers are spread over the whole run, so that both meet the same state of the machine.
     let every = (WAKES / clusters.rounds as usize).max(1);
     for (index, name) in names.iter().enumerate() {
         let place = &places[index % places.len()];
@@ -106,6 +108,7 @@ fn beside(
             peer.sleep(site)?;
         }
     }
+    // Logs are read once, after all cold starts: reading them would disturb the measurement.
     let (autoscaler, controller) = (site.part_log("autoscaler")?, site.part_log("controller")?);
     let logs = site.nodes().into_iter().map(|node| site.log(&format!("{node}-containerd")));
     let containerd = logs.collect::<Result<Vec<String>>>()?.concat();
@@ -123,7 +126,7 @@ fn beside(
     Ok(judged(&wakes, &peers, profile))
 }
 
-/// One request to a service that sleeps.
+/// Sends one request to a sleeping service.
 fn wake(site: &Site, place: &Place, name: &str) -> Result<Record> {
     let address = format!("{}:80", site.address(name)?);
     let host = format!("{name}.default.svc.cluster.local");
@@ -138,7 +141,7 @@ fn wake(site: &Site, place: &Place, name: &str) -> Result<Record> {
     Ok(record)
 }
 
-/// The rows of one profile. Wholes are judged against their own part until `listen`, and against the peer.
+/// Rows of one profile. Totals are compared with their own time until `listen`, and with the peer.
 fn judged(wakes: &[(&str, Wake)], peers: &[f64], profile: Profile) -> Vec<Row> {
     let case = |name: &str| format!("{name}{}", profile.end);
     let of = |value: &dyn Fn(&Wake) -> Option<f64>| -> Vec<f64> {
@@ -153,9 +156,10 @@ fn judged(wakes: &[(&str, Wake)], peers: &[f64], profile: Profile) -> Vec<Row> {
             });
             row(&case(name), "rouse", "ms", &values, None, Goal::None)
         })
-        // A step of which no log speaks is left out.
+        // A step that no log records has no row.
         .filter(|row| row.n > 0)
         .collect();
+    // Between two nodes the response also crosses the cluster's bridge, so the goal is higher.
     let near = |is_near: bool| -> Vec<f64> {
         let some = wakes.iter().filter(|(from, wake)| (*from == wake.node) == is_near);
         some.filter_map(|(_, wake)| wake.listen_to_first_byte()).collect()
@@ -165,10 +169,11 @@ fn judged(wakes: &[(&str, Wake)], peers: &[f64], profile: Profile) -> Vec<Row> {
     let other = case("listen_to_first_byte_other_node");
     rows.push(row(&other, "rouse", "ms", &near(false), None, two));
     let until = of(&|wake| wake.until(Stage::Listening));
+    // The goal of the total: 10 % above the time until `listen`, and at most a quarter of the peer's.
     let most = median(&until).value * 1.1;
     let most = Goal::AtMost((most.min(median(peers).value / 4.0) * 10.0).round() / 10.0);
     rows.push(row(&case("until_listening"), "rouse", "ms", &until, None, Goal::None));
-    // Whatever waits for the kubelet's word would not be answered before it.
+    // Shows that requests do not wait for the kubelet's readiness report: that one arrives after the response.
     let ready = of(&Wake::first_byte_to_ready);
     rows.push(row(&case("first_byte_to_ready"), "rouse", "ms", &ready, None, Goal::None));
     rows.push(row(&case("total"), "rouse", "ms", &of(&|wake| Some(wake.total())), None, most));
@@ -176,7 +181,7 @@ fn judged(wakes: &[(&str, Wake)], peers: &[f64], profile: Profile) -> Vec<Row> {
     rows
 }
 
-/// Every wake on a line, slowest last, for whoever looks for outliers.
+/// All cold starts as text, one a line, slowest last, to look for outliers.
 fn told(wakes: &[(&str, Wake)]) -> String {
     let mut wakes: Vec<&(&str, Wake)> = wakes.iter().collect();
     wakes.sort_by(|(_, one), (_, other)| one.total().total_cmp(&other.total()));

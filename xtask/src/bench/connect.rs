@@ -1,4 +1,4 @@
-//! Shell: what a connect through a service's address costs, with few and with many services.
+//! Shell: time of a connect through a service's address, with few and with many services.
 
 use std::net::SocketAddr;
 
@@ -12,18 +12,20 @@ use super::{
 };
 use crate::measure::Measured;
 
-/// Numbers of services, and the cases' names.
+/// Numbers of services, with the names of the cases.
 const CASES: [(usize, &str); 3] =
     [(1, "services_1"), (1_000, "services_1000"), (10_000, "services_10000")];
-/// Connects a round.
+/// Number of connects in a round.
 const COUNT: usize = 2_000;
 
-/// `bare`: the bare server's own address; `direct`: the pod's own, programs attached; `rouse`: the service's.
+/// Measures all cases. `bare`: address of a server without programs; `direct`: the pod's address, with programs
+/// attached; `rouse`: the service's address.
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let node = scene.node()?;
     let bare = scene.bare(&node)?;
     scene.apply(&node, "awake", 1, 1)?;
     let (pod, service) = addresses(&node, "awake0")?;
+    // Services accumulate: each case adds to those of the cases before, and all of them sleep but one.
     let mut all = Vec::new();
     for (index, (services, case)) in CASES.into_iter().enumerate() {
         if services > 1 {
@@ -44,6 +46,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
             Ok(measure(subject)?.p50_us)
         })?;
         all.extend(rows(case, "us", &rounds, Goal::RatioAtMost(1.05)));
+        // Time in programs is measured apart, because the statistics would slow the compared connects.
         let bare = median(rounds.get("bare").map_or(&[], Vec::as_slice)).value;
         all.extend(shares(case, bare, scene.rounds, || measure("rouse"))?);
     }
@@ -52,8 +55,8 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     Ok(all)
 }
 
-/// What the programs take of the time of a bare connect, by the kernel's own clock: those of the client's calls alone
-/// (all that runs where the server is not a pod of ours), and all of them.
+/// Share that the programs take of a bare connect, by the kernel's own clock: programs in the client's calls alone
+/// (all that run where the server is not a pod of Rouse), and all programs.
 fn shares(
     case: &str,
     bare_us: f64,
@@ -74,7 +77,7 @@ fn shares(
     ])
 }
 
-/// Services that the cases before have applied.
+/// Number of services that earlier cases have applied.
 fn before(index: usize) -> usize {
     CASES[index - 1].0
 }

@@ -1,5 +1,5 @@
-//! Shell: how many wakes a second are decided and written: with pods that are only recorded, and acknowledged by a real
-//! API server with its etcd.
+//! Shell: cold starts a second that are decided and written: with pods that are only recorded, and acknowledged by a
+//! real API server with its etcd.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -16,16 +16,16 @@ use super::{
 };
 use crate::{load::unix_us, sh};
 
-/// Services woken at once in each round, and rounds; the first is thrown away.
+/// Number of services woken at once in a round; of rounds, the first is dropped.
 const WAKES: usize = 150;
 const ROUNDS: usize = 4;
-/// The control plane's own address, which the activator listens on.
+/// Address of the control plane, on which the activator listens.
 const HUB: &str = "10.89.0.1";
 
-/// What `tests/bench/control_plane.rs` prints.
+/// Output of `tests/bench/control_plane.rs`, as JSON.
 #[derive(Debug, Deserialize)]
 struct Printed {
-    /// Wakes a second, round by round.
+    /// Cold starts a second, one value for each round.
     per_s: Vec<f64>,
 }
 
@@ -35,7 +35,8 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The body imports controller and autoscaler, which xtask must not: it is a program of its own.
+/// Runs the bench without an API server. It imports controller and autoscaler, which xtask must not, so it is a
+/// program of its own.
 fn local() -> Result<Row> {
     let text = sh::capture(
         sh::cargo()
@@ -49,8 +50,8 @@ fn local() -> Result<Row> {
     Ok(row("wakes_local", "rouse", "per_s", &printed.per_s, None, Goal::AtLeast(1_000.0)))
 }
 
-/// Activator, autoscaler and controller as they ship, beside an API server without nodes. Requests come to the
-/// gateway; a wake is done when the API server's watch shows the Deployment with its one replica.
+/// Runs activator, autoscaler and controller as shipped, beside an API server without nodes. Requests arrive at the
+/// gateway; a cold start is complete when the API server's watch shows the Deployment with one replica.
 fn against_api_server(clusters: &Clusters) -> Result<Vec<Row>> {
     let site = clusters.site(0, "iptables")?;
     site.apply_install()?;
@@ -60,10 +61,11 @@ fn against_api_server(clusters: &Clusters) -> Result<Vec<Row>> {
     let watched = Watched::deployments(&site)?;
     let (mut rates, mut times) = (Vec::new(), Vec::new());
     for (round, names) in all.chunks(WAKES).enumerate() {
-        // What the wakes before this one still had to write is written.
+        // Writes of the wakes before this round are complete by then.
         sh::pause(Duration::from_secs(8));
         let acknowledged = wake(&site, &watched, names)?;
         if round > 0 {
+            // The rate counts until the last Deployment: a mean would hide a queue.
             let last = acknowledged.iter().copied().fold(0.0, f64::max);
             rates.push(names.len() as f64 * 1e3 / last);
             times.extend(acknowledged);
@@ -76,12 +78,12 @@ fn against_api_server(clusters: &Clusters) -> Result<Vec<Row>> {
     ])
 }
 
-/// Asks all at once; how long until each one's scale was there, in ms.
+/// Sends all requests at once. Returns the time until each Deployment was scaled, in ms.
 fn wake(site: &Site, watched: &Watched, names: &[String]) -> Result<Vec<f64>> {
     let to = names.iter().map(|name| format!("{HUB}:8080={name}.default.example.com"));
     let to: Vec<String> = to.collect();
     let asked_us = unix_us();
-    // No pod will ever answer: they wait until they are told to end.
+    // No pod ever answers: the requests wait until this client is killed.
     let mut asking = site.client_inside(&["measure", "burst", "--to", &to.join(",")])?;
     let scaled = site.wait("all Deployments to be scaled", || {
         let seen = watched.seen();
@@ -95,13 +97,13 @@ fn wake(site: &Site, watched: &Watched, names: &[String]) -> Result<Vec<f64>> {
     Ok(scaled?.into_iter().map(|at| at.saturating_sub(asked_us) as f64 / 1e3).collect())
 }
 
-/// The parts, which end with this.
+/// Processes of the components, killed on drop.
 struct Parts(Vec<Child>);
 
 impl Drop for Parts {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // One may have ended by itself; the bench has failed then.
+            // A process may have ended by itself; the bench has failed then.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -119,6 +121,7 @@ fn start(site: &Site) -> Result<Parts> {
     };
     let kubeconfig = site.kubeconfig();
     let mut parts = Parts(Vec::new());
+    // The later ones connect to the earlier ones.
     parts.0.push(part(
         &["controller", "--kubeconfig", kubeconfig, "--webhook-url", "https://127.0.0.1:8443"],
         &[("ROUSE_CONTROLLER_LISTEN", controller), ("POD_NAME", "controller")],
@@ -137,6 +140,7 @@ fn start(site: &Site) -> Result<Parts> {
             ("ROUSE_ACTIVATOR_OUTSIDE", &outside),
         ],
     )?);
+    // A component with wrong arguments or an address in use ends within this time.
     sh::pause(Duration::from_secs(5));
     if parts.0.iter_mut().any(|child| child.try_wait().ok().flatten().is_some()) {
         bail!("a part ended at once");
@@ -144,7 +148,8 @@ fn start(site: &Site) -> Result<Parts> {
     Ok(parts)
 }
 
-/// Routes are ready once there is an activator, and the controller knows it by its pod.
+/// Creates the activator's pod object. The controller knows activators by their pods, and no Route is ready without
+/// one.
 fn activator_pod(site: &Site) -> Result<()> {
     site.create(
         "apiVersion: v1
@@ -157,6 +162,7 @@ spec:
   containers: [{ name: activator, image: \"dev.local/rouse:v1\" }]
 ",
     )?;
+    // There is no kubelet, so the bench reports the pod as ready itself.
     let status = format!(
         r#"{{"status":{{"phase":"Running","podIP":"{HUB}","podIPs":[{{"ip":"{HUB}"}}],
         "conditions":[{{"type":"Ready","status":"True"}}]}}}}"#

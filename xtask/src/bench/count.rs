@@ -1,4 +1,4 @@
-//! Shell: what counting requests costs: time in programs, requests a second with and without them, processor time.
+//! Shell: cost of counting requests: time in programs, requests a second with and without them, processor time.
 
 use std::collections::BTreeMap;
 
@@ -12,33 +12,33 @@ use super::{
 };
 use crate::{build_ebpf, sh};
 
-/// What `tests/bench/count` prints.
+/// Output of `tests/bench/count`, as JSON.
 #[derive(Debug, Deserialize)]
 struct Printed {
-    /// By case and subject.
+    /// Request rates by case and subject.
     rates: BTreeMap<String, BTreeMap<String, Rates>>,
-    /// By case.
+    /// Times in programs by case.
     profiles: BTreeMap<String, Profile>,
-    /// What the kernel's statistics record of a program that does nothing, ns a run.
+    /// Time that the kernel's statistics record for a program that does nothing, in ns a run.
     empty_program: Vec<f64>,
-    /// Of sockets that are not counted, by the reason why not.
+    /// Times for packets of sockets that are not counted, by the reason.
     packets: BTreeMap<String, Packets>,
 }
 
-/// One subject in one case, round by round.
+/// Results of one subject in one case, one value for each round.
 #[derive(Debug, Deserialize)]
 struct Rates {
     req_s: Vec<f64>,
-    /// Processor time a request of client, server and what works on packets between them.
+    /// Processor time a request of client, server and the packet processing between them, in µs.
     cpu_us: Vec<f64>,
-    /// Processor time a request of the whole machine.
+    /// Processor time a request of the whole machine, in µs.
     machine_us: Vec<f64>,
-    /// Cycles a request of the whole machine, where it counts them.
+    /// Processor cycles a request of the whole machine; empty if the machine does not count cycles.
     #[serde(default)]
     cycles: Vec<f64>,
 }
 
-/// Time in programs, round by round, a request.
+/// Time in programs a request, one value for each round.
 #[derive(Debug, Deserialize)]
 struct Profile {
     ns: Vec<f64>,
@@ -53,15 +53,15 @@ struct Program {
     runs: Vec<f64>,
 }
 
-/// Time in programs, round by round, a packet.
+/// Time in programs a packet, one value for each round.
 #[derive(Debug, Deserialize)]
 struct Packets {
     ns: Vec<f64>,
     runs: Vec<f64>,
 }
 
-/// The body imports the agent, which xtask must not: it is a program of its own. It does nothing itself that takes time,
-/// so it is built as the tests are.
+/// Runs the bench. It imports the agent, which xtask must not, so it is a program of its own. The program itself does
+/// no expensive work, so it is built with the profile of the tests.
 pub(super) fn run(half: &Half) -> Result<Vec<Row>> {
     let text = sh::capture(
         sh::cargo()
@@ -80,13 +80,14 @@ pub(super) fn run(half: &Half) -> Result<Vec<Row>> {
             .env(build_ebpf::VARIABLE, &half.object)
             .env("RUST_LOG", "warn"),
     )?;
+    // Cargo and the bench print progress first; the JSON is the last line.
     let line = text.lines().last().context("the bench printed nothing")?;
     let printed: Printed =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
     figures(&printed)
 }
 
-/// Time in programs first, as recorded and without what the recorder adds to each run; then rates and processor time.
+/// Rows: time in programs, as recorded and without the recorder's share; then rates and processor time.
 fn figures(printed: &Printed) -> Result<Vec<Row>> {
     ensure!(!printed.empty_program.is_empty(), "nothing was recorded of an empty program");
     let recorder = median(&printed.empty_program).value;
@@ -102,6 +103,7 @@ fn figures(printed: &Printed) -> Result<Vec<Row>> {
             let known = SUBJECTS.into_iter();
             known.filter_map(|it| Some((it, pick(subjects.get(it)?).clone()))).collect()
         };
+        // Goals of bulk responses are stricter: where bytes dominate, counting adds less.
         let (fewer, more) = if case == "bulk" { (0.99, 1.01) } else { (0.97, 1.03) };
         let (fewer, more) = (Goal::RatioAtLeast(fewer), Goal::RatioAtMost(more));
         all.extend(rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), fewer));
@@ -117,18 +119,19 @@ fn figures(printed: &Printed) -> Result<Vec<Row>> {
     Ok(all)
 }
 
-/// Share of the core that the measured ones must have had, percent. With less, others ran there as well: rates then say
-/// something about those, and only processor time a request about the subjects.
+/// Least share of the core for the measured processes, in percent. With less, other processes ran there as well:
+/// rates then depend on those, and only processor time a request is about the subjects.
 const WHOLE: f64 = 95.0;
 
 fn shares(subjects: &BTreeMap<String, Rates>) -> Vec<f64> {
+    // Requests a second times µs a request is µs a second; 10,000 of them are one percent of a core.
     let share = |(per_s, cpu_us): (&f64, &f64)| per_s * cpu_us / 1e4;
     subjects.values().flat_map(|it| it.req_s.iter().zip(&it.cpu_us).map(share)).collect()
 }
 
 const SUBJECTS: [&str; 4] = ["off", "rouse", "empty", "nginx-sidecar"];
 
-/// Runs a request from which a program has rows of its own; below are those of connections.
+/// Least runs a request for a program to have rows of its own; programs of connections run less often.
 const OFTEN: f64 = 0.05;
 
 fn time(case: &str, profile: &Profile, recorder: f64) -> Vec<Row> {
@@ -139,6 +142,7 @@ fn time(case: &str, profile: &Profile, recorder: f64) -> Vec<Row> {
         _ => Goal::None,
     };
     let one = |case: &str, unit, values: &[f64], goal| row(case, "rouse", unit, values, None, goal);
+    // Goals apply to both figures, with and without the recorder's share.
     let net = without(&profile.ns, &profile.runs, recorder);
     let mut all =
         vec![one(case, "ns", &profile.ns, goal), one(&format!("{case}_net"), "ns", &net, goal)];
@@ -150,11 +154,12 @@ fn time(case: &str, profile: &Profile, recorder: f64) -> Vec<Row> {
     all
 }
 
-/// `uncounted_packet` is the most expensive of all reasons not to count; pods where nothing is attached are apart.
+/// Rows of uncounted packets. `uncounted_packet` is the most expensive reason; pods without programs are apart.
 fn packets(found: &BTreeMap<String, Packets>, recorder: f64) -> Vec<Row> {
     let one = |case: &str, values: &[f64], goal| row(case, "rouse", "ns", values, None, goal);
     let ours = || found.iter().filter(|(name, _)| *name != "foreign");
     let middle = |it: &Packets| median(&it.ns).value;
+    // Goals are for the worst reason not to count a packet.
     let most = ours().max_by(|(_, one), (_, other)| middle(one).total_cmp(&middle(other)));
     let mut all = Vec::new();
     if let Some((_, most)) = most {
@@ -169,7 +174,7 @@ fn packets(found: &BTreeMap<String, Packets>, recorder: f64) -> Vec<Row> {
     all
 }
 
-/// What the programs take while nobody records it.
+/// Time of the programs without the time that the kernel's statistics add to each run.
 fn without(ns: &[f64], runs: &[f64], recorder: f64) -> Vec<f64> {
     ns.iter().zip(runs).map(|(ns, runs)| ns - runs * recorder).collect()
 }

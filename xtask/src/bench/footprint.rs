@@ -1,5 +1,5 @@
-//! Shell: what an installation and its sleeping services take on one node: memory and CPU of each daemon, objects,
-//! bytes in etcd and bytes that watches carried.
+//! Shell: resources that an installation and its sleeping services use on one node: memory and CPU of each daemon,
+//! objects, bytes in etcd, and bytes sent to watches.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
@@ -11,16 +11,16 @@ use super::{
 };
 use crate::sh;
 
-/// How many services there are when it is looked at.
+/// Numbers of services at which the resources are measured, with the names of the cases.
 const CASES: [(usize, &str); 3] =
     [(0, "services_0"), (100, "services_100"), (1_000, "services_1000")];
-/// So many are made at once: each is ready before the API server is asked for more.
+/// Number of services created at once; each is ready before the API server gets the next batch.
 const BATCH: usize = 100;
-/// How long the CPU is watched.
+/// Time over which CPU is measured.
 const WATCH: Duration = Duration::from_secs(30);
-/// After the last change everything settles for so long.
+/// Time to settle after the last change.
 const SETTLE: Duration = Duration::from_secs(20);
-/// Kinds that a service has objects of.
+/// Kinds of the objects that exist for a service.
 const KINDS: [&str; 11] = [
     "services.serving.knative.dev",
     "configurations.serving.knative.dev",
@@ -35,7 +35,7 @@ const KINDS: [&str; 11] = [
     "endpointslices.discovery.k8s.io",
 ];
 
-/// What is counted of the cluster as a whole.
+/// Figures of the cluster as a whole.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     objects: f64,
@@ -52,6 +52,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
         for batch in names.chunks(BATCH) {
             site.sleepers(batch)?;
         }
+        // Statuses and slices are still written for a while after a service is ready.
         sh::pause(SETTLE);
         rows.extend(daemons(&site, case)?);
         let now = counted(&site)?;
@@ -63,7 +64,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What each of the services that came in between has brought.
+/// Increase for each service that was added since `before`.
 fn each(case: &str, services: usize, before: Counted, now: Counted) -> [Row; 3] {
     let of = |name: &str, unit: &str, value: f64, goal| {
         row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
@@ -75,7 +76,7 @@ fn each(case: &str, services: usize, before: Counted, now: Counted) -> [Row; 3] 
     ]
 }
 
-/// Memory and CPU of each daemon, and of all.
+/// Memory and CPU of each daemon, and memory of all daemons together.
 fn daemons(site: &Site, case: &str) -> Result<Vec<Row>> {
     let processes = site.part_processes()?;
     let memory = by_part(&processes, pss_mib);
@@ -89,6 +90,7 @@ fn daemons(site: &Site, case: &str) -> Result<Vec<Row>> {
         .collect();
     rows.push(row(case, "kernel maps", "MiB", &[maps], None, Goal::None));
     let all = memory.values().sum::<f64>() + maps;
+    // The goal is stated for one hundred services; the other cases show the growth.
     let goal = if case == "services_100" { Goal::AtMost(100.0) } else { Goal::None };
     rows.push(row(case, "rouse", "MiB", &[all], None, goal));
     let cpu = format!("{case}_cpu");
@@ -109,7 +111,7 @@ fn by_part(processes: &[(String, u32)], of: fn(u32) -> Result<f64>) -> BTreeMap<
     sums
 }
 
-/// Memory of a process; what it shares with others counts in parts.
+/// Proportional set size of a process, in MiB: a page shared by n processes counts 1/n.
 fn pss_mib(id: u32) -> Result<f64> {
     let file = format!("/proc/{id}/smaps_rollup");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
@@ -118,11 +120,12 @@ fn pss_mib(id: u32) -> Result<f64> {
     Ok(kib.context("no Pss")? / 1024.0)
 }
 
-/// User and system time so far.
+/// User and system time of a process so far, in ticks.
 fn ticks(id: u32) -> Result<f64> {
     let file = format!("/proc/{id}/stat");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-    // The name in parentheses may hold blanks; the fields after it are counted.
+    // The name in parentheses may hold blanks, so fields are counted after it: utime and stime are 14 and 15 of
+    // proc(5).
     let (_, rest) = text.rsplit_once(") ").context("no name")?;
     let fields: Vec<f64> = rest.split(' ').map(|it| it.trim().parse().unwrap_or(0.0)).collect();
     Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
@@ -138,6 +141,7 @@ fn counted(site: &Site) -> Result<Counted> {
         "--output",
         "name",
     ])?;
+    // etcd listens on the control plane's loopback only.
     let etcd = site.inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
     let server = site.kubectl(&["get", "--raw", "/metrics"])?;
     Ok(Counted {
@@ -147,7 +151,7 @@ fn counted(site: &Site) -> Result<Counted> {
     })
 }
 
-/// The sum of a metric over all its labels.
+/// Sum of a metric over all its label sets.
 fn metric(text: &str, name: &str) -> f64 {
     let lines = text
         .lines()

@@ -1,4 +1,4 @@
-//! Shell: fifty requests at once where one was in flight, and how soon all the pods that they need are asked for.
+//! Shell: growth from one request in flight to fifty: time until all the pods that they need are requested.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -8,11 +8,11 @@ use super::{
 };
 use crate::coldstart;
 
-/// Services with one pod each, of which each grows once: a pod that came would be gone only after its window.
+/// Number of services with one pod each. Each grows once: an added pod would stay until the end of its window.
 const TIMES: usize = 10;
-/// Requests at once in the end.
+/// Number of requests at once in the end.
 const REQUESTS: usize = 50;
-/// One pod for every 7 requests: the eighth is for the fiftieth alone.
+/// Scaling with one pod for every 7 requests: the eighth pod is for the fiftieth request alone.
 const SCALING: [(&str, &str); 4] = [
     ("initial-scale", "1"),
     ("min-scale", "1"),
@@ -20,9 +20,9 @@ const SCALING: [(&str, &str); 4] = [
     ("target-utilization-percentage", "100"),
 ];
 const PODS: u32 = 8;
-/// One alone, for longer than the agent takes between two reports, and then all the others.
+/// Load of one request alone, for longer than the agent's report interval, then of all others.
 const STAGES: &str = "1x1500ms,50x200ms";
-/// Slow answers: the first is still in flight when the last comes.
+/// Path with slow responses: the first request is still in flight when the last one arrives.
 const PATH: &str = "/?sleep=3000";
 
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
@@ -37,6 +37,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
         if sent.len() != REQUESTS || !sent.iter().all(|it| it.is_answered()) {
             bail!("grow {index}: not {REQUESTS} requests, all answered: {sent:?}");
         }
+        // The time counts from the last request: only then are all pods needed.
         let last_us = sent.iter().map(|it| it.at_us).max().unwrap_or(0);
         let revision = format!("grow{index}-00001");
         let log = node.log();

@@ -1,4 +1,4 @@
-//! Shell: what ten thousand sleeping services cost in memory and CPU.
+//! Shell: memory and CPU of ten thousand sleeping services.
 
 use std::{fs, time::Duration};
 
@@ -11,19 +11,20 @@ use super::{
 use crate::sh;
 
 const SERVICES: usize = 10_000;
-/// How long the CPU is watched.
+/// Time over which CPU is measured.
 const WATCH: Duration = Duration::from_secs(30);
-/// After applying, the parts settle for so long.
+/// Time to settle after applying the services.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// Memory of all daemons and maps together, a service: what the node grew by, plus all maps, which are made whole
-/// at the start.
+/// Measures memory of all daemons and maps together, for each service: the growth of the node, plus all maps, which
+/// get their whole memory at the start.
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let node = scene.node()?;
     sh::pause(SETTLE);
     let empty = resident_kib(node.pid())?;
     scene.apply(&node, "idle", SERVICES, 0)?;
     sh::pause(SETTLE);
+    // Maps have fixed sizes and are not part of the resident size, so they are added apart.
     let full = resident_kib(node.pid())?;
     let maps = maps_kib(node.pid())?;
     let before = cpu_ticks(node.pid())?;
@@ -46,17 +47,18 @@ fn resident_kib(pid: u32) -> Result<f64> {
     number.context("no VmRSS in /proc")
 }
 
-/// User and system time in ticks of 10 ms: so many a second are so many percent of one CPU.
+/// User and system time in ticks of 10 ms: one tick a second is one percent of a processor.
 fn cpu_ticks(pid: u32) -> Result<f64> {
     let stat = proc(pid, "stat")?;
-    // The name in parentheses may hold blanks; the fields after it are counted.
+    // The name in parentheses may hold blanks, so fields are counted after it: utime and stime are 14 and 15 of
+    // proc(5).
     let (_, rest) = stat.rsplit_once(") ").context("no name in /proc/PID/stat")?;
     let fields: Vec<f64> =
         rest.split(' ').map(|field| field.trim().parse().unwrap_or(0.0)).collect();
     Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
 }
 
-/// Memory of the maps the process holds open, each counted once.
+/// Memory of the maps that the process holds open, each counted once, in KiB.
 fn maps_kib(pid: u32) -> Result<f64> {
     let folder = format!("/proc/{pid}/fdinfo");
     let mut maps = std::collections::BTreeMap::new();
@@ -65,6 +67,7 @@ fn maps_kib(pid: u32) -> Result<f64> {
         let field = |name: &str| -> Option<u64> {
             text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
         };
+        // A map may be open under several descriptors; its id counts it once.
         if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
             maps.insert(id, bytes);
         }

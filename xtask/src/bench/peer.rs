@@ -1,4 +1,4 @@
-//! Shell: the sample application as a plain Deployment with a Service, woken by a patch of its scale.
+//! Shell: the sample application as a plain Deployment with a Service, started by a patch of its scale.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -8,7 +8,7 @@ use crate::{
     sh,
 };
 
-/// A Deployment without pods, and its Service.
+/// A Deployment with zero replicas, and its Service.
 #[derive(Debug)]
 pub(super) struct Peer {
     name: String,
@@ -16,7 +16,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Made, and woken once from `place`: the first wake finds everything cold.
+    /// Creates the peer and starts it once from `place`, because the first start finds all caches cold.
     pub(super) fn new(site: &Site, place: &Place, name: &str, token: bool) -> Result<Self> {
         let name = format!("{name}-{}", if token { "token" } else { "plain" });
         site.create(&manifest(&name, token))?;
@@ -29,17 +29,17 @@ impl Peer {
         Ok(peer)
     }
 
-    /// The ClusterIP of its Service.
+    /// Returns the ClusterIP of its Service.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// What its pods are found by.
+    /// Label selector of its pods.
     pub(super) fn selector(&self) -> String {
         format!("app={}", self.name)
     }
 
-    /// Sets its scale, and says when the API server had been asked to.
+    /// Sets its scale. Returns the moment when the request was sent to the API server, Unix time in µs.
     pub(super) fn scale(&self, site: &Site, replicas: u32) -> Result<u64> {
         let path = format!("/apis/apps/v1/namespaces/default/deployments/{}/scale", self.name);
         let mut curl = site.api(&path);
@@ -49,13 +49,15 @@ impl Peer {
         let text = sh::capture(&mut curl)?;
         let ended = unix_us();
         let seconds: Vec<f64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+        // `time_pretransfer` ends just before curl sends the request.
         let [before, whole] = seconds[..] else { bail!("curl said `{text}`") };
         Ok(ended - ((whole - before) * 1e6) as u64)
     }
 
-    /// From the patch to the first answer through the Service, in ms.
+    /// Scales to one pod. Returns the time from the patch to the first response through the Service, in ms.
     pub(super) fn wake(&self, site: &Site, place: &Place) -> Result<f64> {
         let address = format!("{}:80", self.address);
+        // The client runs before the patch, so that its own start is no part of the time.
         let mut asker = site.asker(place, &["measure", "first", "--addr", &address]);
         let asker = asker.stdout(std::process::Stdio::piped()).spawn();
         let asker = asker.context("cannot start a client")?;
@@ -68,8 +70,9 @@ impl Peer {
         Ok(answered_us.saturating_sub(patched_us) as f64 / 1e3)
     }
 
-    /// Back to no pod.
+    /// Scales to zero and waits until no pod is left.
     pub(super) fn sleep(&self, site: &Site) -> Result<()> {
+        // The next start must be a cold one, so the pod has to be gone and not only terminating.
         self.scale(site, 0)?;
         let selector = self.selector();
         site.wait("the peer to have no pod", || {
@@ -78,7 +81,7 @@ impl Peer {
     }
 }
 
-/// With the probe that a service of Rouse has: TCP, every second.
+/// Manifest of Deployment and Service, with the readiness probe of a Revision: TCP, every second.
 pub(super) fn manifest(name: &str, token: bool) -> String {
     format!(
         "---

@@ -1,4 +1,4 @@
-//! Pure: figures as JSON for machines and as a section of BENCHMARKS.md for people.
+//! Pure: figures as JSON for programs and as a section of BENCHMARKS.md for readers.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::stats::{Median, Rounds, median, quantile, ratio, sorted};
 use crate::machine::Machine;
 
-/// One bench's figures.
+/// Figures of one bench, with the machine they were measured on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) name: String,
@@ -16,7 +16,7 @@ pub(super) struct Report {
     pub(super) rows: Vec<Row>,
 }
 
-/// One subject in one case.
+/// Figures of one subject in one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
     pub(super) case: String,
@@ -26,53 +26,53 @@ pub(super) struct Row {
     pub(super) p90: f64,
     pub(super) p99: f64,
     pub(super) n: usize,
-    /// Against the control, within each round: median and its 95 % interval.
+    /// Ratio to the control within each round: median and the bounds of its 95 % interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ratio: Option<[f64; 3]>,
-    /// What was to be reached.
+    /// Goal in words, for example `≤ 5 ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) goal: Option<String>,
-    /// Whether it was.
+    /// True if the goal was reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) reached: Option<bool>,
 }
 
-/// What a figure is to reach.
+/// Bound that a figure must not cross.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Goal {
-    /// Ratio against the control.
+    /// Highest ratio to the control.
     RatioAtMost(f64),
-    /// Ratio against the control.
+    /// Lowest ratio to the control.
     RatioAtLeast(f64),
-    /// Median of the values themselves.
+    /// Highest median of the values themselves.
     AtMost(f64),
-    /// Median of the values themselves.
+    /// Lowest median of the values themselves.
     AtLeast(f64),
-    /// Median and 99th percentile.
+    /// Highest median, and highest 99th percentile.
     P50P99AtMost(f64, f64),
-    /// 99th percentile.
+    /// Highest 99th percentile of the values.
     P99AtMost(f64),
     None,
 }
 
-/// What others are compared with: the pod's own address without programs, or the same pod with them detached. No
-/// bench has both.
+/// Subjects that others are compared with: the pod's address without programs, or the same pod with programs
+/// detached. No bench has both.
 const CONTROLS: [&str; 2] = ["bare", "off"];
 
-/// How a subject compares.
+/// Ratio of a subject to its control.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Against {
     control: &'static str,
     ratio: Median,
 }
 
-/// The control among some subjects.
+/// Name of the control among `subjects`.
 fn control<'a>(subjects: impl Iterator<Item = &'a str>) -> &'static str {
     let subjects: Vec<&str> = subjects.collect();
     CONTROLS.into_iter().find(|control| subjects.contains(control)).unwrap_or(CONTROLS[0])
 }
 
-/// Rows of one case: each subject's rounds, with ratios against the control; the goal is `rouse`'s.
+/// Rows of one case: the rounds of each subject, with ratios to the control. The goal is for `rouse` alone.
 pub(super) fn rows(case: &str, unit: &str, rounds: &Rounds, goal: Goal) -> Vec<Row> {
     let control = control(rounds.keys().copied());
     rounds
@@ -86,7 +86,7 @@ pub(super) fn rows(case: &str, unit: &str, rounds: &Rounds, goal: Goal) -> Vec<R
         .collect()
 }
 
-/// One row; what is to be reached is judged by medians, not by the best.
+/// Makes one row. Goals are judged by medians, not by the best value.
 pub(super) fn row(
     case: &str,
     subject: &str,
@@ -100,6 +100,7 @@ pub(super) fn row(
     let middle = median(values).value;
     let (against, control) =
         ratio.map_or((f64::NAN, CONTROLS[0]), |it| (it.ratio.value, it.control));
+    // A missing ratio is NaN, with which every comparison fails: such a goal is not reached.
     let (goal, reached) = match goal {
         Goal::RatioAtMost(most) => (format!("≤ {most} × {control}"), against <= most),
         Goal::RatioAtLeast(least) => (format!("≥ {least} × {control}"), against >= least),
@@ -126,7 +127,7 @@ pub(super) fn row(
     }
 }
 
-/// The report as a section of BENCHMARKS.md.
+/// Formats the report as a section of BENCHMARKS.md.
 pub(super) fn section(report: &Report) -> String {
     let Report { name, machine, rows } = report;
     let mut out = format!(
@@ -166,7 +167,7 @@ pub(super) fn section(report: &Report) -> String {
     out
 }
 
-/// Three significant digits are more than any of these measurements has.
+/// Formats with three significant digits, which is more precise than any of these measurements.
 fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
@@ -176,8 +177,9 @@ fn short(value: f64) -> String {
     }
 }
 
-/// `document` with its section on `name` replaced, or appended where there is none.
+/// Returns `document` with the section `name` replaced, or appended if there is none.
 pub(super) fn replace_section(document: &str, name: &str, section: &str) -> String {
+    // Sections begin at headings of the second level; the first part is the introduction.
     let mut parts: Vec<&str> = document.split("\n## ").collect();
     let heading = format!("{name}\n");
     let body = section.trim_start_matches("## ").trim_end();

@@ -1,5 +1,4 @@
-//! Shell: how long a controller that has just started takes until every agent knows everything and nothing is left to
-//! write.
+//! Shell: time that a controller needs after its start until every agent has the whole table and no write is left.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
@@ -7,27 +6,27 @@ use serde::Deserialize;
 use super::report::{Goal, Row, row};
 use crate::sh;
 
-/// What `controller/benches/resync` prints.
+/// Output of `controller/benches/resync`, as JSON.
 #[derive(Debug, Deserialize)]
 struct Printed {
-    /// Seconds from the start of the process until the first agent was answered.
+    /// Time from the start of the process until the first agent got an answer, in seconds.
     known_s: f64,
-    /// Until every agent had the whole table.
+    /// Time until every agent had the whole table, in seconds.
     whole_s: f64,
-    /// Until every report was taken in, too, and every object looked at.
+    /// Time until every report was processed as well, and every object compared, in seconds.
     rest_s: f64,
-    /// Of the controller's process alone, user and kernel.
+    /// Processor time of the controller's process alone, user and system, in seconds.
     cpu_s: f64,
-    /// The most memory it had.
+    /// Peak memory of the controller's process, in MiB.
     peak_mib: f64,
-    /// What it asked to write although nothing differed.
+    /// Number of writes that the controller asked for although no object differed.
     writes: f64,
-    /// Whether it came to rest at all, with all services and ready pods in the table.
+    /// True if the controller became idle, with all services and ready pods in the table.
     is_complete: bool,
 }
 
-/// The body imports the controller, which xtask must not: it is a program of its own. `RESYNC=SERVICES,PODS,NODES`
-/// chooses another size than that of the goal.
+/// Runs the bench. It imports the controller, which xtask must not, so it is a program of its own. The variable
+/// `RESYNC=SERVICES,PODS,NODES` chooses another size than the goal's.
 pub(super) fn run() -> Result<Vec<Row>> {
     let text = sh::capture(
         sh::cargo()
@@ -37,6 +36,7 @@ pub(super) fn run() -> Result<Vec<Row>> {
     let line = text.lines().last().context("the bench printed nothing")?;
     let it: Printed =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
+    // Times of an incomplete run would look good.
     ensure!(it.is_complete, "the controller came to no rest: {line}");
     let one = |case, unit, value: f64, goal| row(case, "rouse", unit, &[value], None, goal);
     Ok(vec![

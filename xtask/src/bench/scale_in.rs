@@ -1,5 +1,5 @@
-//! Shell: pods that come and go under a steady load, without a preStop sleep; beside it the same program behind
-//! kube-proxy.
+//! Shell: pods that are added and removed under a steady load, without a preStop sleep; beside them the same program
+//! behind kube-proxy.
 
 use std::{
     fs::{self, File},
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{load::Record, sh};
 
-/// How often each goes from one pod to three and back.
+/// Number of times that each subject scales from one pod to three and back.
 const TIMES: u32 = 6;
 const NAME: &str = "scale-in";
-/// One pod for every 10 requests at once.
+/// Scaling with one pod for every 10 requests at once.
 const SCALING: [(&str, &str); 5] = [
     ("min-scale", "1"),
     ("max-scale", "3"),
@@ -31,11 +31,11 @@ const SCALING: [(&str, &str); 5] = [
     ("target-utilization-percentage", "100"),
     ("window", "6s"),
 ];
-/// 200 a second, half of them on connections of their own, for longer than it all takes.
+/// Load of 200 requests a second, half of them on new connections, for longer than all scaling takes.
 const STEADY: &str = "200x180s";
-/// What one pod cannot carry.
+/// Additional load that needs more than one pod.
 const PULSE: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
-/// Pods are left alone for so long at either number.
+/// Time without changes after each new number of pods.
 const REST: Duration = Duration::from_secs(3);
 
 pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
@@ -49,9 +49,11 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
         there_and_back(&site, &places[1], &address)?;
     }
     let mut rows = ours.rows("rouse", Goal::AtMost(0.0))?;
+    // The peer runs after Rouse, with the same load, so that both have the machine to themselves.
     let peer = Peer::new(&site, &places[0], NAME, true)?;
     peer.wake(&site, &places[0])?;
     let theirs = Steady::start(clusters, &site, &places[0], peer.address(), "kube-proxy")?;
+    // Nothing scales the peer by load, so the bench sets its scale.
     for pods in [3, 1].repeat(TIMES as usize) {
         peer.scale(&site, pods)?;
         until(&site, peer.selector(), pods as usize)?;
@@ -60,7 +62,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Loads it until there are three pods, and leaves it until there is one.
+/// Adds load until there are three pods, and removes it until there is one.
 fn there_and_back(site: &Site, place: &Place, address: &str) -> Result<()> {
     let selector = format!("serving.knative.dev/service={NAME}");
     let mut pulse = load(site, place, address, &PULSE);
@@ -72,7 +74,7 @@ fn there_and_back(site: &Site, place: &Place, address: &str) -> Result<()> {
     until(site, selector, 1)
 }
 
-/// Waits for exactly so many pods, all ready, and a while longer.
+/// Waits for exactly `pods` pods, all ready, and for [`REST`] after that.
 fn until(site: &Site, selector: String, pods: usize) -> Result<()> {
     site.wait(&format!("{pods} pods"), || {
         let all = site.list(&["pods", "--selector", &selector])?;
@@ -89,7 +91,7 @@ fn load(site: &Site, place: &Place, address: &str, more: &[&str]) -> Command {
     site.asker(place, &[&words[..], more].concat())
 }
 
-/// The load that must not notice.
+/// Steady load in which no request may be lost.
 struct Steady {
     child: Child,
     records: PathBuf,
@@ -111,11 +113,13 @@ impl Steady {
         Ok(Self { child, records })
     }
 
-    /// What was sent and what was lost, once all is sent.
+    /// Waits for the end of the load. Returns the numbers of requests sent and lost.
     fn rows(mut self, subject: &str, goal: Goal) -> Result<Vec<Row>> {
+        // Changes of the last pods would have met no requests.
         if self.child.try_wait()?.is_some() {
             bail!("the load ended before the last pod did: {}", self.records.display());
         }
+        // The rest of the load runs with one pod.
         if !self.child.wait()?.success() {
             bail!("the load failed");
         }
@@ -132,7 +136,7 @@ impl Steady {
 
 impl Drop for Steady {
     fn drop(&mut self) {
-        // Ended already, unless something failed.
+        // The process has ended already, unless an error came first.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

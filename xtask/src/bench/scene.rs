@@ -1,4 +1,4 @@
-//! Shell: what the benches stand on: a node, services on it, and a server without any of our programs.
+//! Shell: environment of the benches on a local node: the node, services, and a server without any eBPF programs.
 
 use std::{
     fs,
@@ -14,38 +14,38 @@ use serde_json::Value;
 use super::{is_true, service};
 use crate::{load::Record, measure::Measured, node::Node, sh};
 
-/// The node that benches use; the demo's may run beside it.
+/// Name of the benches' node. The demo's node may run beside it.
 const NODE: &str = "bench";
 const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 18_080);
-/// Address of the bare server: on the node's bridge, high above those given to pods.
+/// Address of the bare server: on the node's bridge, far above the pods' addresses.
 const BARE: &str = "10.244.250.2";
-/// Port that every server here listens on.
+/// Port on which every server here listens.
 const PORT: u16 = 8080;
-/// How long the controller may take for everything that was applied.
+/// Timeout for the controller to make all applied services ready.
 const APPLIED_WITHIN: Duration = Duration::from_secs(300);
-/// Shortest time between two looks whether it has.
+/// Shortest time between two queries of the services.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Programs and folders of this run.
+/// Programs and directories of this run.
 #[derive(Debug)]
 pub(super) struct Scene {
     pub(super) rouse: PathBuf,
     pub(super) images: PathBuf,
-    /// This program, built with optimisation: what measures from inside the node.
+    /// Optimised build of xtask, which measures from inside the node.
     pub(super) client: PathBuf,
-    /// The sample application as a plain program.
+    /// Executable of the sample application, run without a container.
     pub(super) hello: PathBuf,
     pub(super) folder: PathBuf,
     pub(super) rounds: u32,
 }
 
 impl Scene {
-    /// A fresh node.
+    /// Starts a new node without services.
     pub(super) fn node(&self) -> Result<Node> {
         Node::start(NODE, &self.rouse, &self.images, GATEWAY, &self.folder.join("rouse.log"), false)
     }
 
-    /// Applies services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready to be called.
+    /// Applies services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready.
     pub(super) fn apply(
         &self,
         node: &Node,
@@ -58,7 +58,7 @@ impl Scene {
         self.apply_scaled(node, prefix, count, &scaling)
     }
 
-    /// The same, scaled as the annotations below `autoscaling.knative.dev` say.
+    /// Applies services as [`Self::apply`] does, with annotations below `autoscaling.knative.dev`.
     pub(super) fn apply_scaled(
         &self,
         node: &Node,
@@ -84,24 +84,26 @@ impl Scene {
             if ready.count() == count {
                 return Ok(());
             }
-            // Reading thousands of objects takes the time of a processor that the controller needs.
+            // Reading thousands of objects takes processor time from the controller, so queries pause four times as
+            // long.
             sh::pause(POLL.max(asked.elapsed() * 4));
         }
         bail!("{count} services {prefix}… were not ready within {APPLIED_WITHIN:?}")
     }
 
-    /// Starts the sample application on the node's bridge, in a cgroup that none of our programs is attached to.
+    /// Starts the sample application on the node's bridge, in a cgroup without programs of Rouse.
     pub(super) fn bare(&self, node: &Node) -> Result<Bare> {
         Bare::start(node, &self.hello)
     }
 
-    /// Runs `xtask measure …` as a client of the node.
+    /// Runs `xtask measure …` as a client in the node's cgroup and network namespace.
     pub(super) fn measure(&self, node: &Node, args: &[String]) -> Result<Measured> {
         let mut command = node.run(&self.client);
         read(command.arg("measure").args(args))
     }
 
-    /// The same, from the same namespace, but in our own cgroup: no program of ours sees it.
+    /// Runs `xtask measure …` in the client's network namespace but in xtask's own cgroup, where no program of Rouse
+    /// runs.
     pub(super) fn measure_bare(&self, node: &Node, args: &[String]) -> Result<Measured> {
         let mut command = enter(&node.netns("client"));
         command.arg(&self.client);
@@ -109,7 +111,7 @@ impl Scene {
     }
 }
 
-/// What a run of `xtask load` printed.
+/// Runs `xtask load` and returns the records that it printed.
 pub(super) fn records(load: &mut Command) -> Result<Vec<Record>> {
     let text = sh::capture(load)?;
     let read = |line| {
@@ -123,7 +125,7 @@ fn read(command: &mut Command) -> Result<Measured> {
     serde_json::from_str(text.trim()).context("cannot read what `xtask measure` printed")
 }
 
-/// The objects of one kind in the default namespace.
+/// Objects of one kind in the default namespace.
 pub(super) fn get(node: &Node, kind: &str) -> Result<Vec<Value>> {
     let text = sh::capture(&mut node.rouse(&["get", kind, "-o", "json"]))?;
     let list: Value =
@@ -131,7 +133,7 @@ pub(super) fn get(node: &Node, kind: &str) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
-/// Where a service's only pod listens, and the service's own address, as the client resolves it.
+/// Returns the address of a service's only pod, and of the service, as a client of the node resolves it.
 pub(super) fn addresses(node: &Node, service: &str) -> Result<(SocketAddr, SocketAddr)> {
     let pods = get(node, "pods")?;
     let of_service = |pod: &&Value| {
@@ -146,14 +148,14 @@ pub(super) fn addresses(node: &Node, service: &str) -> Result<(SocketAddr, Socke
     Ok((SocketAddr::new(pod, PORT), SocketAddr::new(service.parse()?, 80)))
 }
 
-/// A program in a network namespace, as root, without leaving our cgroup.
+/// Command in a network namespace, as root, in xtask's own cgroup.
 fn enter(netns: &Path) -> Command {
     let mut command = sh::raised("nsenter");
     command.arg(format!("--net={}", netns.display()));
     command
 }
 
-/// A server none of our programs sees. Ends when dropped.
+/// Server without any programs of Rouse on its path; killed on drop.
 #[derive(Debug)]
 pub(super) struct Bare {
     server: Child,
@@ -168,13 +170,14 @@ impl Bare {
         ip(&format!("netns add {netns}"))?;
         let spawn = || -> Result<Child> {
             ip(&format!("-n {netns} link set lo up"))?;
-            // Made inside, then its other end moved to the node: the host's namespace is never touched.
+            // Created inside, then one end moves to the node: the host's namespace never changes.
             ip(&format!("-n {netns} link add eth0 type veth peer name bare0"))?;
             sh::capture(
                 sh::raised("ip")
                     .args(["-n", &netns, "link", "set", "bare0", "netns"])
                     .arg(node.netns("node")),
             )?;
+            // `ip -n` needs a name below /run/netns, which the node's namespace does not have.
             let of_node = |args: &str| {
                 sh::capture(enter(&node.netns("node")).arg("ip").args(args.split(' ')))
             };
@@ -186,10 +189,11 @@ impl Bare {
             server.stdin(Stdio::null()).stdout(Stdio::null());
             server.spawn().context("cannot start the bare server")
         };
+        // A network namespace outlives this process, so a failed start must delete it.
         let server = spawn().inspect_err(|_| {
             let _ = ip(&format!("netns delete {netns}"));
         })?;
-        // Its first connect is retried by no one; give it the time to listen.
+        // The measuring client does not retry its first connect, so the server gets time to listen.
         sh::pause(Duration::from_millis(200));
         Ok(Self { server, netns })
     }

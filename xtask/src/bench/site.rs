@@ -1,4 +1,4 @@
-//! Shell: what the cluster benches stand on: a real Kubernetes of their own, Rouse on it, and pods to ask from.
+//! Shell: environment of the cluster benches: a Kubernetes cluster, Rouse on it, and pods to send requests from.
 
 use std::{
     collections::BTreeMap,
@@ -15,59 +15,59 @@ use serde_json::Value;
 use super::{is_true, service};
 use crate::{image, sh, workspace::Workspace};
 
-/// Whatever is waited for has come by then, or will not.
+/// Timeout of every wait: after this time the expected state is not going to come.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Between two looks at it.
+/// Time between two checks of a wait.
 const LOOK: Duration = Duration::from_millis(250);
-/// Shipped namespace of the parts.
+/// Namespace of the components, as shipped.
 pub(super) const SYSTEM: &str = "knative-serving";
 
-/// What clusters are made with.
+/// Settings and programs with which clusters are created.
 #[derive(Clone, Debug)]
 pub(super) struct Clusters {
-    /// Name of each, one after the other.
+    /// Name that all clusters of a run use, one after the other.
     pub(super) name: String,
-    /// xtask with optimisation: what asks from inside pods.
+    /// Optimised build of xtask, which sends requests from inside pods.
     pub(super) client: PathBuf,
-    /// The program with all parts, and what `cluster up` takes as its images, where they are not to be built.
+    /// The `rouse` program and the image archives for `cluster up`; `None` to build them.
     pub(super) prepared: Option<(PathBuf, PathBuf)>,
-    /// Receives what may be looked at later.
+    /// Directory for results that may be inspected later.
     pub(super) folder: PathBuf,
     pub(super) rounds: u32,
 }
 
 impl Clusters {
-    /// A new cluster, without Rouse; what a killed run left of the name goes first.
+    /// Creates a cluster without Rouse, after removing what a killed run left under the same name.
     pub(super) fn site(&self, nodes: u8, proxy: &str) -> Result<Site> {
         Site::up(self, nodes, proxy)
     }
 
-    /// Keeps a text beside the figures.
+    /// Writes a text file to the results directory.
     pub(super) fn keep(&self, name: &str, text: &str) -> Result<()> {
         let file = self.folder.join(name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 }
 
-/// A cluster that goes when this does.
+/// A running cluster, removed on drop.
 #[derive(Debug)]
 pub(super) struct Site {
     name: String,
-    /// What `cargo xtask cluster status` says.
+    /// Output of `cargo xtask cluster status`, as JSON.
     status: Value,
-    /// The program that is in the image.
+    /// The `rouse` program that the image holds.
     rouse: PathBuf,
-    /// xtask with optimisation: what asks from inside pods.
+    /// Optimised build of xtask, which sends requests from inside pods.
     client: PathBuf,
 }
 
-/// A pod that does nothing but be a place to ask from.
+/// An otherwise idle pod that requests are sent from.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) node: String,
-    /// One of its processes.
+    /// Id of one of its processes, as the host sees it.
     id: u32,
-    /// The cgroup of v2 that it is in.
+    /// Directory of its cgroup v2.
     cgroup: PathBuf,
 }
 
@@ -79,6 +79,7 @@ impl Site {
             command.args(["cluster", "--name", name]).args(args).stdout(Stdio::null());
             command
         };
+        // A cluster of a killed run may have other properties, so it is not used again.
         sh::run(&mut cluster(&["down"]))?;
         let nodes = nodes.to_string();
         let mut up = cluster(&["up", "--nodes", &nodes, "--proxy", proxy]);
@@ -87,6 +88,7 @@ impl Site {
                 up.arg("--prepared").arg(images);
                 rouse.clone()
             }
+            // Only these two images are needed, and building all of them takes longer.
             None => {
                 up.args(["--image", "hello", "--image", "rouse"]);
                 image::program(&Workspace::load()?, "rouse")
@@ -102,14 +104,14 @@ impl Site {
         })
     }
 
-    /// Installs Rouse, or installs it anew with another profile.
+    /// Installs Rouse, or installs it again with another profile.
     pub(super) fn install(&self, profile: &str) -> Result<()> {
         let mut rouse = Command::new(&self.rouse);
         rouse.args(["install", "--apply", "--wait", "--profile", profile, "--kubeconfig"]);
         sh::run(rouse.arg(self.text("kubeconfig")).stdout(Stdio::null()))
     }
 
-    /// Applies the objects of an installation whose pods nobody will start.
+    /// Applies the objects of an installation on a cluster without nodes, where no pod starts.
     pub(super) fn apply_install(&self) -> Result<()> {
         let mut rouse = Command::new(&self.rouse);
         rouse.args(["install", "--apply", "--kubeconfig", self.kubeconfig()]);
@@ -120,14 +122,14 @@ impl Site {
         self.text("kubeconfig")
     }
 
-    /// `rouse WORDS` in the control plane's network namespace.
+    /// Command `rouse WORDS` in the control plane's network namespace.
     pub(super) fn rouse_inside(&self, words: &[&str]) -> Command {
         let mut command = self.enter();
         command.arg(&self.rouse).args(words);
         command
     }
 
-    /// `xtask WORDS` there, started.
+    /// Starts `xtask WORDS` in the control plane's network namespace.
     pub(super) fn client_inside(&self, words: &[&str]) -> Result<Child> {
         let mut command = self.enter();
         command.arg(&self.client).args(words).stdout(Stdio::null());
@@ -144,26 +146,26 @@ impl Site {
         self.status[key].as_str().unwrap_or_default()
     }
 
-    /// Names of the nodes.
+    /// Names of the nodes, without the control plane.
     pub(super) fn nodes(&self) -> Vec<&str> {
         let nodes = self.status["nodes"].as_array();
         nodes.into_iter().flatten().filter_map(|node| node["name"].as_str()).collect()
     }
 
-    /// What a process of the cluster has logged: `node1-containerd`, `kube-scheduler`, …
+    /// Log of one process of the cluster, for example `node1-containerd` or `kube-scheduler`.
     pub(super) fn log(&self, process: &str) -> Result<String> {
         let file = Path::new(self.text("logs")).join(format!("{process}.log"));
         let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// What all replicas of a part have logged.
+    /// Logs of all replicas of a component, one after the other.
     pub(super) fn part_log(&self, app: &str) -> Result<String> {
         let selector = format!("app={app}");
         self.kubectl(&["logs", "-n", SYSTEM, "-l", &selector, "--tail=-1", "--prefix=false"])
     }
 
-    /// What `kubectl ARGS` prints.
+    /// Runs `kubectl ARGS` and returns its output.
     pub(super) fn kubectl(&self, args: &[&str]) -> Result<String> {
         sh::capture(self.kubectl_command().args(args))
     }
@@ -174,14 +176,14 @@ impl Site {
         command
     }
 
-    /// The items of a list.
+    /// Items of the list that `kubectl get ARGS` prints.
     pub(super) fn list(&self, args: &[&str]) -> Result<Vec<Value>> {
         let text = self.kubectl(&[&["get", "--output", "json"][..], args].concat())?;
         let list: Value = serde_json::from_str(&text).context("kubectl printed no JSON")?;
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Applies a manifest, new objects only where there are many: half the work.
+    /// Creates new objects from a manifest: `kubectl create` sends half the requests of `kubectl apply`.
     pub(super) fn create(&self, yaml: &str) -> Result<()> {
         let mut command = self.kubectl_command();
         command.args(["create", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -193,7 +195,7 @@ impl Site {
         Ok(())
     }
 
-    /// curl with the administrator's certificate, to a path of the API server.
+    /// Command `curl` with the administrator's certificate, for a path of the API server.
     pub(super) fn api(&self, path: &str) -> Command {
         let pki = Path::new(self.text("kubeconfig")).with_file_name("pki");
         let mut curl = Command::new("curl");
@@ -204,17 +206,17 @@ impl Site {
         curl
     }
 
-    /// A path of the API server as an address.
+    /// URL of a path of the API server.
     pub(super) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.text("server"))
     }
 
-    /// What a program prints in the control plane's network namespace.
+    /// Runs a program in the control plane's network namespace and returns its output.
     pub(super) fn inside(&self, command: &[&str]) -> Result<String> {
         sh::capture(self.enter().args(command))
     }
 
-    /// Rouse's processes with the part that each is.
+    /// Processes of Rouse: component and process id.
     pub(super) fn part_processes(&self) -> Result<Vec<(String, u32)>> {
         let mut all = Vec::new();
         for pod in self.list(&["pods", "--namespace", SYSTEM])? {
@@ -227,10 +229,11 @@ impl Site {
         Ok(all)
     }
 
-    /// Memory of all maps that agents hold open, each counted once.
+    /// Memory of all maps that agents hold open, each counted once, in MiB.
     pub(super) fn maps_mib(&self) -> Result<f64> {
         let mut maps = BTreeMap::new();
         for (_, id) in self.part_processes()?.iter().filter(|(part, _)| part == "agent") {
+            // `memlock` in fdinfo is the kernel's own account of a map's memory.
             for entry in fs::read_dir(format!("/proc/{id}/fdinfo"))? {
                 let text = fs::read_to_string(entry?.path()).unwrap_or_default();
                 let field = |name: &str| -> Option<f64> {
@@ -244,7 +247,7 @@ impl Site {
         Ok(maps.values().sum::<f64>() / 1024.0 / 1024.0)
     }
 
-    /// Waits for `look` to find something.
+    /// Calls `look` until it returns a value, at most for [`PATIENCE`].
     pub(super) fn wait<T>(
         &self,
         what: &str,
@@ -262,13 +265,13 @@ impl Site {
         }
     }
 
-    /// Makes services that begin with no pod and fall asleep as soon as Knative allows, and waits until each is ready.
+    /// Creates services without a first pod and with the shortest window, and waits until each is ready.
     pub(super) fn sleepers(&self, names: &[String]) -> Result<()> {
         let scaling = [("initial-scale", "0"), ("window", "6s")];
         self.services(&names.iter().map(|name| service(name, &scaling)).collect::<String>(), names)
     }
 
-    /// Makes the services of these names, and waits until each is ready.
+    /// Creates the services of the manifest, and waits until each of `names` is ready.
     pub(super) fn services(&self, yaml: &str, names: &[String]) -> Result<()> {
         self.create(yaml)?;
         self.wait("the services to be ready", || {
@@ -282,12 +285,12 @@ impl Site {
         })
     }
 
-    /// The ClusterIP of a Service.
+    /// Returns the ClusterIP of a Service.
     pub(super) fn address(&self, service: &str) -> Result<String> {
         self.kubectl(&["get", "service", service, "--output", "jsonpath={.spec.clusterIP}"])
     }
 
-    /// A place to ask from on each node.
+    /// Creates one pod to send requests from on each node, and waits until all run.
     pub(super) fn places(&self) -> Result<Vec<Place>> {
         let nodes = self.nodes();
         self.create(&nodes.iter().map(|node| asker(node)).collect::<String>())?;
@@ -308,6 +311,7 @@ impl Site {
         let here = nodes.into_iter().flatten().find(|it| it["name"] == node);
         let root = here.and_then(|it| it["cgroup"].as_str()).context("a node without a cgroup")?;
         let cgroup = below(Path::new(root), container).context("a container without a cgroup")?;
+        // Any process of the container will do: all share its network namespace.
         let ids = fs::read_to_string(cgroup.join("cgroup.procs"))?;
         let id = ids.lines().next().and_then(|id| id.parse().ok());
         Ok(Place {
@@ -317,13 +321,15 @@ impl Site {
         })
     }
 
-    /// `xtask ARGS`, run as a process of the pod: in its network, and in its cgroup, where connects are seen.
+    /// Runs `xtask ARGS` as a process of the pod: in its network namespace, and in its cgroup, where programs see
+    /// connects.
     pub(super) fn ask(&self, place: &Place, args: &[&str]) -> Result<String> {
         sh::capture(&mut self.asker(place, args))
     }
 
-    /// The same, not started yet.
+    /// Command `xtask ARGS` as a process of the pod, not yet started.
     pub(super) fn asker(&self, place: &Place, args: &[&str]) -> Command {
+        // The shell enters the cgroup itself before `exec`: a process keeps the cgroup in which it starts.
         const ENTER: &str =
             r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
         let mut command = Command::new("sh");
@@ -344,7 +350,7 @@ impl Drop for Site {
     }
 }
 
-/// The folder below `root` whose name ends with `name`.
+/// Finds the directory below `root` whose name ends with `name`.
 fn below(root: &Path, name: &str) -> Option<PathBuf> {
     let folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path());
     let folders: Vec<PathBuf> = folders.filter(|path| path.is_dir()).collect();

@@ -1,69 +1,70 @@
-//! Pure: one wake on a real cluster, split into its steps by the client's record, the parts' logs and a watch of pods.
+//! Pure: one cold start on a real cluster, split into steps by the client's record, logs and a watch of pods.
 
 use std::collections::BTreeMap;
 
 use crate::{coldstart::unix_us_of, load::Record};
 
-/// A pod as the watch showed it at some moment.
+/// State of a pod at the moment of one watch event.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sight {
     pub(super) at_us: u64,
     pub(super) pod: String,
-    /// Empty while it has none.
+    /// Name of the node; empty while the pod has none.
     pub(super) node: String,
     pub(super) is_ready: bool,
 }
 
-/// What a wake passes, in order.
+/// Steps of a cold start, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// The autoscaler has decided.
+    /// The autoscaler decided to start a pod.
     Decided,
-    /// The API server has acknowledged the scale.
+    /// The API server acknowledged the new scale.
     Patched,
-    /// There is a pod.
+    /// The watch showed the pod for the first time.
     Created,
-    /// It has a node.
+    /// The watch showed the pod with a node.
     Bound,
-    /// The kubelet asks for a sandbox: it has seen the pod and mounted its volumes.
+    /// The kubelet asked for a sandbox: it has seen the pod and mounted its volumes.
     SandboxAsked,
-    /// Namespaces and network are there.
+    /// containerd returned the sandbox, with namespaces and network.
     SandboxReady,
-    /// The container's process was started.
+    /// containerd returned from starting the container's process.
     Started,
-    /// Its `listen` returned.
+    /// The server's call of `listen` returned.
     Listening,
 }
 
-/// One wake: when each step was reached, Unix time in µs; a step that left no trace is missing.
+/// One cold start: time of each step, Unix time in µs. Steps without a trace are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Wake {
     pub(super) asked_us: u64,
     pub(super) first_byte_us: u64,
     pub(super) reached: BTreeMap<Stage, u64>,
-    /// The node of the pod that answered.
+    /// Name of the node of the pod that answered.
     pub(super) node: String,
-    /// When the API server showed that the kubelet calls the pod ready.
+    /// Time at which the watch first showed the pod as ready.
     pub(super) ready_us: Option<u64>,
 }
 
-/// Where the traces of all wakes stand.
+/// Sources of the steps of all cold starts of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traces<'a> {
     pub(super) pods: &'a [Sight],
-    /// Of all autoscalers.
+    /// Logs of all autoscaler replicas.
     pub(super) autoscaler: &'a str,
-    /// Of all controllers.
+    /// Logs of all controller replicas.
     pub(super) controller: &'a str,
-    /// Of all nodes.
+    /// Logs of containerd on all nodes.
     pub(super) containerd: &'a str,
 }
 
 impl Wake {
-    /// Splits the wake that `record` is of.
+    /// Splits the cold start of the request in `record` into its steps.
     pub(super) fn of(record: &Record, traces: &Traces<'_>) -> Self {
         let (from, to) = (record.at_us, record.at_us + record.first_byte_us);
         let revision = record.pod.split("-deployment-").next().unwrap_or_default();
+        // A log holds the decisions of the whole run: only a line within this request's time is its own.
         let logged = |log: &str, phrase: &str, subject: &str| {
             let mut lines = log.lines().filter(|it| it.contains(phrase) && it.contains(subject));
             lines.find_map(|it| stamp(it).filter(|at| (from..=to).contains(at)))
@@ -92,33 +93,33 @@ impl Wake {
         }
     }
 
-    /// From the request to `stage`, in ms.
+    /// Time from the request to `stage`, in ms.
     pub(super) fn until(&self, stage: Stage) -> Option<f64> {
         self.reached.get(&stage).map(|at| ms(self.asked_us, *at))
     }
 
-    /// From `first` to `second`, in ms. A watch may bring its word after what followed from it: then 0.
+    /// Time from `first` to `second`, in ms; 0 if a late watch event reports `first` after `second`.
     pub(super) fn between(&self, first: Stage, second: Stage) -> Option<f64> {
         Some(ms(*self.reached.get(&first)?, *self.reached.get(&second)?))
     }
 
-    /// From `listen` to the first byte, in ms.
+    /// Time from `listen` to the first byte, in ms.
     pub(super) fn listen_to_first_byte(&self) -> Option<f64> {
         self.reached.get(&Stage::Listening).map(|at| ms(*at, self.first_byte_us))
     }
 
-    /// How much later than the first byte the API server called the pod ready, in ms: below 0 where it was sooner.
+    /// Time from the first byte until the API server showed the pod as ready, in ms; negative if ready came first.
     pub(super) fn first_byte_to_ready(&self) -> Option<f64> {
         Some((self.ready_us? as f64 - self.first_byte_us as f64) / 1e3)
     }
 
-    /// The whole, in ms.
+    /// Time from the request to the first byte, in ms.
     pub(super) fn total(&self) -> f64 {
         ms(self.asked_us, self.first_byte_us)
     }
 }
 
-/// When the container of a pod was started, Unix time in µs.
+/// Time at which the container of a pod was started, Unix time in µs.
 pub(super) fn started_of(pod: &str, containerd: &str) -> Option<u64> {
     Sandbox::of(pod, containerd).started
 }
@@ -127,7 +128,7 @@ fn ms(from_us: u64, to_us: u64) -> f64 {
     to_us.saturating_sub(from_us) as f64 / 1e3
 }
 
-/// What containerd says of a pod's sandbox and its one container, Unix time in µs.
+/// Times from containerd's log of a pod's sandbox and its one container, Unix time in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sandbox {
     asked: Option<u64>,
@@ -139,6 +140,7 @@ impl Sandbox {
     fn of(pod: &str, log: &str) -> Self {
         let asks = |it: &&str| it.contains("msg=\"RunPodSandbox for ") && it.contains(pod);
         let mut lines = log.lines();
+        // Lines of sandbox and container share ids only: pod → sandbox id → container id.
         let asked = lines.find(asks).and_then(stamp);
         let done = log.lines().find(|it| asks(it) && it.contains("returns sandbox id"));
         let sandbox = done.and_then(id).unwrap_or("none");
@@ -155,12 +157,12 @@ impl Sandbox {
     }
 }
 
-/// The last quoted word of a line: what a call returned.
+/// Last quoted 64-digit id of a line: the id that a call returned.
 fn id(line: &str) -> Option<&str> {
     line.rsplit('"').map(|word| word.trim_end_matches('\\')).find(|word| word.len() == 64)
 }
 
-/// When a line was written: `2026-11-21T10:00:00.123456Z …`, or `time="2026-11-21T10:00:00.123456789Z" …`.
+/// Time of a log line: `2026-11-21T10:00:00.123456Z …`, or `time="2026-11-21T10:00:00.123456789Z" …`.
 fn stamp(line: &str) -> Option<u64> {
     let word = line.split_whitespace().next()?;
     unix_us_of(word.strip_prefix("time=").unwrap_or(word).trim_matches('"'))

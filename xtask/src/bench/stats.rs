@@ -1,8 +1,8 @@
-//! Pure: the little statistics a fair comparison needs.
+//! Pure: the statistics that a fair comparison needs.
 
 use std::collections::BTreeMap;
 
-/// A median and the interval that holds the true one with at least 95 % certainty.
+/// A median and the bounds of an interval that holds the true one with at least 95 % certainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Median {
     pub(super) value: f64,
@@ -10,16 +10,16 @@ pub(super) struct Median {
     pub(super) high: f64,
 }
 
-/// What each subject gave, round by round.
+/// Values of each subject, round by round.
 pub(super) type Rounds = BTreeMap<&'static str, Vec<f64>>;
 
-/// The value below which `share` of the `sorted` values lie (nearest rank).
+/// Value below which `share` of the `sorted` values lie, by the nearest-rank method.
 pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// A copy in ascending order.
+/// Returns a copy in ascending order.
 pub(super) fn sorted(values: &[f64]) -> Vec<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -50,13 +50,14 @@ fn interval_rank(count: usize) -> usize {
     let mut below = probability;
     while below <= 0.025 && rank < count {
         rank += 1;
+        // Binomial coefficients by recurrence: C(n, k) = C(n, k-1) · (n+1-k) / k.
         probability *= (count + 1 - rank) as f64 / rank as f64;
         below += probability;
     }
     rank
 }
 
-/// Ratio of two subjects, round by round: what changed for both in a round cancels out.
+/// Median ratio of two subjects within each round, in which influences on both cancel out.
 pub(super) fn ratio(rounds: &Rounds, subject: &str, control: &str) -> Option<Median> {
     let (subject, control) = (rounds.get(subject)?, rounds.get(control)?);
     let ratios: Vec<f64> = subject.iter().zip(control).map(|(one, other)| one / other).collect();

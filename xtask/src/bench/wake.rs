@@ -1,4 +1,4 @@
-//! Shell: from a request to a sleeping service until its first byte, split into its steps.
+//! Shell: cold starts on a local node, split into steps.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::coldstart::ColdStart;
 
-/// Sleeping services, each woken once: waiting for one to fall asleep again would take its window.
+/// Number of sleeping services. Each gets one cold start: a second one would have to wait for the window.
 const WAKES: usize = 200;
 
-/// One wake after the other, each of a service of its own.
+/// Measures one cold start after the other, each of another service.
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let node = scene.node()?;
     scene.apply(&node, "wake", WAKES, 0)?;
@@ -31,6 +31,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let log = node.log();
     node.stop()?;
     let starts: Vec<ColdStart> = woken.iter().map(|record| ColdStart::of(record, &log)).collect();
+    // The time of a decision is in the log only, which may lack one; other times come from the client's record.
     let decide: Vec<f64> = starts.iter().filter_map(|start| start.decide).collect();
     if decide.len() < starts.len() {
         println!("wake: {} decisions were not found in the log", starts.len() - decide.len());

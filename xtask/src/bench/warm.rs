@@ -1,4 +1,4 @@
-//! Shell: requests on kept connections, straight to a pod: how many a second, and at what cost.
+//! Shell: requests on persistent connections on the direct path: requests a second, and processor time.
 
 use anyhow::Result;
 
@@ -11,10 +11,10 @@ use super::{
 use crate::measure::Measured;
 
 const CASES: [(usize, &str); 3] = [(1, "c1"), (16, "c16"), (64, "c64")];
-/// Length of one measurement in ms: CPU time is counted in ticks of 10 ms.
+/// Length of one measurement in ms; CPU time is counted in ticks of 10 ms.
 const MILLIS: u64 = 2_000;
 
-/// Subjects as in `connect`.
+/// Measures all cases, with the subjects of the bench `connect`.
 pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let node = scene.node()?;
     let bare = scene.bare(&node)?;
@@ -43,7 +43,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
             Ok(measured.count as f64 / measured.elapsed_us * 1e6)
         })?;
         all.extend(rows(case, "req/s", &rounds, Goal::RatioAtLeast(0.97)));
-        // The first of each is the warming round's, as `interleave` drops it.
+        // The first value of each subject is from the warming round, which `interleave` drops.
         for (subject, cost) in costs.into_iter().skip(subjects.len()) {
             cpu.entry(subject).or_default().push(cost);
         }
@@ -55,7 +55,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     Ok(all)
 }
 
-/// CPU of the whole machine a request, beyond what the bare server of the same round cost.
+/// CPU time of the whole machine a request, in µs, above the bare server's of the same round.
 fn cpu_added(cpu: &Rounds) -> Vec<Row> {
     let Some(bare) = cpu.get("bare") else { return Vec::new() };
     let subjects = cpu.iter().filter(|(subject, _)| **subject != "bare");
@@ -68,8 +68,9 @@ fn cpu_added(cpu: &Rounds) -> Vec<Row> {
         .collect()
 }
 
-/// Time the kernel spent in programs, a request.
+/// Time in programs a request, in µs.
 fn bpf_time(measure: impl Fn() -> Result<Measured>) -> Result<Row> {
+    // Few rounds suffice: the kernel sums up the time of every run exactly.
     let values = (0..5).map(|_| {
         let (measured, spent) = bpf::timed(&measure)?;
         Ok(spent.all_us / measured.count as f64)

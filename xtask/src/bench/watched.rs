@@ -1,4 +1,4 @@
-//! Shell: the pods of a namespace as a watch brings them, each with the moment it came.
+//! Shell: pods or Deployments of a namespace as a watch reports them, each with the time of the event.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{is_true, site::Site, stages::Sight};
 use crate::load::unix_us;
 
-/// A watch under way.
+/// A running watch and the events so far.
 #[derive(Debug)]
 pub(super) struct Watched {
     curl: Child,
@@ -21,12 +21,12 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Watches the pods of the default namespace.
+    /// Starts a watch of the pods in the default namespace.
     pub(super) fn pods(site: &Site) -> Result<Self> {
         Self::new(site, "/api/v1/namespaces/default/pods?watch=1", pod)
     }
 
-    /// Watches its Deployments; one is ready when it is to have a pod.
+    /// Starts a watch of the Deployments there; one counts as ready when its scale is 1.
     pub(super) fn deployments(site: &Site) -> Result<Self> {
         Self::new(site, "/apis/apps/v1/namespaces/default/deployments?watch=1", deployment)
     }
@@ -37,6 +37,7 @@ impl Watched {
         let lines = BufReader::new(curl.stdout.take().context("its output was piped")?).lines();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&seen);
+        // A thread of its own stamps each event on arrival, independent of the moment when it is read.
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 let at_us = unix_us();
@@ -47,7 +48,7 @@ impl Watched {
         Ok(Self { curl, seen })
     }
 
-    /// All that came so far.
+    /// Copy of all events so far.
     pub(super) fn seen(&self) -> Vec<Sight> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -55,7 +56,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // It may have ended by itself, with the cluster.
+        // Errors mean that curl has already ended, together with the cluster.
         let _ = self.curl.kill();
         let _ = self.curl.wait();
     }

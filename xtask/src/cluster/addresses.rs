@@ -1,22 +1,22 @@
-//! Pure: who has which address. Nothing of it is seen outside the cluster's own namespaces.
+//! Pure: address ranges of a cluster. All of them are visible in the cluster's own namespaces only.
 
-/// Addresses of Services.
+/// Address ranges of Services, IPv4 first.
 pub(crate) const SERVICES: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
-/// Addresses of all pods.
+/// Address ranges of all pods, IPv4 first.
 pub(crate) const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
-/// The name server's Service.
+/// ClusterIP of the name server's Service.
 pub(crate) const DNS: &str = "10.96.0.10";
-/// The control plane's own.
+/// Addresses of the control plane, IPv4 first.
 pub(crate) const HUB: [&str; 2] = ["10.89.0.1", "fd00:10:89::1"];
-/// The API server's Service.
+/// ClusterIPs of the API server's Service.
 pub(crate) const KUBERNETES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];
 
-/// A node's own addresses, IPv4 first.
+/// Addresses of a node, IPv4 first.
 pub(crate) fn of_node(node: u8) -> [String; 2] {
     [format!("10.89.0.{}", 10 + node), format!("fd00:10:89::{:x}", 0x10 + u16::from(node))]
 }
 
-/// The pods of a node, IPv4 first.
+/// Pod ranges of a node, IPv4 first.
 pub(crate) fn pods_of(node: u8) -> [String; 2] {
     [format!("10.244.{node}.0/24"), format!("fd00:10:244:{node:x}::/64")]
 }

@@ -1,15 +1,15 @@
-//! Shell: carries connections from a listener on the host into the cluster's namespace.
+//! Shell: forwards connections from a listener on the host into the cluster's namespace.
 //!
-//! A socket stays in the namespace where it was made. xtask makes the listener on the host's loopback and hands it
-//! as standard input to this command, which it starts inside: what is accepted comes from the host, what is dialled
-//! starts in the cluster.
+//! A socket stays in the namespace where it was created. xtask creates the listener on the host's loopback and passes
+//! it as standard input to this command, which it starts inside. Accepted connections come from the host; dialled
+//! connections start in the cluster.
 
 use std::{net::SocketAddr, os::fd::AsFd as _};
 
 use anyhow::{Context as _, Result};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Carries until it is killed.
+/// Forwards connections until the process is killed.
 pub(crate) fn run(to: SocketAddr) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let fd = std::io::stdin().as_fd().try_clone_to_owned().context("no listener was handed in")?;
@@ -22,7 +22,7 @@ async fn accept(listener: std::net::TcpListener, to: SocketAddr) -> Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
         let Ok((near, _)) = listener.accept().await else {
-            // Out of descriptors: those in use come back.
+            // Out of descriptors: closing connections return some, so accepting goes on.
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             continue;
         };
@@ -33,6 +33,6 @@ async fn accept(listener: std::net::TcpListener, to: SocketAddr) -> Result<()> {
 async fn carry(mut near: TcpStream, to: SocketAddr) {
     let Ok(mut far) = TcpStream::connect(to).await else { return };
     let (_, _) = (near.set_nodelay(true), far.set_nodelay(true));
-    // Either side may go away at any time; the other then sees it.
+    // Either side may close at any time; `copy_bidirectional` passes the close on, and an error means the same.
     let _closed = tokio::io::copy_bidirectional(&mut near, &mut far).await;
 }

@@ -10,22 +10,22 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
-/// One mounted hierarchy.
+/// One mounted cgroup hierarchy of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
     pub(crate) mount: PathBuf,
-    /// `-o` of its mount, for v1; `None` is v2.
+    /// Controllers of a v1 hierarchy, as `-o` of its mount takes them; `None` for v2.
     pub(crate) v1: Option<String>,
 }
 
 impl Hierarchy {
-    /// Whether it is the v1 hierarchy that binds to processors.
+    /// Returns true if it is the v1 hierarchy with the controller `cpuset`.
     fn has_cpuset(&self) -> bool {
         self.v1.as_deref().is_some_and(|v1| v1.split(',').any(|word| word == "cpuset"))
     }
 }
 
-/// All hierarchies below `/sys/fs/cgroup`.
+/// Returns all hierarchies mounted below `/sys/fs/cgroup`.
 pub(crate) fn hierarchies() -> Result<Vec<Hierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     Ok(parse(&mounts))
@@ -35,6 +35,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
+        // proc_pid_mountinfo(5): field 5 is the mount point; after ` - ` come type, source and options.
         let Some(mount) = left.split(' ').nth(4).filter(|at| at.starts_with("/sys/fs/cgroup"))
         else {
             continue;
@@ -51,7 +52,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// The options that name a v1 hierarchy: `rw,cpu,cpuacct` → `cpu,cpuacct`, `rw,name=systemd` → `none,name=systemd`.
+/// Mount options that name a v1 hierarchy: `rw,cpu,cpuacct` → `cpu,cpuacct`, `rw,name=systemd` → `none,name=systemd`.
 fn controllers(options: &str) -> String {
     let plain = |word: &&str| {
         !matches!(*word, "rw" | "ro" | "relatime" | "xattr" | "clone_children" | "seclabel")
@@ -64,10 +65,10 @@ fn controllers(options: &str) -> String {
     }
 }
 
-/// Makes `path` (below every mount) in each hierarchy, ready to hold processes.
+/// Creates `path` (below every mount) in each hierarchy, ready to hold processes.
 pub(crate) fn make(path: &str) -> Result<()> {
     let all = hierarchies()?;
-    // Beside v1 the kubelet finds the controllers there, and what is left for v2 is none of its business.
+    // Beside v1 the kubelet uses v1 controllers only, so v2 needs no delegation.
     let is_v2_alone = all.iter().all(|one| one.v1.is_none());
     for hierarchy in all {
         let mut at = hierarchy.mount.clone();
@@ -86,7 +87,7 @@ pub(crate) fn make(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes `path/leaf` in each hierarchy while processes still stand in `path`.
+/// Creates `path/leaf` in each hierarchy while `path` still holds processes.
 pub(crate) fn make_leaf(path: &str, leaf: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let parent = hierarchy.mount.join(path);
@@ -99,7 +100,7 @@ pub(crate) fn make_leaf(path: &str, leaf: &str) -> Result<()> {
     Ok(())
 }
 
-/// A new v1 cpuset is empty, and an empty one takes no process.
+/// Copies the parent's cpuset to a new one: a v1 cpuset starts empty, and an empty one refuses processes.
 fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let have = fs::read_to_string(child.join(file)).unwrap_or_default();
@@ -115,27 +116,29 @@ fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
 fn delegate(parent: &Path) {
     let all = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
     for controller in all.split_whitespace() {
+        // The kernel refuses controllers one by one, for example `cpu` with realtime threads: the others still help.
         let _refused = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
     }
 }
 
-/// The files to which a process writes itself to enter `path` in each hierarchy.
+/// Files to which a process writes its id to enter `path` in each hierarchy.
 pub(crate) fn entries(path: &str) -> Result<Vec<PathBuf>> {
     let all = hierarchies()?;
     Ok(all.iter().map(|one| one.mount.join(path).join("cgroup.procs")).collect())
 }
 
-/// The v2 hierarchy's directory of `path`.
+/// Directory of `path` in the v2 hierarchy.
 pub(crate) fn v2(path: &str) -> Result<PathBuf> {
     let all = hierarchies()?;
     let v2 = all.into_iter().find(|one| one.v1.is_none());
     Ok(v2.context("cgroup v2 is not mounted below /sys/fs/cgroup")?.mount.join(path))
 }
 
-/// Ends every process below `path` and waits until none is left.
+/// Kills every process below `path` and waits until none is left.
 pub(crate) fn kill(path: &str) -> Result<()> {
     let started = Instant::now();
     let v2 = v2(path)?;
+    // Undoes the fault `stop` of a node. The file is missing if the cgroup has gone.
     let _not_frozen = fs::write(v2.join("cgroup.freeze"), "0");
     loop {
         let _gone = fs::write(v2.join("cgroup.kill"), "1");
@@ -143,11 +146,12 @@ pub(crate) fn kill(path: &str) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
+        // New children may appear while the others are killed, so the list is read again each time.
         if started.elapsed() > Duration::from_secs(20) {
             bail!("processes of the cgroup {path} do not end: {left:?}");
         }
         for pid in left {
-            // Those that only a v1 hierarchy knows of.
+            // `cgroup.kill` does not reach processes that only a v1 hierarchy has.
             let pid = nix::unistd::Pid::from_raw(pid);
             let _gone = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
@@ -155,7 +159,7 @@ pub(crate) fn kill(path: &str) -> Result<()> {
     }
 }
 
-/// Processes below `path` in any hierarchy.
+/// Ids of processes below `path` in any hierarchy.
 fn processes(path: &str) -> Result<Vec<i32>> {
     let mut pids = Vec::new();
     for hierarchy in hierarchies()? {
@@ -164,13 +168,14 @@ fn processes(path: &str) -> Result<Vec<i32>> {
             pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
         }
     }
+    // A process of another pid namespace shows as 0, which `kill` would take for the own group.
     pids.retain(|&pid| pid > 0);
     pids.sort_unstable();
     pids.dedup();
     Ok(pids)
 }
 
-/// Removes `path` and all below it from each hierarchy. Its processes must have ended.
+/// Removes `path` and its descendants from each hierarchy. Its processes must have ended.
 pub(crate) fn remove(path: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         for folder in tree(&hierarchy.mount.join(path)) {
@@ -182,7 +187,7 @@ pub(crate) fn remove(path: &str) -> Result<()> {
 
 fn remove_one(folder: &Path) -> Result<()> {
     let started = Instant::now();
-    // The kernel lets go of the last process a moment after it is gone.
+    // The kernel releases the last process of a cgroup a moment after it has ended.
     loop {
         match fs::remove_dir(folder) {
             Ok(()) => return Ok(()),
@@ -200,6 +205,7 @@ fn remove_one(folder: &Path) -> Result<()> {
 /// `root` and all directories below it, the deepest first.
 fn tree(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
+    // Parents are pushed before their children, so the reverse order has children first.
     let mut left: Vec<PathBuf> = root.is_dir().then(|| root.to_owned()).into_iter().collect();
     while let Some(folder) = left.pop() {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();

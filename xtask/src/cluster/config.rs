@@ -1,4 +1,4 @@
-//! Pure: what each process of the cluster is started with: arguments and configuration files.
+//! Pure: arguments and configuration files of each process of the cluster.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::addresses::{DNS, HUB, PODS, SERVICES, of_node, pods_of};
 
-/// The sandbox's image: what containerd asks for by itself.
+/// Image of the pod sandbox: the one that containerd uses by default.
 pub(crate) const PAUSE: &str = "registry.k8s.io/pause:3.10.1";
 
-/// How kube-proxy translates addresses of Services.
+/// Mode in which kube-proxy translates addresses of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ProxyMode {
     Iptables,
@@ -29,7 +29,7 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// etcd, in memory as far as a crash of the machine is concerned: a test cluster does not outlive one.
+/// Arguments of etcd, without fsync: data would be lost in a crash of the machine, which ends a test cluster anyway.
 pub(crate) fn etcd(data: &Path) -> Vec<String> {
     words(&format!(
         "--name hub --data-dir {} --unsafe-no-fsync --log-level warn --quota-backend-bytes 4294967296
@@ -40,7 +40,7 @@ pub(crate) fn etcd(data: &Path) -> Vec<String> {
     ))
 }
 
-/// The API server. It reaches webhooks by their endpoints, so it needs no kube-proxy beside it.
+/// Arguments of the API server. It calls webhooks by their endpoints, so it needs no kube-proxy beside it.
 pub(crate) fn api_server(pki: &Path, port: u16) -> Vec<String> {
     words(&format!(
         "--etcd-servers=http://127.0.0.1:2379 --bind-address=:: --secure-port={port} --advertise-address={hub}
@@ -66,7 +66,7 @@ pub(crate) fn api_server(pki: &Path, port: u16) -> Vec<String> {
     ))
 }
 
-/// The controllers. Nodes' pod addresses are fixed by their number, so none are handed out.
+/// Arguments of the controller manager. Pod ranges follow from a node's number, so it allocates none.
 pub(crate) fn controller_manager(pki: &Path, kubeconfig: &Path) -> Vec<String> {
     words(&format!(
         "--kubeconfig={config} --authentication-kubeconfig={config} --authorization-kubeconfig={config}
@@ -87,7 +87,7 @@ pub(crate) fn scheduler(kubeconfig: &Path) -> Vec<String> {
     ))
 }
 
-/// A kubeconfig that names files; `user` is the name of a certificate.
+/// A kubeconfig that refers to certificate files; `user` is the name of a certificate.
 pub(crate) fn kubeconfig(pki: &Path, user: &str, server: &str) -> Value {
     let pki = pki.display();
     json!({
@@ -102,7 +102,7 @@ pub(crate) fn kubeconfig(pki: &Path, user: &str, server: &str) -> Value {
     })
 }
 
-/// containerd's configuration file.
+/// Text of containerd's configuration file.
 pub(crate) fn containerd(cni: &Path) -> String {
     let cni = cni.display();
     format!(
@@ -133,8 +133,9 @@ SystemdCgroup = false
     )
 }
 
-/// The network of a node's pods: a bridge whose addresses all other nodes route to this one.
+/// Configuration of a node's pod network: a bridge, whose addresses all other nodes route to this node.
 pub(crate) fn cni(node: u8) -> Value {
+    // host-local assigns addresses on each node by itself, so nodes need no common store.
     let [v4, v6] = pods_of(node);
     json!({
         "cniVersion": "1.0.0", "name": "pods", "plugins": [
@@ -151,7 +152,7 @@ pub(crate) fn cni(node: u8) -> Value {
     })
 }
 
-/// The kubelet's configuration file.
+/// Content of the kubelet's configuration file.
 pub(crate) fn kubelet(pki: &Path, node: u8) -> Value {
     let pki = pki.display();
     json!({
@@ -170,14 +171,15 @@ pub(crate) fn kubelet(pki: &Path, node: u8) -> Value {
         "clusterDNS": [DNS], "clusterDomain": "cluster.local", "resolvConf": "",
         "volumePluginDir": "/var/lib/kubelet/volume-plugins", "podLogsDir": "/var/log/pods",
         "maxPods": 240, "serializeImagePulls": false, "registryPullQPS": 0, "eventRecordQPS": 0,
-        // The disk is the whole machine's: images were put there by hand, and nobody else may drive pods out.
+        // The disk is shared with the whole machine: images were imported by hand and could not be pulled again, and
+        // the disk usage of other programs must not evict pods.
         "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
         "shutdownGracePeriod": "0s", "logging": {"format": "text"},
     })
 }
 
-/// The kubelet's arguments.
+/// Arguments of the kubelet of a node.
 pub(crate) fn kubelet_args(folder: &Path, node: u8) -> Vec<String> {
     let [v4, v6] = of_node(node);
     let folder = folder.display();
@@ -187,13 +189,13 @@ pub(crate) fn kubelet_args(folder: &Path, node: u8) -> Vec<String> {
     ))
 }
 
-/// kube-proxy's configuration file.
+/// Content of kube-proxy's configuration file.
 pub(crate) fn proxy(folder: &Path, node: u8, mode: ProxyMode) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "clusterCIDR": PODS.join(","), "hostnameOverride": format!("node{node}"),
         "clientConnection": {"kubeconfig": format!("{}/kube-proxy.kubeconfig", folder.display())},
-        // Sizes of the connection table belong to the whole machine.
+        // Sizes of the connection table apply to the whole machine, so kube-proxy must not set them.
         "conntrack": {
             "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
         },

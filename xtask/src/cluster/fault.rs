@@ -1,4 +1,4 @@
-//! Shell: harm done to parts of a cluster on purpose. Only to one that xtask made.
+//! Shell: injection of faults into a cluster, only into one that xtask created.
 
 use std::{
     fs,
@@ -11,28 +11,29 @@ use nix::sys::signal::Signal;
 use super::{cgroups, network, plan::Process, process, start::Starter, state::State, up, with};
 use crate::sh;
 
-/// What is done to a part.
+/// Fault to inject, or its reversal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Action {
-    /// Let it stand still (SIGSTOP); a node with all its pods
+    /// Suspend a process (SIGSTOP), or a node with all its pods
     Stop,
-    /// Let it go on
+    /// Continue what `stop` has suspended
     Resume,
-    /// Let a process stand still for four fifths of a minute, in pieces; comes back after that minute
+    /// Suspend a process again and again, 400 ms of every 500, for one minute
     Slow,
-    /// End it at once (SIGKILL); a node with all its pods
+    /// Kill a process at once (SIGKILL), or a node with all its pods
     Kill,
-    /// Start it again after `kill`
+    /// Start a process or node again after `kill`
     Start,
-    /// Cut a node off from all others
+    /// Disconnect a node from all others
     Cut,
-    /// Join a node that was cut off
+    /// Connect a node again after `cut`
     Join,
 }
 
-/// Does `action` to `part` of a cluster that bears xtask's mark.
+/// Applies `action` to `part` of a cluster that has xtask's record.
 pub(crate) fn run(state: &State, action: Action, part: Process) -> Result<()> {
     let mark = state.existing()?;
+    // A fault in a node that does not exist would be silently without effect.
     if part.node().is_some_and(|node| node > mark.nodes) {
         bail!("{part} is not there: the cluster has {} nodes", mark.nodes);
     }
@@ -50,6 +51,7 @@ pub(crate) fn run(state: &State, action: Action, part: Process) -> Result<()> {
         (Action::Resume, _) => process::signal(state, part, Signal::SIGCONT),
         (Action::Kill, _) => {
             process::signal(state, part, Signal::SIGKILL)?;
+            // Waits until the process is gone, so that a following `start` does not find it.
             process::end(state, part)
         }
         (Action::Start, _) if process::id(state, part).is_some() => Ok(()),
@@ -61,8 +63,8 @@ fn group(state: &State, node: u8) -> String {
     format!("{}/node{node}", state.cgroup())
 }
 
-/// For how long a process is slow, how long it stands still each time, and how long it then runs: as long as it takes
-/// a disk that others keep busy to write a few pages.
+/// Duration of a slowdown, length of each suspension, and running time between two. The suspension is as long as a
+/// busy disk needs to write a few pages.
 const SLOW: (Duration, Duration, Duration) =
     (Duration::from_secs(60), Duration::from_millis(400), Duration::from_millis(100));
 
@@ -78,19 +80,20 @@ fn slow(state: &State, part: Process) -> Result<()> {
     Ok(())
 }
 
-/// Stops or resumes every process of the node at one moment.
+/// Suspends or continues every process of the node at one moment.
 pub(crate) fn freeze(state: &State, node: u8, is_frozen: bool) -> Result<()> {
     let file = cgroups::v2(&group(state, node))?.join("cgroup.freeze");
     fs::write(&file, if is_frozen { "1" } else { "0" })
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Starts whatever of the node does not run.
+/// Starts the processes of the node that do not run.
 fn start_node(starter: &Starter<'_>, node: u8) -> Result<()> {
     for part in Process::of_node(node) {
         if process::id(starter.state, part).is_none() {
             starter.start(part)?;
         }
+        // A new namespace has no routes yet, and the kubelet needs the API server from its start.
         if part == Process::Node(node) {
             up::route(starter)?;
         }

@@ -1,4 +1,4 @@
-//! Shell: the Go that builds the cluster's programs: the machine's own, or one fetched as a module.
+//! Shell: the Go toolchain that builds the cluster's programs: the machine's own, or one fetched as a module.
 
 use std::{
     fs,
@@ -12,19 +12,20 @@ use anyhow::{Context as _, Result, bail};
 use super::versions::{GO, Go};
 use crate::{sh, toolchain};
 
-/// A Go command that is new enough.
+/// A `go` command of a sufficient version.
 #[derive(Debug)]
 pub(crate) struct Golang {
     go: PathBuf,
-    /// Compiled packages; ours alone, so that it can be thrown away.
+    /// Build cache of its own, so that it can be deleted after a build.
     cache: PathBuf,
 }
 
 impl Golang {
-    /// Finds a Go on the `PATH` or in `/usr/local/go`; one that is too old fetches the right one.
+    /// Finds Go on the `PATH` or in `/usr/local/go`; if that is too old, it downloads the right version.
     pub(crate) fn find() -> Result<Self> {
         let cache = toolchain::cache()?.join("go-build");
         let mut any = None;
+        // The first one that is new enough is used; an old one can at least download another.
         for go in candidates() {
             match version(&go) {
                 Some(found) if found.is_enough() => return Ok(Self { go, cache }),
@@ -38,7 +39,7 @@ impl Golang {
         Ok(Self { go: fetched(&old)?, cache })
     }
 
-    /// `go ARGS` in `folder`, gently: it shares the machine.
+    /// Command `go ARGS` in `folder`, with low priority because the machine is shared.
     pub(crate) fn command(&self, folder: &Path, args: &[String]) -> Command {
         let mut command = Command::new("nice");
         command.args(["-n", "5"]).arg(&self.go).args(args).current_dir(folder);
@@ -47,14 +48,14 @@ impl Golang {
         command
     }
 
-    /// Throws the compiled packages away: gigabytes that only the next build of the same version would use.
+    /// Deletes the build cache: gigabytes that only another build of the same version would use.
     pub(crate) fn forget(&self) {
         let _absent = fs::remove_dir_all(&self.cache);
     }
 }
 
 fn settings(command: &mut Command) {
-    // No C compiler takes part, so that the programs are static and run in any image.
+    // Without cgo the programs are static and run in any image.
     command.env("CGO_ENABLED", "0").env("GOFLAGS", "-mod=mod").env("GOTOOLCHAIN", "local");
     command.env("GOWORK", "off");
 }
@@ -71,7 +72,7 @@ fn version(go: &Path) -> Option<Go> {
     Go::parse(&String::from_utf8_lossy(&command.output().ok()?.stdout))
 }
 
-/// Fetches Go itself through the module proxy, as `go` does since 1.21; also an older one can do it this way.
+/// Downloads Go itself through the module proxy, as `go` does since 1.21; an older `go` can also download it.
 fn fetched(old: &Path) -> Result<PathBuf> {
     let home = toolchain::cache()?.join(GO.to_string());
     let go = home.join("bin/go");
@@ -84,19 +85,21 @@ fn fetched(old: &Path) -> Result<PathBuf> {
         "aarch64" => "arm64",
         other => other,
     };
+    // To `go mod download` a toolchain is a module like any other, so an old `go` can fetch it.
     let module = format!("golang.org/toolchain@v0.0.1-{GO}.linux-{arch}");
     let mut command = Command::new(old);
     command.args(["mod", "download", "-json", &module]).current_dir(std::env::temp_dir());
     settings(&mut command);
     let told: serde_json::Value = serde_json::from_str(&sh::capture(&mut command)?)?;
     let from = told["Dir"].as_str().with_context(|| format!("{module} came without a folder"))?;
-    // Modules are kept read-only and without the right to run.
+    // The module cache is read-only and drops the execute bits.
     let aside = home.with_extension("new");
     let _absent = fs::remove_dir_all(&aside);
     sh::run(Command::new("cp").args(["-r", "--no-preserve=mode", from]).arg(&aside))?;
     for folder in ["bin", &format!("pkg/tool/linux_{arch}")] {
         make_executable(&aside.join(folder))?;
     }
+    // Moved into place when complete: an interrupted copy must not look like a usable Go.
     let _absent = fs::remove_dir_all(&home);
     fs::rename(&aside, &home).with_context(|| format!("cannot make {}", home.display()))?;
     match version(&go) {

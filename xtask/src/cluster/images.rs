@@ -1,4 +1,4 @@
-//! Shell: container images for the nodes: ours, the examples', the sandbox's and CoreDNS's.
+//! Shell: container images for the nodes: Rouse's, the examples', the sandbox's and CoreDNS's.
 
 use std::{
     collections::BTreeMap,
@@ -17,13 +17,13 @@ use crate::{
 };
 
 const PAUSE_C: &str = include_str!("pause.c");
-/// Name of the image that the cluster's name server runs from.
+/// Name of the image of the cluster's name server.
 pub(crate) const COREDNS: &str = "dev.local/coredns:v1";
 
-/// Images as tar files, ready to be imported, by name: file and digest of the manifest.
+/// Images as archives to import, by name: path of the tar file, and digest of the manifest.
 pub(crate) type Images = BTreeMap<String, (PathBuf, String)>;
 
-/// Builds `packages` (all when none is named) and what every node needs, as tar files.
+/// Builds the images of `packages` (all if empty) and those that every node needs, as tar files in `to`.
 pub(crate) fn make(
     workspace: &Workspace,
     programs: &Programs,
@@ -32,6 +32,7 @@ pub(crate) fn make(
 ) -> Result<Images> {
     check_examples(workspace)?;
     let _lock = lock::wait_for(&to.with_extension("lock"))?;
+    // The lock covers building and packing, so that two clusters do not write the same files.
     let known: Vec<(&str, &str)> = image::all().collect();
     let wanted: Vec<&str> = match packages.is_empty() {
         true => known.iter().map(|(package, _)| *package).collect(),
@@ -50,7 +51,7 @@ pub(crate) fn make(
     Ok(images)
 }
 
-/// Every image that an example names must be one that the nodes get: no registry can be asked.
+/// Fails if an example names an image that nodes do not get: there is no registry to pull it from.
 fn check_examples(workspace: &Workspace) -> Result<()> {
     let folder = workspace.root.join("examples");
     for entry in fs::read_dir(&folder).with_context(|| format!("no {}", folder.display()))? {
@@ -68,7 +69,7 @@ fn check_examples(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The image that a line of a manifest names: `- image: dev.local/hello:v1  # …`.
+/// Name of the image in a line of a manifest: `- image: dev.local/hello:v1  # …`.
 fn image_named(line: &str) -> Option<&str> {
     let rest = line.trim().trim_start_matches("- ").strip_prefix("image:")?;
     let name = rest.split('#').next()?.trim().trim_matches(['"', '\'']);
@@ -77,6 +78,7 @@ fn image_named(line: &str) -> Option<&str> {
 
 fn pause(to: &Path) -> Result<PathBuf> {
     let (source, program) = (to.join("pause.c"), to.join("pause"));
+    // The source is kept beside the program, to compile it again only after a change.
     let same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_C);
     if !same || !program.exists() {
         fs::write(&source, PAUSE_C)?;
@@ -93,13 +95,14 @@ fn single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf
     archive(&folder, name, to)
 }
 
-/// Packs a layout so that containerd takes its image under its full name.
+/// Packs an OCI layout into a tar file that containerd imports under the full name.
 fn archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
     let index = layout.join("index.json");
     let text = fs::read_to_string(&index).with_context(|| format!("no {}", index.display()))?;
     let mut index: serde_json::Value = serde_json::from_str(&text)?;
     let manifest = &mut index["manifests"][0];
     let digest = manifest["digest"].as_str().context("a manifest has a digest")?.to_owned();
+    // Without this annotation containerd would import the image without a name.
     manifest["annotations"]["io.containerd.image.name"] = name.into();
     let short = layout.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let file = to.join(format!("{short}.tar"));
@@ -116,20 +119,20 @@ fn archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
     Ok((file, digest))
 }
 
-/// Whether `node` was given all `images` as they are now.
+/// Returns true if `node` has all `images` in their present version.
 pub(crate) fn is_loaded(state: &State, node: u8, images: &Images) -> bool {
     let have = noted(state, node);
     images.iter().all(|(name, (_, digest))| have.get(name) == Some(digest))
 }
 
-/// Gives `node` the images that it lacks.
+/// Imports the images that `node` lacks, or has in another version.
 pub(crate) fn load(starter: &Starter<'_>, node: u8, images: &Images) -> Result<()> {
     let mut have = noted(starter.state, node);
     for (name, (file, digest)) in images {
         if have.get(name) == Some(digest) {
             continue;
         }
-        // The node does not see the checkout's folders, so the tar goes in through a pipe.
+        // The node does not see the repository's directories, so the tar file is passed through a pipe.
         let tar =
             fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
         let mut ctr = starter.ctr(node, &["images", "import", "-"])?;
@@ -139,13 +142,14 @@ pub(crate) fn load(starter: &Starter<'_>, node: u8, images: &Images) -> Result<(
             bail!("{} does not take {name}: {said}", Process::Containerd(node));
         }
         have.insert(name.clone(), digest.clone());
+        // Noted after each image, so that an interrupted load continues with the next one.
         let note = starter.state.node(node).join("images.json");
         fs::write(note, serde_json::to_string(&have)?)?;
     }
     Ok(())
 }
 
-/// The digests of what `node` was given, by name.
+/// Digests of the images that `node` has, by name.
 fn noted(state: &State, node: u8) -> BTreeMap<String, String> {
     let text = fs::read_to_string(state.node(node).join("images.json")).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Shell: asks the cluster's API server, with kubectl from inside its namespace.
+//! Shell: queries of the cluster's API server, by kubectl in the control plane's namespace.
 
 use std::{
     io::Write as _,
@@ -19,11 +19,11 @@ use super::{
 use crate::sh;
 
 const COREDNS: &str = include_str!("coredns.yaml");
-/// A cluster that is not ready by then will not be.
+/// Timeout until all nodes are Ready.
 const READY_WITHIN: Duration = Duration::from_secs(180);
 
 impl Starter<'_> {
-    /// `kubectl ARGS` of this cluster.
+    /// Command `kubectl ARGS` against this cluster.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<Command> {
         let netns = self.state.netns(None);
         let mut command =
@@ -33,10 +33,10 @@ impl Starter<'_> {
         Ok(command)
     }
 
-    /// What `kubectl ARGS` prints; `None` when it fails.
+    /// Output of `kubectl ARGS`; `None` if it fails.
     fn ask(&self, args: &[&str]) -> Result<Option<String>> {
         let mut kubectl = self.kubectl(args)?;
-        // An API server without etcd would take a minute to say that it knows nothing.
+        // An API server without etcd would take a minute to report the error.
         let done = kubectl
             .arg("--request-timeout=5s")
             .stderr(Stdio::null())
@@ -46,7 +46,7 @@ impl Starter<'_> {
         Ok(done.status.success().then(text))
     }
 
-    /// Writes the kubeconfig for people: with the certificates in it, so that it can be copied.
+    /// Writes the user's kubeconfig with embedded certificates, so that the file can be copied.
     pub(crate) fn write_kubeconfig(&self) -> Result<()> {
         let file = self.state.kubeconfig();
         let server = format!("https://127.0.0.1:{}", self.mark.port);
@@ -58,12 +58,12 @@ impl Starter<'_> {
         let flat = sh::capture(kubectl.args(["config", "view", "--flatten", "--raw"]))?;
         std::fs::remove_file(&aside)?;
         write(&file, &flat)?;
-        // On a node the loopback address leads nowhere.
+        // On a node, a loopback address means the node itself, so nodes get a kubeconfig of their own.
         self.write_access(&self.state.kubeconfig_inside(), "admin")?;
         hand_over(&file)
     }
 
-    /// Waits until the API server answers.
+    /// Waits until the API server reports that it is ready.
     pub(crate) fn wait_for_answer(&self) -> Result<()> {
         let started = Instant::now();
         while self.ask(&["get", "--raw", "/readyz"])?.is_none() {
@@ -88,9 +88,9 @@ impl Starter<'_> {
         Ok(())
     }
 
-    /// Waits until every node is Ready, knows its pods' addresses, and the name server answers.
+    /// Waits until every node is Ready and has its pod range, and the name server is available.
     ///
-    /// A node whose kubelet was started must have said so since: its last word in `before` is of the one that died.
+    /// A restarted kubelet must have sent a new heartbeat: the one in `before` is from its predecessor.
     pub(crate) fn wait_until_ready(&self, before: &[Node]) -> Result<()> {
         let started = Instant::now();
         let is_news = |node: &Node| {
@@ -98,10 +98,12 @@ impl Starter<'_> {
         };
         loop {
             let nodes = self.nodes()?;
+            // Nodes whose kubelet was not restarted are absent from `before` and count at once.
             let ready = nodes.iter().filter(|node| node.is_ready && is_news(node)).count();
             if ready == usize::from(self.mark.nodes) && self.has_names()? {
                 break;
             }
+            // A process that has ended never becomes ready: the error then has the end of its log.
             for node in 1..=self.mark.nodes {
                 for process in Process::of_node(node) {
                     self.check(process, started, READY_WITHIN)?;
@@ -115,7 +117,7 @@ impl Starter<'_> {
         Ok(())
     }
 
-    /// Kubernetes hands out no addresses here, but tools look for them.
+    /// Sets the pod range of a node. Kubernetes allocates none here, but tools read the field.
     fn set_pod_addresses(&self, name: &str) -> Result<()> {
         let number = name.trim_start_matches("node").parse().unwrap_or(0);
         let pods = pods_of(number);
@@ -130,7 +132,7 @@ impl Starter<'_> {
         Ok(self.ask(&args)?.is_some_and(|text| text.trim() == "1"))
     }
 
-    /// The nodes that the API server knows.
+    /// Nodes that the API server has registered; none if it does not answer.
     pub(crate) fn nodes(&self) -> Result<Vec<Node>> {
         let text = self.ask(&["get", "nodes", "--output", "json"])?.unwrap_or_default();
         let list: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
@@ -139,12 +141,12 @@ impl Starter<'_> {
     }
 }
 
-/// A node in the API server's words.
+/// A node as the API server reports it.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) is_ready: bool,
-    /// When its kubelet last wrote about it.
+    /// Time of the kubelet's last status update.
     heartbeat: String,
     has_pods: bool,
     pub(crate) version: String,
@@ -166,7 +168,7 @@ impl Node {
     }
 }
 
-/// Gives the file to whoever called sudo.
+/// Gives the file to the user who called sudo.
 fn hand_over(file: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;
@@ -177,7 +179,7 @@ fn hand_over(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What to know about a running cluster, as rows for people and as JSON for programs.
+/// Describes a running cluster, as JSON for `status` and for the table of `up`.
 pub(crate) fn describe(starter: &Starter<'_>, state: &State) -> Result<serde_json::Value> {
     let mark = starter.mark;
     let nodes: Vec<serde_json::Value> = starter
@@ -185,6 +187,7 @@ pub(crate) fn describe(starter: &Starter<'_>, state: &State) -> Result<serde_jso
         .iter()
         .map(|node| {
             let number = node.name.trim_start_matches("node").parse().unwrap_or(0);
+            // Benches run processes in pods' cgroups, so they need the node's directory.
             let group = format!("{}/{}", state.cgroup(), node.name);
             let cgroup = super::cgroups::v2(&group).map(|path| path.display().to_string());
             serde_json::json!({

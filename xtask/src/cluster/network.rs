@@ -1,4 +1,4 @@
-//! Shell: the network namespaces of the cluster and the bridge between them. The host's own is not touched.
+//! Shell: network namespaces of the cluster and the bridge between them. The host's own namespace stays unchanged.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::sh;
 
-/// `/proc/sys/net` settings of every namespace.
+/// Settings below `/proc/sys/net` for every namespace.
 const SETTINGS: [(&str, &str); 9] = [
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -23,24 +23,24 @@ const SETTINGS: [(&str, &str); 9] = [
     ("ipv6/conf/default/accept_dad", "0"),
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
-    // Pods of one node that meet at its bridge pass by the rules for Services as well.
+    // Traffic between pods of one node passes the rules for Services at the bridge as well.
     ("bridge/bridge-nf-call-iptables", "1"),
     ("bridge/bridge-nf-call-ip6tables", "1"),
     ("ipv4/ip_unprivileged_port_start", "0"),
 ];
 
-/// A command in the network namespace `netns`.
+/// Command in the network namespace `netns`.
 pub(crate) fn inside(netns: &Path, program: &str) -> Command {
     let mut command = Command::new("nsenter");
-    // `ip netns exec` would mount /sys anew and hide the cgroups.
+    // `ip netns exec` would mount /sys again and hide the cgroups.
     command.arg(format!("--net={}", netns.display())).arg(program);
     command
 }
 
-/// Makes the namespace of a node, or of the control plane (`None`), with what belongs to it alone.
+/// Creates the namespace of a node, or of the control plane (`None`), with its devices and addresses.
 pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
     let netns = state.netns(node);
-    // Written last: a namespace without it is what a killed `up` left, and is made anew.
+    // Written last: a namespace without this file is incomplete, left by a killed `up`, and is created again.
     let laid = netns.with_extension("laid");
     if is_namespace(&netns) && laid.exists() {
         return Ok(());
@@ -49,8 +49,10 @@ pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
     unmount(&netns)?;
     fs::create_dir_all(netns.parent().context("namespaces have a folder")?)?;
     fs::write(&netns, "").with_context(|| format!("cannot make {}", netns.display()))?;
+    // `unshare` binds the new namespace to the file, where it outlives the process.
     let kept = format!("--net={}", netns.display());
     sh::capture(Command::new("unshare").arg(kept).arg("true"))?;
+    // Some settings exist only with a kernel module loaded, and are then not needed.
     for (name, value) in SETTINGS {
         let script =
             format!("[ ! -e /proc/sys/net/{name} ] || echo {value} > /proc/sys/net/{name}");
@@ -66,7 +68,7 @@ pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
     fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
 }
 
-/// Whether `file` holds a namespace; a plain file there is what a killed `up` left.
+/// Returns true if `file` holds a namespace; a plain file is a leftover of a killed `up`.
 fn is_namespace(file: &Path) -> bool {
     let filesystem = nix::sys::statfs::statfs(file).map(|stat| stat.filesystem_type());
     filesystem.is_ok_and(|kind| kind == nix::sys::statfs::NSFS_MAGIC)
@@ -83,10 +85,10 @@ fn hub_lines() -> Vec<String> {
     ]
 }
 
-/// A pair of devices from the bridge to the node.
+/// Creates a pair of devices from the bridge to the node.
 fn join(state: &State, node: u8) -> Result<()> {
     let far = state.netns(Some(node));
-    // One whose namespace is gone goes too, but a little later.
+    // The kernel removes the device of a deleted namespace, but a little later than `up` needs the name.
     let device = format!("node{node}");
     let mut delete = inside(&state.netns(None), "ip");
     delete.args(["link", "delete", &device]).stderr(Stdio::null());
@@ -105,8 +107,8 @@ fn node_lines(node: u8) -> Vec<String> {
         format!("addr add {v4}/24 dev eth0"),
         format!("addr add {v6}/64 dev eth0 nodad"),
         "link set eth0 up".to_owned(),
-        // A connect to a Service needs a route before anything translates it. What nothing translates
-        // ends in this bridge, which leads nowhere; there is no default route, so nothing else leaves.
+        // A connect to a Service needs a route before any rule translates its address. Packets that no rule
+        // translates end in this bridge without ports. There is no default route, so no other packets leave.
         "link add services type bridge".to_owned(),
         "link set services arp off up".to_owned(),
         format!("route add {} dev services src {v4}", SERVICES[0]),
@@ -114,16 +116,17 @@ fn node_lines(node: u8) -> Vec<String> {
     ]
 }
 
-/// Tells every namespace where the pods of every node are, and the control plane who translates Services.
+/// Sets the routes to all nodes' pods in every namespace, and the control plane's route to Services.
 pub(crate) fn route(state: &State, nodes: u8) -> Result<()> {
     for from in std::iter::once(None).chain((1..=nodes).map(Some)) {
         let mut lines = Vec::new();
+        // A node's own pods are behind its bridge already.
         for to in (1..=nodes).filter(|&to| Some(to) != from) {
             let ways = pods_of(to).into_iter().zip(of_node(to));
             lines.extend(ways.map(|(pods, via)| format!("route replace {pods} via {via}")));
         }
         if from.is_none() {
-            // By hand and for tools only: the API server itself asks endpoints.
+            // For kubectl and tools only: the API server itself connects to endpoints.
             let ways = SERVICES.iter().zip(of_node(1));
             lines.extend(ways.map(|(services, via)| format!("route replace {services} via {via}")));
         }
@@ -132,13 +135,13 @@ pub(crate) fn route(state: &State, nodes: u8) -> Result<()> {
     Ok(())
 }
 
-/// Cuts the node off from all others, or joins it again.
+/// Disconnects the node from all others, or connects it again.
 pub(crate) fn set_cut(state: &State, node: u8, is_cut: bool) -> Result<()> {
     let word = if is_cut { "down" } else { "up" };
     batch(&state.netns(None), &[format!("link set node{node} {word}")])
 }
 
-/// Runs lines of `ip` in the namespace `netns`.
+/// Runs a batch of `ip` commands in the namespace `netns`.
 fn batch(netns: &Path, lines: &[String]) -> Result<()> {
     let mut child = inside(netns, "ip")
         .args(["-batch", "-"])
@@ -156,7 +159,7 @@ fn batch(netns: &Path, lines: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Removes all namespaces of the cluster.
+/// Removes all network namespaces of the cluster.
 pub(crate) fn remove(state: &State) -> Result<()> {
     let folder = state.run_folder().join("netns");
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -166,7 +169,7 @@ pub(crate) fn remove(state: &State) -> Result<()> {
 }
 
 fn unmount(file: &Path) -> Result<()> {
-    // More than once where a killed `up` made it again.
+    // There are several mounts if a killed `up` was run again.
     while is_namespace(file) {
         nix::mount::umount2(file, nix::mount::MntFlags::MNT_DETACH)
             .with_context(|| format!("cannot unmount {}", file.display()))?;
@@ -174,7 +177,7 @@ fn unmount(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the control plane's namespace exists.
+/// Returns true if the control plane's namespace exists.
 pub(crate) fn exists(state: &State) -> bool {
     is_namespace(&state.netns(None))
 }

@@ -1,4 +1,4 @@
-//! Shell: the cluster's certificates, made once for as many nodes as there may be.
+//! Shell: certificates of the cluster, created once for the highest number of nodes.
 
 use std::{fs, os::unix::fs::OpenOptionsExt as _, path::Path};
 
@@ -13,7 +13,7 @@ use super::{
     plan::MOST_NODES,
 };
 
-/// A certificate's file name, its subject (name and group), and the names it serves under.
+/// Subject of a certificate: file name, common name, group, and the names and addresses of a server.
 struct Subject<'a> {
     file: String,
     name: String,
@@ -36,6 +36,7 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
     for subject in subjects() {
         sign(folder, &subject, &issuer)?;
     }
+    // Tokens of service accounts need a key pair only, no certificate.
     let accounts = KeyPair::generate()?;
     save(folder, "service-account.key", &accounts.serialize_pem())?;
     save(folder, "service-account.pub", &accounts.public_key_pem())
@@ -63,8 +64,10 @@ fn subjects() -> Vec<Subject<'static>> {
             ..user("apiserver", "kube-apiserver", "")
         },
     ];
+    // Certificates for all possible nodes, so that a node can be added without signing again.
     for node in 1..=MOST_NODES {
         let name = format!("system:node:node{node}");
+        // The API server's Node authorizer requires exactly this name and group.
         all.push(user(&format!("node{node}"), &name, "system:nodes"));
         let serves = of_node(node).into_iter().chain([format!("node{node}")]).collect();
         let file = format!("node{node}-serving");

@@ -1,20 +1,20 @@
-//! Pure: what a cluster consists of, and what `up` still has to do.
+//! Pure: processes of a cluster, and the steps that `up` still has to do.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
-/// Nodes that have an address and certificates.
+/// Highest number of nodes: as many have addresses and certificates.
 pub(crate) const MOST_NODES: u8 = 20;
 
-/// A process of the cluster that xtask starts itself.
+/// A process of the cluster that xtask itself starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Process {
     Etcd,
     ApiServer,
     ControllerManager,
     Scheduler,
-    /// Carries connections from the host's loopback to the API server.
+    /// Forwards connections from the host's loopback to the API server.
     Forward,
-    /// Keeps the namespaces of a node.
+    /// Keeps the namespaces of a node alive.
     Node(u8),
     Containerd(u8),
     Kubelet(u8),
@@ -22,12 +22,12 @@ pub(crate) enum Process {
 }
 
 impl Process {
-    /// The processes of one node, in the order of their start.
+    /// Processes of one node, in the order of their start.
     pub(crate) fn of_node(node: u8) -> [Self; 4] {
         [Self::Node(node), Self::Containerd(node), Self::Kubelet(node), Self::Proxy(node)]
     }
 
-    /// The node that it runs on; `None` beside all nodes.
+    /// Number of its node; `None` for the control plane's processes.
     pub(crate) fn node(self) -> Option<u8> {
         match self {
             Self::Node(node) | Self::Containerd(node) | Self::Kubelet(node) | Self::Proxy(node) => {
@@ -92,37 +92,37 @@ fn on_node(text: &str) -> Option<Process> {
     }
 }
 
-/// What there is.
+/// Present state of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Have {
-    /// Processes that run.
+    /// Processes that run now.
     pub(crate) alive: BTreeSet<Process>,
-    /// Nodes whose containerd holds all images as they are now.
+    /// Nodes whose containerd has all images in their present version.
     pub(crate) loaded: BTreeSet<u8>,
-    /// Whether certificates, network and cgroups of the control plane exist.
+    /// True if certificates, network and cgroups of the control plane exist.
     pub(crate) is_laid: bool,
-    /// Whether the API server has the objects that every cluster has.
+    /// True if the API server has the objects of CoreDNS.
     pub(crate) has_addons: bool,
 }
 
-/// One thing to do.
+/// One step of `up`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make certificates, cgroups and the network between nodes.
+    /// Create certificates, cgroups and the network between nodes.
     Lay,
     Start(Process),
     /// Wait until the API server answers.
     Answer,
-    /// Give a node its images.
+    /// Import the images into a node's containerd.
     Load(u8),
-    /// Apply name service and what else every cluster has.
+    /// Apply the objects of CoreDNS.
     Addons,
     /// Wait until all nodes are Ready and names resolve.
     Ready,
 }
 
 impl Step {
-    /// Seconds it takes on two cores, for telling how long is left.
+    /// Expected time on two cores, in seconds, for the displayed time left.
     pub(crate) fn seconds(self) -> u32 {
         match self {
             Self::Start(_) | Self::Lay => 1,
@@ -147,10 +147,10 @@ impl fmt::Display for Step {
     }
 }
 
-/// Lists what turns `have` into a cluster of `nodes` nodes, in order.
+/// Lists the steps from `have` to a cluster of `nodes` nodes, in order.
 ///
-/// A node without its namespaces has lost everything that ran in them, so all of it is started anew. Without nodes it
-/// is an API server that nobody else writes to: no controllers, no scheduler, no addons.
+/// A node without its namespaces has lost all processes in them, so all of them start again. Without nodes, the
+/// cluster is an API server without other writers: no controllers, no scheduler, no addons.
 pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
     let mut steps = Vec::new();
     if !have.is_laid {
@@ -161,13 +161,14 @@ pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
         if dead(&process) {
             steps.push(Step::Start(process));
         }
-        // An API server that runs does not answer before it has found its etcd again.
+        // A running API server answers only after it has connected to a restarted etcd.
         let is_upset = dead(&Process::Etcd) || dead(&Process::ApiServer);
         if process == Process::ApiServer && is_upset {
             steps.push(Step::Answer);
         }
     }
     steps.extend(Some(Process::Forward).filter(dead).map(Step::Start));
+    // Without nodes no pod can run, so CoreDNS would never be ready.
     if nodes == 0 {
         return steps;
     }
@@ -181,7 +182,7 @@ pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
     steps
 }
 
-/// Processes beside all nodes, in the order of their start.
+/// Processes of the control plane, in the order of their start.
 fn control(nodes: u8) -> &'static [Process] {
     match nodes {
         0 => &[Process::Etcd, Process::ApiServer],
@@ -194,10 +195,11 @@ fn node_steps(have: &Have, node: u8) -> Vec<Step> {
     let is_gone = !have.alive.contains(&Process::Node(node));
     let mut steps = Vec::new();
     for process in all {
+        // Processes of a lost namespace may still be alive, but cannot reach the new one.
         if is_gone || !have.alive.contains(&process) {
             steps.push(Step::Start(process));
         }
-        // Before the kubelet asks for a pod whose image would then be looked for in a registry.
+        // Images come before the kubelet, which would otherwise try to pull them from a registry.
         if matches!(process, Process::Containerd(_)) && !have.loaded.contains(&node) {
             steps.push(Step::Load(node));
         }

@@ -1,4 +1,4 @@
-//! Shell: processes of the cluster: started so that they outlive xtask, found again by number and start time.
+//! Shell: processes of the cluster, which outlive xtask and are identified by process id and start time.
 
 use std::{
     ffi::OsString,
@@ -18,22 +18,22 @@ use nix::{
 use super::{plan::Process, state::State};
 use crate::sh;
 
-/// Enters the cgroups named before `--`, then becomes the program after it.
+/// Shell script that enters the cgroups named before `--`, then executes the program after it.
 const ENTER: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; exec "$@""#;
 
-/// A program to be started.
+/// Command line and environment of a process to start.
 #[derive(Debug)]
 pub(crate) struct Launch {
-    /// `cgroup.procs` files to enter.
+    /// Paths of `cgroup.procs` files to enter before the start.
     pub(crate) cgroups: Vec<PathBuf>,
     pub(crate) argv: Vec<OsString>,
     pub(crate) stdin: Option<OwnedFd>,
-    /// Folders to look for programs in before `PATH`.
+    /// Directories of programs, searched before the `PATH`.
     pub(crate) path: Vec<PathBuf>,
 }
 
-/// Starts `process` apart from this terminal and session, and writes down which it is.
+/// Starts `process` in a session of its own, and records its id and start time.
 pub(crate) fn start(state: &State, process: Process, launch: Launch) -> Result<()> {
     let log = state.log(process);
     let out = File::options()
@@ -45,9 +45,11 @@ pub(crate) fn start(state: &State, process: Process, launch: Launch) -> Result<(
     command.args(["sh", "-c", ENTER, "enter"]).args(&launch.cgroups).arg("--").args(&launch.argv);
     command.stdin(launch.stdin.map_or_else(Stdio::null, Stdio::from));
     command.stdout(out.try_clone()?).stderr(out).current_dir("/");
+    // A clean environment: the user's proxy or kubeconfig variables must not reach the daemons.
     command.env_clear().env("PATH", search_path(&launch.path)?).env("HOME", "/root");
     let child = command.spawn().with_context(|| format!("cannot start {process}"))?;
     let id = child.id();
+    // `setsid` executes the shell and then the program, all with the same process id.
     let born =
         birth(id).with_context(|| format!("{process} ended at once: see {}", log.display()))?;
     fs::write(state.pid_file(process), format!("{id} {born}"))
@@ -60,48 +62,50 @@ fn search_path(first: &[PathBuf]) -> Result<OsString> {
     std::env::join_paths(all).context("a folder of programs has a colon in its name")
 }
 
-/// When the process began, in ticks since boot; `None` when there is none or it only waits to be collected.
+/// Start time of a process in ticks since boot; `None` if it does not exist or is a zombie.
 fn birth(id: u32) -> Option<u64> {
     let fields = fields(id)?;
     (fields.first()? != "Z").then_some(())?;
     fields.get(19)?.parse().ok()
 }
 
-/// The fields of `/proc/<id>/stat` after the name: state, parent, …
+/// Fields of `/proc/<id>/stat` after the name: state, parent, …
 fn fields(id: u32) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let rest = text.rsplit_once(')')?.1;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The id of `process`, when it runs.
+/// Process id of `process`; `None` if it does not run.
 pub(crate) fn id(state: &State, process: Process) -> Option<u32> {
     let text = fs::read_to_string(state.pid_file(process)).ok()?;
     let (id, born) = text.split_once(' ')?;
     let id = id.parse().ok()?;
-    // A number is given again; the same number with the same birth is not.
+    // The kernel reuses process ids, but not with the same start time.
     (birth(id)? == born.parse::<u64>().ok()?).then_some(id)
 }
 
-/// Whether somebody stopped it (SIGSTOP).
+/// Returns true if the process is suspended (SIGSTOP).
 pub(crate) fn is_stopped(id: u32) -> bool {
     fields(id).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
 }
 
-/// Sends `signal` to `process`; an error when it does not run.
+/// Sends `signal` to `process`. Fails if it does not run.
 pub(crate) fn signal(state: &State, process: Process, signal: Signal) -> Result<()> {
     let Some(id) = id(state, process) else { bail!("{process} does not run") };
     let pid = Pid::from_raw(i32::try_from(id).context("a process id is small")?);
     kill(pid, signal).with_context(|| format!("cannot send {signal} to {process}"))
 }
 
-/// Ends `process` with SIGTERM, then SIGKILL, and waits until it is gone. One that does not run is no error.
+/// Ends `process` by SIGTERM, then SIGKILL, and waits until it is gone. Succeeds if it does not run.
 pub(crate) fn end(state: &State, process: Process) -> Result<()> {
     if id(state, process).is_none() {
         return Ok(());
     }
     for (word, patience) in [(Signal::SIGTERM, 5), (Signal::SIGKILL, 10)] {
+        // A process that ends between the check and the signal is no error.
         let _gone = signal(state, process, word);
+        // A suspended process handles SIGTERM only after SIGCONT.
         let _gone = signal(state, process, Signal::SIGCONT);
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(patience) {
@@ -114,7 +118,7 @@ pub(crate) fn end(state: &State, process: Process) -> Result<()> {
     bail!("{process} does not end")
 }
 
-/// The last lines of a log, for messages about what went wrong.
+/// Last lines of a log, for error messages.
 pub(crate) fn last_lines(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,4 +1,4 @@
-//! Shell: the programs of the cluster, built once into the user's cache.
+//! Shell: programs of the cluster, built once into the user's cache.
 
 use std::{
     collections::BTreeMap,
@@ -18,24 +18,24 @@ use super::{
 };
 use crate::{sh, toolchain};
 
-/// What envtest users set: a folder with `kube-apiserver`, `etcd` and `kubectl`.
+/// Variable that envtest defines: a directory with `kube-apiserver`, `etcd` and `kubectl`.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
 const SUPPLIED: [&str; 3] = ["kube-apiserver", "etcd", "kubectl"];
 
-/// Where each program is.
+/// Paths of the programs, by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Programs {
     files: BTreeMap<String, PathBuf>,
 }
 
 impl Programs {
-    /// The file of `name`, which [`Programs::find`] has looked for.
+    /// Path of the program `name`, as [`Programs::find`] has found it.
     pub(crate) fn file(&self, name: &str) -> Result<&Path> {
         let file = self.files.get(name).map(PathBuf::as_path);
         file.with_context(|| format!("the program {name} was neither found nor built"))
     }
 
-    /// Folders of all programs, to put before `PATH`.
+    /// Directories of all programs, to precede `PATH`.
     pub(crate) fn folders(&self) -> Vec<PathBuf> {
         let mut folders: Vec<PathBuf> =
             self.files.values().filter_map(|file| file.parent().map(PathBuf::from)).collect();
@@ -44,13 +44,13 @@ impl Programs {
         folders
     }
 
-    /// What stands in the cache and in `assets`, without building.
+    /// Finds the programs in the cache and in `assets`, without building.
     pub(crate) fn find(version: Version, assets: Option<&Path>) -> Result<Self> {
         let mut programs = Self::default();
         for recipe in recipes(version, assets) {
             programs.add(&recipe, &folder(&recipe)?);
         }
-        // Any version of Knative's client will do; people have their own.
+        // Any version of Knative's client will do, and users may have installed their own.
         if let Some(kn) = sh::which("kn") {
             programs.files.entry("kn".to_owned()).or_insert(kn);
         }
@@ -71,7 +71,7 @@ impl Programs {
     }
 }
 
-/// The folder that `KUBEBUILDER_ASSETS` names, when its API server is of the minor version that is wanted.
+/// Directory that `KUBEBUILDER_ASSETS` names; an error if its API server has another minor version.
 pub(crate) fn assets(version: Version) -> Result<Option<PathBuf>> {
     let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) else { return Ok(None) };
     let held = version_of(&assets)?;
@@ -83,7 +83,7 @@ pub(crate) fn assets(version: Version) -> Result<Option<PathBuf>> {
     Ok(Some(assets))
 }
 
-/// The version to run where none is named: that of `KUBEBUILDER_ASSETS`, or the newest.
+/// Version to run if none is named: the API server's in `KUBEBUILDER_ASSETS`, or the newest.
 pub(crate) fn default_version() -> Result<Version> {
     match std::env::var_os(ASSETS) {
         Some(assets) => version_of(Path::new(&assets)),
@@ -98,10 +98,10 @@ fn version_of(assets: &Path) -> Result<Version> {
     word.parse().ok().with_context(|| format!("{ASSETS} holds `{}`, no release", says.trim()))
 }
 
-/// What is to be built: all but what `assets` supplies.
+/// Recipes of all programs that `assets` does not supply.
 fn recipes(version: Version, assets: Option<&Path>) -> Vec<Recipe> {
     let mut all = Recipe::others().to_vec();
-    // kubectl and the API server are what others wait for, so Kubernetes comes right after etcd.
+    // The API server and kubectl are needed before the others, so Kubernetes comes right after etcd.
     all.insert(1, Recipe::kubernetes(version));
     let is_supplied = |program: &str| {
         assets.is_some_and(|assets| SUPPLIED.contains(&program) && assets.join(program).is_file())
@@ -113,11 +113,12 @@ fn recipes(version: Version, assets: Option<&Path>) -> Vec<Recipe> {
     all
 }
 
-/// What is still to be built.
+/// Recipes whose programs are not in the cache.
 pub(crate) fn missing(version: Version, assets: Option<&Path>) -> Result<Vec<Recipe>> {
     let mut missing = Vec::new();
     for recipe in recipes(version, assets) {
         let folder = folder(&recipe)?;
+        // An optional recipe that failed once is not tried at every `up`.
         let is_hopeless = recipe.is_optional && refusal(&recipe)?.exists();
         if !is_hopeless
             && !recipe.programs.iter().all(|(_, program)| folder.join(program).is_file())
@@ -132,13 +133,13 @@ fn folder(recipe: &Recipe) -> Result<PathBuf> {
     Ok(toolchain::cache()?.join("cluster").join(recipe.folder(std::env::consts::ARCH)))
 }
 
-/// Says why an optional recipe could not be built, so that it is tried only once.
+/// Path of the note that an optional recipe could not be built, which prevents another attempt.
 fn refusal(recipe: &Recipe) -> Result<PathBuf> {
     let folder = folder(recipe)?;
     Ok(folder.with_file_name(format!("{}.refused", recipe.folder(std::env::consts::ARCH))))
 }
 
-/// The program of a recipe that has only one: from the `PATH`, from the cache, or built now.
+/// Program of a recipe with one program: from the `PATH`, from the cache, or built now.
 pub(crate) fn one(recipe: &Recipe) -> Result<PathBuf> {
     let (program, file) = place(recipe)?;
     if !file.is_file() {
@@ -148,12 +149,12 @@ pub(crate) fn one(recipe: &Recipe) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Whether the program of such a recipe need not be built.
+/// Returns true if the program of a recipe with one program need not be built.
 pub(crate) fn is_at_hand(recipe: &Recipe) -> Result<bool> {
     Ok(place(recipe)?.1.is_file())
 }
 
-/// A recipe's only program, and its file on the `PATH`, or in the cache once it is built.
+/// Name and path of a recipe's only program: on the `PATH`, or in the cache, where the file may not exist yet.
 fn place(recipe: &Recipe) -> Result<(&'static str, PathBuf)> {
     let (_, program) = recipe.programs.first().context("a recipe has a program")?;
     let file = match sh::which(program) {
@@ -163,7 +164,7 @@ fn place(recipe: &Recipe) -> Result<(&'static str, PathBuf)> {
     Ok((program, file))
 }
 
-/// Builds `recipe` into the cache. One that is optional may fail, which is said and noted.
+/// Builds `recipe` into the cache. Failure of an optional recipe is reported, noted, and no error.
 pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
     match build_whole(recipe, go) {
         Err(error) if recipe.is_optional => {
@@ -178,8 +179,9 @@ pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
 fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
     let folder = folder(recipe)?;
     let base = folder.parent().context("the cache has folders")?;
+    // A killed build cannot remove its own directory.
     sweep(base, recipe);
-    // Built aside and moved, so that an interrupted build leaves nothing that looks whole.
+    // Built aside and renamed: an interrupted build must not look complete.
     let name = format!("{}.new-{}", recipe.folder(std::env::consts::ARCH), std::process::id());
     let aside = base.join(name);
     fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
@@ -193,12 +195,13 @@ fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
     built
 }
 
-/// Removes what builds that were killed left beside the folder.
+/// Removes leftovers of killed builds beside the directory.
 fn sweep(base: &Path, recipe: &Recipe) {
     let prefix = format!("{}.new-", recipe.folder(std::env::consts::ARCH));
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let builder = name.strip_prefix(&prefix);
+        // The directory of a build that still runs stays: its name has the builder's process id.
         if builder.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
             let _gone = fs::remove_dir_all(entry.path());
         }
@@ -219,11 +222,11 @@ fn build_into(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The `go.mod` that the module's authors published.
+/// Content of the module's published `go.mod`.
 fn published_go_mod(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<String> {
     let module = format!("{}@{}", recipe.module, recipe.version);
     let args = ["mod", "download", "-json", &module].map(str::to_owned);
-    // Outside of any module, so that nothing but this one is asked for.
+    // Run outside of any module, so that only this module is fetched.
     let told = sh::capture(&mut go.command(folder, &args))
         .with_context(|| format!("cannot fetch the Go module {module}"))?;
     let told: serde_json::Value = serde_json::from_str(&told)?;
@@ -231,7 +234,7 @@ fn published_go_mod(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<Strin
     fs::read_to_string(file).with_context(|| format!("cannot read {file}"))
 }
 
-/// Runs a build and shows how far it is: go names each package when it is done.
+/// Runs a build and shows its progress: `go build -v` prints each package when it is compiled.
 fn watch(command: &mut Command, program: &str) -> Result<()> {
     let mut child = command.stderr(Stdio::piped()).spawn().context("cannot start go")?;
     let stderr = child.stderr.take().context("the child's output was piped")?;
@@ -241,10 +244,11 @@ fn watch(command: &mut Command, program: &str) -> Result<()> {
     for line in BufReader::new(stderr).lines() {
         let line = line?;
         packages += u32::from(!line.contains(' '));
-        // Downloads and compiled packages are no news when something fails.
+        // Lines about downloads and compiled packages do not explain a failure.
         if line.contains(' ') && !line.starts_with("go: downloading") {
             last.push(line);
         }
+        // A terminal gets a line that is redrawn each second; a log file gets one every 20 seconds.
         let seconds = started.elapsed().as_secs();
         if seconds >= said + if is_terminal { 1 } else { 20 } {
             said = seconds;

@@ -1,17 +1,17 @@
-//! Pure: what is built from which Go module, and how.
+//! Pure: build recipes of the cluster's programs: Go modules, versions and flags.
 
 use sha2::{Digest as _, Sha256};
 
 use super::versions::{CONTAINERD, COREDNS, ETCD, HELM, KN, PROMETHEUS, Version};
 
-/// CoreDNS with the plugins of a cluster only; all of them would bring three clouds' libraries.
+/// Main package of CoreDNS with the plugins of a cluster only; all plugins would add libraries of three clouds.
 const COREDNS_MAIN: &str = include_str!("coredns.go");
-/// Kubernetes' staged modules are replaced by the published ones of the same release.
+/// Module of Kubernetes, whose staged modules are replaced by the published ones of the same release.
 const KUBERNETES: &str = "k8s.io/kubernetes";
-/// Changes when the way of building does, so that the cache holds no mixture.
+/// Version of the build procedure; a change of it changes all cache directories.
 const WAY: &str = "CGO_ENABLED=0 -trimpath -mod=mod 1";
 
-/// The programs of Kubernetes, those that others wait for first.
+/// Programs of Kubernetes; those that other processes wait for come first.
 pub(crate) const KUBERNETES_PROGRAMS: [&str; 6] = [
     "kube-apiserver",
     "kubectl",
@@ -21,29 +21,29 @@ pub(crate) const KUBERNETES_PROGRAMS: [&str; 6] = [
     "kube-proxy",
 ];
 
-/// One set of programs of one module.
+/// Programs that are built from one version of one module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Recipe {
-    /// What people call it.
+    /// Short name, shown to users and used for directories.
     pub(crate) name: &'static str,
     pub(crate) module: &'static str,
     pub(crate) version: String,
     tags: &'static str,
     ldflags: String,
-    /// Package to build, and the name of the program.
+    /// Packages to build, each with the name of its program.
     pub(crate) programs: Vec<(String, &'static str)>,
-    /// Our own main package in place of the module's.
+    /// Source of a main package in place of the module's.
     pub(crate) main: Option<&'static str>,
-    /// Version of the staged modules, for Kubernetes.
+    /// Version of the staged modules; `None` except for Kubernetes.
     pub(crate) staging: Option<String>,
-    /// Whether a cluster is one without it as well.
+    /// True if a cluster works without its programs.
     pub(crate) is_optional: bool,
-    /// Seconds it took on two cores from nothing.
+    /// Build time in seconds on two cores with an empty cache.
     pub(crate) seconds: u32,
 }
 
 impl Recipe {
-    /// Kubernetes itself.
+    /// Recipe of the Kubernetes programs of one version.
     pub(crate) fn kubernetes(version: Version) -> Self {
         let stamp = "k8s.io/component-base/version";
         let ldflags = format!(
@@ -66,7 +66,7 @@ impl Recipe {
         }
     }
 
-    /// Everything that goes with each version of Kubernetes.
+    /// Recipes of the programs that all Kubernetes versions share.
     pub(crate) fn others() -> [Self; 4] {
         [Self::etcd(), Self::containerd(), Self::coredns(), Self::kn()]
     }
@@ -81,7 +81,7 @@ impl Recipe {
         let programs = ["containerd", "containerd-shim-runc-v2", "ctr"];
         let programs = programs.map(|program| (format!("{module}/cmd/{program}"), program));
         Self {
-            // What they would store images on is not used, and would ask for C libraries.
+            // Snapshotters that are not used here and would need C libraries.
             tags: "no_btrfs no_zfs no_devmapper",
             ..plain("containerd", module, CONTAINERD, programs.to_vec(), 70)
         }
@@ -96,26 +96,27 @@ impl Recipe {
     fn kn() -> Self {
         let module = "knative.dev/client";
         let programs = vec![(format!("{module}/cmd/kn"), "kn")];
-        // Not all that it is made of is published everywhere; who has kn on the PATH needs none of it.
+        // Optional: not every mirror has all of its modules, and users with kn on the PATH need no build.
         Self { is_optional: true, ..plain("kn", module, KN, programs, 60) }
     }
 
-    /// What checks rules of Prometheus; no part of a cluster.
+    /// Recipe of the tool that checks Prometheus rules; no part of a cluster.
     pub(crate) fn promtool() -> Self {
         let module = "github.com/prometheus/prometheus";
         let programs = vec![(format!("{module}/cmd/promtool"), "promtool")];
         plain("promtool", module, PROMETHEUS, programs, 300)
     }
 
-    /// What renders and checks our chart; no part of a cluster.
+    /// Recipe of the tool that renders and checks the Helm chart; no part of a cluster.
     pub(crate) fn helm() -> Self {
         let module = "helm.sh/helm/v4";
         let programs = vec![(format!("{module}/cmd/helm"), "helm")];
         plain("helm", module, HELM, programs, 420)
     }
 
-    /// Name of its folder in the cache, for processors of the kind `arch`: after all that makes a difference.
+    /// Name of its cache directory for the processor architecture `arch`, with a hash of all inputs of the build.
     pub(crate) fn folder(&self, arch: &str) -> String {
+        // All fields but the expected time and `is_optional`, which do not change the programs.
         let mut hash = Sha256::new();
         let Self { name, module, version, tags, ldflags, programs, main, staging, .. } = self;
         hash.update(format!("{WAY} {arch} {name} {module} {version} {tags} {ldflags}"));
@@ -125,8 +126,9 @@ impl Recipe {
         format!("{}-{}-{digest}", self.name, self.version)
     }
 
-    /// The scratch module's `go.mod`. `published` is the `go.mod` of the module that is built.
+    /// Content of the scratch module's `go.mod`; `published` is the `go.mod` of the module to build.
     pub(crate) fn go_mod(&self, published: &str) -> String {
+        // The module's own `go` line, because language version and defaults depend on it.
         let go = published.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.24");
         let mut text = format!(
             "module rouse.dev/{}\n\n{go}\n\nrequire {} {}\n",
@@ -139,7 +141,7 @@ impl Recipe {
         text
     }
 
-    /// Arguments of `go` that build `package` into `file`.
+    /// Arguments of `go` to build `package` into `file`.
     pub(crate) fn build_args(&self, package: &str, file: &str) -> Vec<String> {
         let args = ["build", "-v", "-trimpath", "-tags", self.tags, "-ldflags", &self.ldflags];
         let args = args.into_iter().chain(["-o", file, package]);
@@ -168,7 +170,7 @@ fn plain(
     }
 }
 
-/// The modules that Kubernetes' own `go.mod` replaces by folders of its repository.
+/// Names of the modules that Kubernetes' own `go.mod` replaces by directories of its repository.
 fn staged(go_mod: &str) -> impl Iterator<Item = &str> {
     go_mod.lines().filter_map(|line| {
         let (module, to) = line.trim().trim_start_matches("replace ").split_once(" => ")?;

@@ -1,4 +1,4 @@
-//! Shell: starts each process of the cluster with its configuration, in the place where it belongs.
+//! Shell: start of each process of the cluster, with its configuration, in its namespaces and cgroup.
 
 use std::{
     ffi::OsString,
@@ -25,7 +25,7 @@ use crate::sh;
 
 const NODE: &str = include_str!("node.sh");
 
-/// What all starts need to know.
+/// State of a cluster, and the programs to start.
 #[derive(Debug)]
 pub(crate) struct Starter<'a> {
     pub(crate) state: &'a State,
@@ -34,7 +34,7 @@ pub(crate) struct Starter<'a> {
 }
 
 impl Starter<'_> {
-    /// Starts `process`, whatever of it is left from before.
+    /// Starts `process`, regardless of leftovers of an earlier one.
     pub(crate) fn start(&self, process: Process) -> Result<()> {
         match process {
             Process::Etcd => {
@@ -62,7 +62,7 @@ impl Starter<'_> {
         }
     }
 
-    /// A kubeconfig of the control plane's own parts.
+    /// Writes a kubeconfig for a process of the control plane, and returns its path.
     fn access(&self, user: &str) -> Result<PathBuf> {
         let file = self.state.folder().join(format!("{user}.kubeconfig"));
         self.write_access(&file, user)?;
@@ -88,6 +88,7 @@ impl Starter<'_> {
         argv: Vec<OsString>,
         stdin: Option<std::os::fd::OwnedFd>,
     ) -> Result<()> {
+        // Daemons are in a leaf below the node's cgroup, beside the pods' cgroups.
         let place =
             process.node().map_or_else(|| "hub".to_owned(), |node| format!("node{node}/daemons"));
         let path = format!("{}/{place}", self.state.cgroup());
@@ -97,13 +98,13 @@ impl Starter<'_> {
         process::start(self.state, process, launch)
     }
 
-    /// A listener made here belongs to the host; what it accepts is carried on from inside the namespace.
+    /// Starts the forwarder. A listener created here belongs to the host; the forwarder dials inside the namespace.
     fn forward(&self) -> Result<()> {
         let address = format!("127.0.0.1:{}", self.mark.port);
         let listener = TcpListener::bind(&address).with_context(|| {
             format!("{address} is taken, which leads to the cluster `{}`", self.state.name)
         })?;
-        // A copy, because the one that runs now is replaced by the next build.
+        // A copy, because the next build replaces the running executable.
         let program = self.state.folder().join("xtask");
         let _absent = fs::remove_file(&program);
         fs::copy(std::env::current_exe()?, &program).context("cannot copy xtask")?;
@@ -120,12 +121,12 @@ impl Starter<'_> {
         self.launch(Process::Forward, argv.to_vec(), Some(listener.into()))
     }
 
-    /// Makes the namespaces of a node anew. Whatever ran in the old ones has lost its ground and is ended.
+    /// Creates the namespaces of a node. Kills the processes that are left in its old ones.
     fn node(&self, node: u8) -> Result<()> {
         let name = format!("node{node}");
         let group = format!("{}/{name}", self.state.cgroup());
         cgroups::kill(&group)?;
-        // Anew: on a machine with v2 alone, one that has given controllers to children takes no process.
+        // Created again: with cgroup v2 alone, a cgroup that delegates controllers to children refuses processes.
         cgroups::remove(&group)?;
         cgroups::make(&group)?;
         network::make(self.state, Some(node))?;
@@ -139,11 +140,12 @@ impl Starter<'_> {
             ["nsenter", &netns, "unshare", "--mount", "--uts", "--cgroup"]
                 .map(OsString::from)
                 .to_vec();
+        // Private mounts: the node's file systems must not appear on the host.
         argv.extend(["--propagation".into(), "private".into(), "sh".into(), script.into()]);
         argv.extend([folder.clone().into(), name.into(), "/var/lib/rouse-cluster".into()]);
         argv.push(ready.clone().into());
         argv.extend(mounts()?.into_iter().map(OsString::from));
-        // In the node's own cgroup and not below it: here the view of its namespace begins.
+        // In the node's cgroup itself: this cgroup becomes the root of the node's cgroup namespace.
         let cgroups = cgroups::entries(&group)?;
         let launch = Launch { cgroups, argv, stdin: None, path: Vec::new() };
         process::start(self.state, Process::Node(node), launch)?;
@@ -151,7 +153,7 @@ impl Starter<'_> {
         self.settle_keeper(node)
     }
 
-    /// Moves the keeper below the node's cgroup: one that gives controllers to children may hold no process.
+    /// Moves the keeper below the node's cgroup, because a cgroup that delegates controllers may hold no process.
     fn settle_keeper(&self, node: u8) -> Result<()> {
         let id = process::id(self.state, Process::Node(node)).context("the node's keeper ended")?;
         let group = format!("{}/node{node}", self.state.cgroup());
@@ -163,11 +165,12 @@ impl Starter<'_> {
         cgroups::make(&format!("{group}/daemons"))
     }
 
-    /// `nsenter …` into the namespaces of a node.
+    /// Command line `nsenter …` into the namespaces of a node.
     pub(crate) fn enter(&self, node: u8) -> Result<Vec<OsString>> {
         let Some(id) = process::id(self.state, Process::Node(node)) else {
             bail!("node{node} does not run: `cargo xtask cluster up` starts it");
         };
+        // The keeper's namespaces, because mount, UTS and cgroup namespaces have no files of their own.
         let target = format!("--target={id}");
         Ok(["nsenter", &target, "--mount", "--uts", "--net", "--cgroup"]
             .map(OsString::from)
@@ -189,6 +192,7 @@ impl Starter<'_> {
         write(&file, &config::containerd(&cni))?;
         let args = vec!["--config".to_owned(), file.display().to_string()];
         self.on_node(Process::Containerd(node), node, "containerd", args)?;
+        // The kubelet would start without containerd as well, but then retries at long intervals.
         let started = Instant::now();
         while !self.ctr(node, &["version"])?.output().is_ok_and(|done| done.status.success()) {
             self.check(Process::Containerd(node), started, Duration::from_secs(60))?;
@@ -197,7 +201,7 @@ impl Starter<'_> {
         Ok(())
     }
 
-    /// `ctr ARGS` against the containerd of `node`.
+    /// Command `ctr ARGS` against the containerd of `node`.
     pub(crate) fn ctr(&self, node: u8, args: &[&str]) -> Result<Command> {
         let argv = self.enter(node)?;
         let mut command = Command::new("nsenter");
@@ -236,7 +240,7 @@ impl Starter<'_> {
         Ok(())
     }
 
-    /// An error when `process` ended or took too long, with what it said last.
+    /// Fails if `process` has ended or `patience` is over, with the last lines of its log.
     pub(crate) fn check(&self, process: Process, since: Instant, patience: Duration) -> Result<()> {
         let log = self.state.log(process);
         let what = match process::id(self.state, process) {
@@ -248,7 +252,7 @@ impl Starter<'_> {
     }
 }
 
-/// The cgroup mounts of a node as pairs for `node.sh`, each below those it stands on.
+/// Cgroup mounts of a node as pairs for `node.sh`, with a mount point before the mounts below it.
 fn mounts() -> Result<Vec<String>> {
     let all = cgroups::hierarchies()?;
     let mut pairs = Vec::new();

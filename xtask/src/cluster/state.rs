@@ -1,4 +1,4 @@
-//! Shell: the cluster's folders, and the mark that xtask made it.
+//! Shell: directories of a cluster, and the record that xtask created it.
 
 use std::{
     fs, io,
@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{config::ProxyMode, plan::Process};
 
-/// Everything that is on disk; one folder a cluster.
+/// Directory of all files, with a subdirectory for each cluster.
 const BASE: &str = "/var/lib/rouse-cluster";
-/// Namespaces that outlive their processes; one folder a cluster.
+/// Directory of mounted namespaces, which outlive their processes, with a subdirectory for each cluster.
 const RUN: &str = "/run/rouse-cluster";
-/// Who made the cluster. Faults are refused without it.
+/// Creator that a cluster's record names. Faults are refused without it.
 pub(crate) const MAKER: &str = "cargo xtask cluster";
 
-/// What a cluster is; kept in `cluster.json`.
+/// Record of a cluster's properties, stored in `cluster.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     made_by: String,
     pub(crate) kubernetes: String,
     pub(crate) nodes: u8,
     pub(crate) proxy: String,
-    /// The API server's port, the same in its namespace and on the host's loopback.
+    /// Port of the API server, the same in its namespace and on the host's loopback.
     pub(crate) port: u16,
-    /// Folder of programs that were not built here.
+    /// Directory of supplied programs; `None` if all were built here.
     #[serde(default)]
     pub(crate) assets: Option<PathBuf>,
 }
@@ -46,14 +46,14 @@ impl Mark {
     }
 }
 
-/// The folders of one cluster.
+/// Directories and file names of one cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) name: String,
 }
 
 impl State {
-    /// The cluster `name`, which need not exist.
+    /// Paths of the cluster `name`, which need not exist.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let is_plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
         if name.is_empty() || name.len() > 32 || !name.chars().all(|c| is_plain(c) || c == '-') {
@@ -78,12 +78,12 @@ impl State {
         self.folder().join(format!("node{node}"))
     }
 
-    /// The kubeconfig for people and tests; good on the host and in the control plane's namespace.
+    /// Path of the kubeconfig for users and tests, valid on the host and in the control plane's namespace.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.folder().join("kubeconfig")
     }
 
-    /// The kubeconfig that is good on nodes.
+    /// Path of the kubeconfig that is valid on nodes.
     pub(crate) fn kubeconfig_inside(&self) -> PathBuf {
         self.folder().join("admin.kubeconfig")
     }
@@ -96,7 +96,7 @@ impl State {
         self.folder().join("pid").join(process.to_string().replace('/', "-"))
     }
 
-    /// The network namespace of a node, or of the control plane.
+    /// Path of the network namespace of a node, or of the control plane (`None`).
     pub(crate) fn netns(&self, node: Option<u8>) -> PathBuf {
         let name = node.map_or_else(|| "hub".to_owned(), |node| format!("node{node}"));
         self.run_folder().join("netns").join(name)
@@ -107,7 +107,7 @@ impl State {
         format!("rouse-cluster-{}", self.name)
     }
 
-    /// What is known of the cluster; `None` when there is none of this name.
+    /// Reads the cluster's record; `None` if there is no cluster of this name.
     pub(crate) fn mark(&self) -> Result<Option<Mark>> {
         let file = self.folder().join("cluster.json");
         let text = match fs::read_to_string(&file) {
@@ -123,19 +123,20 @@ impl State {
         Ok(Some(mark))
     }
 
-    /// Writes the mark, whole or not at all.
+    /// Writes the record, atomically by a rename.
     pub(crate) fn set_mark(&self, mark: &Mark) -> Result<()> {
         let folder = self.folder();
         for name in ["log", "pid", "pki"] {
             fs::create_dir_all(folder.join(name))
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
+        // A record is complete or absent, because `down` trusts its content.
         let aside = folder.join("cluster.json.new");
         fs::write(&aside, serde_json::to_string_pretty(mark)?)?;
         fs::rename(&aside, folder.join("cluster.json")).context("cannot write the cluster's mark")
     }
 
-    /// Like [`State::mark`] where the cluster must exist.
+    /// Reads the record of a cluster that must exist.
     pub(crate) fn existing(&self) -> Result<Mark> {
         self.mark()?.with_context(|| {
             format!(
@@ -145,7 +146,7 @@ impl State {
         })
     }
 
-    /// Removes all folders, and those above that are empty then.
+    /// Removes all directories of the cluster, and then empty ones above them.
     pub(crate) fn remove(&self) -> Result<()> {
         for folder in [self.folder(), self.run_folder()] {
             match fs::remove_dir_all(&folder) {
@@ -156,7 +157,7 @@ impl State {
                 Ok(()) | Err(_) => {}
             }
         }
-        // Fails where another cluster still lives, as it should.
+        // Fails while another cluster exists, which then keeps the directory.
         for folder in [BASE, RUN] {
             let _not_empty = fs::remove_dir(folder);
         }
@@ -164,7 +165,7 @@ impl State {
     }
 }
 
-/// Writes a configuration file and makes its folder.
+/// Writes a configuration file and creates its directory.
 pub(crate) fn write(file: &Path, text: &str) -> Result<()> {
     let folder = file.parent().context("a file has a folder")?;
     fs::create_dir_all(folder)

@@ -1,4 +1,4 @@
-//! Shell: brings a cluster up from nothing, from what a killed `up` left, or from what a fault broke.
+//! Shell: start of a cluster: a new one, an unfinished one of a killed `up`, or one that a fault broke.
 
 use std::{
     collections::BTreeSet,
@@ -30,33 +30,33 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Which cluster to bring up.
+/// Properties of the cluster to start.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct UpArgs {
-    /// Number of nodes; 0 is an API server alone [default: 2, or as many as there are]
+    /// Number of nodes; 0 is an API server alone [default: 2, or the present number]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST_NODES)))]
     pub(crate) nodes: Option<u8>,
-    /// Version of Kubernetes: newest, oldest or vX.Y.Z [default: newest, or that of KUBEBUILDER_ASSETS]
+    /// Version of Kubernetes: newest, oldest or vX.Y.Z [default: the version in KUBEBUILDER_ASSETS, or newest]
     #[arg(long)]
     pub(crate) kubernetes: Option<Version>,
-    /// How kube-proxy translates addresses of Services [default: iptables]
+    /// Mode in which kube-proxy translates addresses of Services [default: iptables]
     #[arg(long, value_enum)]
     pub(crate) proxy: Option<ProxyMode>,
     /// Packages whose images the nodes get; all when none is named
     #[arg(long = "image", value_name = "PACKAGE")]
     pub(crate) images: Vec<String>,
-    /// Write what the cluster is to FILE
+    /// Write a description of the cluster to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Install what is missing without asking
     #[arg(long)]
     pub(crate) yes: bool,
-    /// What was built before the step that needs root
+    /// Image archives that were built before the step that needs root
     #[arg(long, hide = true)]
     prepared: Option<PathBuf>,
 }
 
-/// `cargo xtask cluster up`.
+/// Runs `cargo xtask cluster up`: builds as the user, then starts processes as root.
 pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
     if let Some(file) = &args.prepared {
         return raise_cluster(state, args, wanted(state, args)?, &read_images(file)?);
@@ -68,7 +68,7 @@ pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
     again_as_root(&images)
 }
 
-/// Everything that needs no root: `cargo xtask cluster build`.
+/// Builds all programs and images, without root. It is also `cargo xtask cluster build`.
 pub(crate) fn prepare(state: &State, args: &UpArgs) -> Result<Images> {
     let version = wanted(state, args)?;
     setup::prepare(&[Purpose::Build, Purpose::Cluster], args.yes)?;
@@ -81,7 +81,7 @@ pub(crate) fn prepare(state: &State, args: &UpArgs) -> Result<Images> {
     }
 }
 
-/// `cargo xtask cluster load`.
+/// Runs `cargo xtask cluster load`: builds images and imports them into all nodes.
 pub(crate) fn load(state: &State, packages: &[String], prepared: Option<&Path>) -> Result<()> {
     let mark = state.existing()?;
     let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
@@ -101,7 +101,7 @@ pub(crate) fn load(state: &State, packages: &[String], prepared: Option<&Path>) 
     })
 }
 
-/// The version that is wanted; that of the cluster where there is one and none is named.
+/// Version to run: the named one, else the existing cluster's, else the default.
 fn wanted(state: &State, args: &UpArgs) -> Result<Version> {
     let running = state.mark()?.map(|mark| mark.kubernetes.parse::<Version>());
     match (args.kubernetes, running) {
@@ -127,6 +127,7 @@ fn build(version: Version, assets: Option<&Path>) -> Result<()> {
         programs::build(recipe, &go)?;
         left -= recipe.seconds;
     }
+    // The programs are in the cache; the compiled packages are no longer needed.
     go.forget();
     Ok(())
 }
@@ -142,11 +143,12 @@ fn read_images(file: &Path) -> Result<Images> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Starts this command again through sudo, with what was built for it as the user.
+/// Runs this command again through sudo, with the images that were built as the user.
 fn again_as_root(images: &Images) -> Result<()> {
     let folder = Workspace::load()?.target.join("cluster-images");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let file = folder.join("images.json");
+    // Images are built before, as the user; root gets their paths in a file.
     fs::write(&file, serde_json::to_string(images)?)?;
     let assets = std::env::var_os("KUBEBUILDER_ASSETS");
     let vars: Vec<_> =
@@ -155,15 +157,17 @@ fn again_as_root(images: &Images) -> Result<()> {
     sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(file))
 }
 
-/// Everything that needs root.
+/// Starts everything that needs root.
 fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images) -> Result<()> {
     let mark = mark(state, args, version)?;
     state.set_mark(&mark)?;
+    // Only now: the lock file is in the cluster's directory, which `set_mark` creates.
     let _lock = lock::wait_for(&state.folder().join("lock"))?;
     let programs = Programs::find(version, mark.assets.as_deref())?;
     let starter = Starter { state, mark: &mark, programs: &programs };
     resume(state, &mark);
     let steps = plan::plan(&have(&starter, images), mark.nodes);
+    // Read before any start: afterwards a heartbeat of the old kubelet would look like one of the new kubelet.
     let mut stale = starter.nodes().unwrap_or_default();
     stale.retain(|node| steps.iter().any(|step| starts_kubelet(*step, &node.name)));
     let started = Instant::now();
@@ -177,9 +181,10 @@ fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images
     show(&starter, args.json.as_deref())
 }
 
-/// The mark of the cluster as it will be; refuses what would need another cluster.
+/// Record of the cluster after this `up`. Refuses changes that need another cluster.
 fn mark(state: &State, args: &UpArgs, version: Version) -> Result<Mark> {
     let Some(old) = state.mark()? else {
+        // A port that is free now. Another program may take it before the forwarder starts, which then reports it.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let proxy = args.proxy.unwrap_or(ProxyMode::Iptables);
         let mark = Mark::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
@@ -202,7 +207,7 @@ fn mark(state: &State, args: &UpArgs, version: Version) -> Result<Mark> {
     Ok(old.with_nodes(nodes))
 }
 
-/// Lets go on whatever somebody stopped, and joins what was cut off.
+/// Continues suspended processes, and connects nodes that were cut off.
 fn resume(state: &State, mark: &Mark) {
     for node in 1..=mark.nodes {
         let _not_there = fault::freeze(state, node, false);
@@ -210,6 +215,7 @@ fn resume(state: &State, mark: &Mark) {
             let _not_there = network::set_cut(state, node, false);
         }
     }
+    // A suspended process counts as alive for the plan, and nothing would continue it.
     for process in processes(mark.nodes) {
         if process::id(state, process).is_some_and(process::is_stopped) {
             let _gone = process::signal(state, process, Signal::SIGCONT);
@@ -257,6 +263,7 @@ fn carry_out(
             starter.start(process)?;
             match process {
                 Process::Node(_) => route(starter),
+                // Only a new namespace lacks routes.
                 _ => Ok(()),
             }
         }
@@ -267,7 +274,7 @@ fn carry_out(
     }
 }
 
-/// What the control plane stands on. Keys that exist stay: kubelets and pods trust them.
+/// Creates the base of the control plane. Existing keys stay, because kubelets and pods trust them.
 fn lay(starter: &Starter<'_>) -> Result<()> {
     let state = starter.state;
     cgroups::make(&format!("{}/hub", state.cgroup()))?;
@@ -280,14 +287,14 @@ fn lay(starter: &Starter<'_>) -> Result<()> {
     fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
 }
 
-/// Routes between those nodes that have a namespace by now.
+/// Sets routes between the nodes that have a namespace by now.
 pub(crate) fn route(starter: &Starter<'_>) -> Result<()> {
     let state = starter.state;
     let there = (1..=starter.mark.nodes).take_while(|&node| state.netns(Some(node)).exists());
     network::route(state, there.last().unwrap_or(0))
 }
 
-/// Ends with what one may want to type next.
+/// Prints the nodes and the commands that users may need next.
 fn show(starter: &Starter<'_>, json: Option<&Path>) -> Result<()> {
     let state = starter.state;
     let described = kubectl::describe(starter, state)?;
@@ -305,6 +312,7 @@ fn show(starter: &Starter<'_>, json: Option<&Path>) -> Result<()> {
         let (address, pods) = (text(&node["addresses"][0]), text(&node["pods"][0]));
         println!("{name:<8} {ready:<6} {version:<10} {address:<14} {pods}");
     }
+    // Printed commands must work as they are, so another name than the default is part of them.
     let name = match state.name.as_str() {
         "rouse" => String::new(),
         other => format!("--name {other} "),

@@ -1,22 +1,22 @@
-//! Pure: which Kubernetes, and which versions of everything around it.
+//! Pure: versions of Kubernetes and of all other programs of a cluster.
 
 use std::{fmt, str::FromStr};
 
-/// The newest Kubernetes that the cluster is tried with.
+/// Newest version of Kubernetes that the cluster is tested with.
 pub(crate) const NEWEST: Version = Version { minor: 36, patch: 3 };
-/// The oldest: the last patch of the oldest of the four newest minors, which is what Kubernetes and Knative support.
+/// Oldest version: the last patch of the oldest of the four newest minors, which Kubernetes and Knative support.
 pub(crate) const OLDEST: Version = Version { minor: 33, patch: 13 };
 
 pub(crate) const CONTAINERD: &str = "v2.4.2";
 pub(crate) const ETCD: &str = "v3.7.3";
 pub(crate) const COREDNS: &str = "v1.15.0";
-/// The newest of Knative's client all of whose modules are published: later ones keep `client/pkg` to themselves.
+/// Newest version of Knative's client whose modules are all published: later ones do not publish `client/pkg`.
 pub(crate) const KN: &str = "v0.42.0";
-/// The newest of Prometheus' that can be built from published modules alone; its `promtool` checks our rules.
+/// Newest version of Prometheus that builds from published modules alone; its `promtool` checks the rules.
 pub(crate) const PROMETHEUS: &str = "v0.309.1";
-/// The Helm that our chart is checked with.
+/// Version of Helm that the chart is checked with.
 pub(crate) const HELM: &str = "v4.3.1";
-/// The Go that builds all of them, fetched where the machine's own is older.
+/// Version of Go that builds all of them, downloaded if the machine's own is older.
 pub(crate) const GO: Go = Go { major: 1, minor: 26, patch: 8 };
 
 /// A release of Kubernetes: `v1.<minor>.<patch>`.
@@ -27,7 +27,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// The version of the modules that Kubernetes is staged from: `v0.<minor>.<patch>`.
+    /// Version of the modules that Kubernetes is staged from: `v0.<minor>.<patch>`.
     pub(crate) fn staging(self) -> String {
         format!("v0.{}.{}", self.minor, self.patch)
     }
@@ -65,7 +65,7 @@ pub(crate) struct Go {
 }
 
 impl Go {
-    /// Reads what `go version` prints: `go version go1.26.8 linux/amd64`.
+    /// Parses the output of `go version`: `go version go1.26.8 linux/amd64`.
     pub(crate) fn parse(printed: &str) -> Option<Self> {
         let word = printed.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
         let mut numbers = word.split(|letter: char| !letter.is_ascii_digit());
@@ -74,7 +74,7 @@ impl Go {
         Some(Self { major: 1, minor, patch })
     }
 
-    /// Whether it can build what `GO` builds.
+    /// Returns true if it can build the programs that `GO` builds.
     pub(crate) fn is_enough(self) -> bool {
         (self.major, self.minor) >= (GO.major, GO.minor)
     }

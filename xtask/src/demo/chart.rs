@@ -1,11 +1,11 @@
-//! Pure: the run as a picture: requests in flight, the path they took, and pods, over time.
+//! Pure: the run as an SVG chart: requests in flight by path, and pods, over time.
 
 use std::fmt::Write as _;
 
 use super::tally::{Phase, Run};
 use crate::load::Record;
 
-/// Size of the picture and of the frame around its two plots, in SVG's units.
+/// Size of the chart and of the frame around its two plots, in SVG's units.
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 940.0;
@@ -21,7 +21,7 @@ const ACTIVATOR: &str = "#e9a23b";
 const POD: &str = "#264653";
 const FAINT: &str = "#cccccc";
 
-/// Draws the run.
+/// Draws the chart of a run.
 pub(super) fn svg(run: &Run) -> String {
     let records: Vec<&Record> = run.records.iter().map(|(_, record)| record).collect();
     let first = records.iter().map(|record| record.at_us).min().unwrap_or(0);
@@ -34,6 +34,7 @@ pub(super) fn svg(run: &Run) -> String {
     let mut out = head();
     axis(&mut out, "requests in flight", most, REQUESTS);
     for (step, bar) in bars.iter().enumerate() {
+        // Stacked bars: the direct path below, the activator path on top of it.
         let mut bottom = REQUESTS.1;
         for (level, color) in [(bar.direct, DIRECT), (bar.activator, ACTIVATOR)] {
             let height = (REQUESTS.1 - REQUESTS.0) * level / most;
@@ -49,6 +50,7 @@ pub(super) fn svg(run: &Run) -> String {
         }
     }
     for (_, wake) in run.records.iter().filter(|(phase, _)| *phase == Phase::Wake) {
+        // As above: writing to a string cannot fail.
         let at = x((wake.at_us - first) as f64 / STEP_US as f64);
         let _ = writeln!(
             out,
@@ -71,19 +73,20 @@ pub(super) fn svg(run: &Run) -> String {
     out + "</svg>\n"
 }
 
-/// Requests in flight during one step, by the path they took.
+/// Requests in flight during one step, by their path.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Bar {
     direct: f64,
     activator: f64,
 }
 
-/// Adds each request to the steps it spans, by the share of the step it lasted.
+/// Adds each request to the steps that it spans, weighted by its share of the step's time.
 fn bars(records: &[&Record], first: u64, steps: usize) -> Vec<Bar> {
     let mut bars = vec![Bar::default(); steps];
     for record in records {
         let start = record.at_us - first;
         let end = start + record.took_us.max(1);
+        // A request that ends exactly at a step's border does not touch the next step.
         let spanned = (start / STEP_US) as usize..=((end - 1) / STEP_US) as usize;
         for step in spanned.take_while(|step| *step < steps) {
             let left = (step as u64 * STEP_US).max(start);
@@ -104,7 +107,7 @@ fn pods_line(run: &Run, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String
         let at = x(sample.at_us.saturating_sub(first));
         let y = PODS.1 - (PODS.1 - PODS.0) * sample.ready as f64 / most;
         let start = if line.is_empty() { 'M' } else { 'L' };
-        // A step, not a slope: pods come whole.
+        // A vertical step, not a slope: the number of pods is whole.
         let _ = write!(line, "{start}{at:.2} {last:.2} L{at:.2} {y:.2} ");
         last = y;
     }
@@ -138,7 +141,7 @@ fn axis(out: &mut String, title: &str, most: f64, (top, bottom): (f64, f64)) {
     );
 }
 
-/// A number below the lower plot every five seconds.
+/// Draws a time label below the lower plot every five seconds.
 fn seconds(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
     let steps_a_second = (1_000_000 / STEP_US) as usize;
     for second in (0..=steps / steps_a_second).step_by(5) {

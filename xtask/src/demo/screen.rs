@@ -1,16 +1,16 @@
-//! Shell: the terminal: lines that stay for what happened, one line redrawn for how it stands.
+//! Shell: output on the terminal: permanent lines for events, and one redrawn line for the present state.
 
 use std::{
     io::{IsTerminal as _, Write as _},
     time::{Duration, Instant},
 };
 
-/// Where the story is told.
+/// Terminal or log file that the story is printed to.
 #[derive(Debug)]
 pub(super) struct Screen {
     started: Instant,
     is_terminal: bool,
-    /// Last time the live line was printed where it cannot be redrawn.
+    /// Time when the live line was last printed, for output that cannot be redrawn.
     printed: Option<Instant>,
 }
 
@@ -20,12 +20,12 @@ impl Screen {
         Self { started: Instant::now(), is_terminal, printed: None }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(super) fn say(&self, text: &str) {
         println!("{}{:6.1} s  {text}", self.clear(), self.started.elapsed().as_secs_f64());
     }
 
-    /// The live line. In a log file it appears once a second.
+    /// Shows the live line. In a log file it appears once a second.
     pub(super) fn show(&mut self, text: &str) {
         let now = Instant::now();
         if self.is_terminal {

@@ -1,4 +1,4 @@
-//! Shell: the story itself, step by step.
+//! Shell: the demonstration, step by step.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -17,19 +17,19 @@ use super::{
 };
 use crate::{load::Record, node::Node, sh};
 
-/// Name by which the client inside the node reaches the service: its ClusterIP comes from the node's DNS.
+/// Name by which the client inside the node reaches the service: the node's DNS resolves it to the ClusterIP.
 const SERVICE: &str = "hello.default.svc.cluster.local";
-/// Load that rises to forty requests at once; ten a pod are aimed at (`examples/hello.yaml`).
+/// Load that rises to forty requests at once; the target is ten a pod (`examples/hello.yaml`).
 const STAGES: &str = "4x2s,16x4s,40x14s";
-/// How often the pods are looked at.
+/// Interval between two samples of the pods.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Window of 6 s, the last pod's grace and some room.
+/// Timeout for scaling to zero: window of 6 s, the last pod's grace period, and a margin.
 const ASLEEP_WITHIN: Duration = Duration::from_secs(40);
 
-/// Looks in a row without a pod that make it asleep: the list may lag behind a pod that just began.
+/// Consecutive samples without a pod that count as asleep: the list may lag behind a pod that has just started.
 const EMPTY_LOOKS: u32 = 3;
 
-/// Tells the story and returns everything that was seen.
+/// Runs the demonstration and returns its requests and samples.
 pub(super) fn tell(node: &Node, manifest: &Path) -> Result<Run> {
     let mut teller = Teller { node, screen: Screen::new(), run: Run::default() };
     teller.screen.say("the node is up");
@@ -59,7 +59,7 @@ impl Teller<'_> {
     fn wait_for_service(&self) -> Result<()> {
         let mut last = String::new();
         for _ in 0..100 {
-            // The list: until the controller has read the manifest, the service by name is an error.
+            // The list, because a service by name is an error until the controller has read the manifest.
             let list = self.get(&["ksvc"])?;
             let conditions = list["items"][0]["status"]["conditions"].as_array();
             let conditions = conditions.cloned().unwrap_or_default();
@@ -96,6 +96,7 @@ impl Teller<'_> {
         let mut empty_looks = 0;
         for _ in 0..looks {
             self.look()?;
+            // Counted in a row: a pod that appears again starts the count from zero.
             empty_looks = if self.run.pods_now() == 0 { empty_looks + 1 } else { 0 };
             if empty_looks == EMPTY_LOOKS {
                 self.run.times_asleep += 1;
@@ -109,7 +110,7 @@ impl Teller<'_> {
         Ok(())
     }
 
-    /// Sends load from the client's namespace, looks at the pods meanwhile, and keeps what came back.
+    /// Sends load from the client's namespace, samples the pods meanwhile, and stores the records.
     fn send(
         &mut self,
         phase: Phase,
@@ -125,6 +126,7 @@ impl Teller<'_> {
         load.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut load = load.spawn().context("cannot start the load generator")?;
         let records = read_records(&mut load)?;
+        // Records and pods are read in turns: the live line needs both.
         let mut is_over = false;
         while !is_over {
             is_over = self.take(phase, &records);
@@ -141,7 +143,7 @@ impl Teller<'_> {
         Ok(())
     }
 
-    /// Takes what the load generator has reported; true when it is done.
+    /// Stores the records that the load generator has printed so far. Returns true if it has ended.
     fn take(&mut self, phase: Phase, records: &Receiver<Record>) -> bool {
         loop {
             match records.try_recv() {
@@ -152,7 +154,7 @@ impl Teller<'_> {
         }
     }
 
-    /// Notes how many pods there are, and of them how many are ready.
+    /// Samples the number of pods and of ready pods.
     fn look(&mut self) -> Result<()> {
         let list = self.get(&["pods"])?;
         let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -177,7 +179,7 @@ impl Teller<'_> {
 
 fn read_records(load: &mut Child) -> Result<Receiver<Record>> {
     let stdout = load.stdout.take().context("the load generator's output was piped")?;
-    // Bounded: the demo looks several times a second, and a full channel only slows the printing.
+    // Bounded: the demo reads several times a second, and a full channel only delays the printing.
     let (sender, records) = mpsc::sync_channel(65_536);
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {

@@ -1,4 +1,4 @@
-//! Pure: what was seen, and what it amounts to.
+//! Pure: observations of a run, and the figures computed from them.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use serde::Serialize;
 
 use crate::{coldstart::ColdStart, load::Record};
 
-/// Share of the requests that must go straight to a pod once one is ready.
+/// Least share of the load's requests on the direct path.
 const DIRECT_SHARE: f64 = 0.95;
-/// Pods that the load must have brought up.
+/// Least number of pods that the load must scale out to.
 const PODS: usize = 3;
 
-/// What a request was sent for.
+/// Purpose of a request in the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// To wake the sleeping service.
+    /// Wake-up of the sleeping service.
     Wake,
-    /// As part of the load, while pods are ready.
+    /// Part of the load, while pods are ready.
     Load,
 }
 
-/// How many pods there were at one moment.
+/// Number of pods at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     pub(super) at_us: u64,
@@ -28,24 +28,25 @@ pub(super) struct Sample {
     pub(super) ready: usize,
 }
 
-/// Everything that was seen.
+/// All requests and samples of a run.
 #[derive(Debug, Default)]
 pub(super) struct Run {
     pub(super) records: Vec<(Phase, Record)>,
     pub(super) samples: Vec<Sample>,
-    /// How often the service was seen to have no pod left after it had some.
+    /// Number of times that the service scaled to zero pods.
     pub(super) times_asleep: u32,
 }
 
 impl Run {
-    /// Pods at the last look.
+    /// Number of pods in the last sample.
     pub(super) fn pods_now(&self) -> usize {
         self.samples.last().map_or(0, |sample| sample.pods)
     }
 
-    /// One line on how it stands: pods, requests in flight, path, rate over the last second.
+    /// One line for the live display: pods, requests in flight, path, rate over the last second.
     pub(super) fn live(&self, now_us: u64) -> String {
         let since = now_us.saturating_sub(1_000_000);
+        // Records are only roughly in order of their end, so the search goes half a second further back.
         let recent: Vec<&Record> = (self.records.iter().rev())
             .map(|(_, record)| record)
             .take_while(|record| record.at_us + record.took_us + 500_000 > since)
@@ -55,7 +56,7 @@ impl Run {
         if recent.is_empty() {
             return format!("pods {pods} {}", "█".repeat(pods));
         }
-        // Little's law: rate × time in the system.
+        // Little's law: requests in flight = rate × time in flight.
         let busy: u64 = recent.iter().map(|record| record.took_us).sum();
         let direct = recent.iter().filter(|record| record.direct).count();
         format!(
@@ -68,7 +69,7 @@ impl Run {
     }
 }
 
-/// One quantity over several cold starts, in ms.
+/// Distribution of one quantity over several cold starts, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Spread {
     p50: f64,
@@ -79,6 +80,7 @@ pub(super) struct Spread {
 impl Spread {
     fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
+        // Nearest rank, so that each figure is a measured value.
         let at = |share: f64| {
             let rank = (share * values.len() as f64).ceil() as usize;
             values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
@@ -87,7 +89,7 @@ impl Spread {
     }
 }
 
-/// What the run amounts to.
+/// Figures of a run, as the table and the JSON file show them.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Figures {
     sent: usize,
@@ -99,14 +101,14 @@ pub(super) struct Figures {
     max_pods: usize,
     returned_to_zero: bool,
     cold_starts: Vec<ColdStart>,
-    /// Pods over time: ms since the first request, pods.
+    /// Number of pods over time: ms since the first request, pods.
     pods: Vec<(u64, usize)>,
     #[serde(skip)]
     first_loss: Option<String>,
 }
 
 impl Figures {
-    /// Adds a run up; `log` is the node's log, which knows when scale was decided.
+    /// Computes the figures of a run; `log` is the node's log, with the times of scale decisions.
     pub(super) fn of(run: &Run, log: &str) -> Self {
         let sent = run.records.len();
         let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
@@ -118,6 +120,7 @@ impl Figures {
             .filter(|(phase, _)| *phase == Phase::Load)
             .map(|(_, record)| record)
             .collect();
+        // The requests that wake the service cannot be direct, so they do not count.
         let direct = load.iter().filter(|record| record.direct).count();
         let lost = run.records.iter().map(|(_, record)| record).find(|one| !one.is_answered());
         Self {
@@ -137,7 +140,7 @@ impl Figures {
         }
     }
 
-    /// What was promised and did not happen.
+    /// Descriptions of the promises that the run did not keep.
     pub(super) fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();
         if self.lost > 0 || self.sent == 0 {
@@ -152,6 +155,7 @@ impl Figures {
         if self.max_pods < PODS {
             failures.push(format!("only {} pods ran, not {PODS}", self.max_pods));
         }
+        // The story puts the service to sleep twice, after the load and after the second wake-up.
         if !self.returned_to_zero {
             failures.push("the service did not return to zero each time".into());
         }
@@ -159,7 +163,7 @@ impl Figures {
     }
 }
 
-/// Pods whenever their number changed.
+/// Number of pods at each change: ms since the first request, pods.
 fn pods_over_time(run: &Run) -> Vec<(u64, usize)> {
     let start = run.records.first().map_or(0, |(_, record)| record.at_us);
     let mut pods: Vec<(u64, usize)> = (run.samples.iter())

@@ -1,4 +1,4 @@
-//! Shell: writes one program as an OCI image layout; the same program gives the same bytes.
+//! Shell: one program as an OCI image layout; the same program gives the same bytes.
 
 use std::{
     fs,
@@ -16,9 +16,9 @@ use oci_spec::image::{
 };
 use sha2::{Digest as _, Sha256};
 
-/// The annotation with an image's name.
+/// Key of the annotation with an image's name.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// User the program runs as: nobody's, by the number distroless images made customary.
+/// User id of the program: the unprivileged user that distroless images have made customary.
 const USER: &str = "65532";
 
 /// One static program that becomes an image.
@@ -26,15 +26,16 @@ const USER: &str = "65532";
 pub(crate) struct Image<'a> {
     /// Full name with tag, as manifests write it.
     pub(crate) name: &'a str,
-    /// Name of the program in the image's root folder.
+    /// File name of the program in the image's root directory.
     pub(crate) program: &'a str,
-    /// The program itself.
+    /// Content of the executable file.
     pub(crate) bytes: &'a [u8],
 }
 
-/// Writes `image` to `folder` in place of what was there; returns the manifest's digest.
+/// Writes `image` to `folder` in place of the previous content. Returns the manifest's digest.
 ///
-/// A folder that holds the same image is left as it is: compressing takes long, and others may read there.
+/// A directory that already holds the image is not touched: compression takes long, and other processes may read
+/// there.
 pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
     let tar = layer(image)?;
     let configuration = configuration(image, &tar)?;
@@ -45,7 +46,7 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
         fs::remove_dir_all(folder)?;
     }
     fs::create_dir_all(folder.join("blobs/sha256"))?;
-    // Level 9 with no name and no time: gzip's header would make each build differ.
+    // Neither name nor time: in gzip's header they would make each build differ.
     let mut zip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
     zip.write_all(&tar)?;
     let layer = blob(folder, MediaType::ImageLayerGzip, &zip.finish()?)?;
@@ -58,7 +59,7 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
         .build()?;
     let mut manifest = blob(folder, MediaType::ImageManifest, manifest.to_string()?.as_bytes())?;
     let digest = manifest.digest().to_string();
-    // One annotation only: their map has no order, and the same image must give the same file.
+    // One annotation only: the map has no order, and the same image must give the same file.
     manifest.set_annotations(Some([(REF_NAME.to_owned(), image.name.to_owned())].into()));
     ImageIndexBuilder::default()
         .schema_version(SCHEMA_VERSION)
@@ -66,7 +67,7 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
         .manifests(vec![manifest])
         .build()?
         .to_file(folder.join("index.json"))?;
-    // Last: a folder without this file is no layout yet.
+    // Written last: a directory without this file is no complete layout.
     OciLayoutBuilder::default()
         .image_layout_version("1.0.0")
         .build()?
@@ -74,7 +75,7 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
     Ok(digest)
 }
 
-/// How the program is started, and what the layer holds.
+/// Configuration of the image: entrypoint, user, and digest of the layer.
 fn configuration(image: &Image<'_>, tar: &[u8]) -> Result<String> {
     let config = ConfigBuilder::default()
         .user(USER)
@@ -82,6 +83,7 @@ fn configuration(image: &Image<'_>, tar: &[u8]) -> Result<String> {
         .working_dir("/")
         .entrypoint(vec![format!("/{}", image.program)])
         .build()?;
+    // The digest of the uncompressed layer, as the image specification requires.
     let diff_id = format!("sha256:{}", sha256(tar));
     let root = RootFsBuilder::default().typ("layers").diff_ids(vec![diff_id]).build()?;
     let configuration = ImageConfigurationBuilder::default()
@@ -94,24 +96,25 @@ fn configuration(image: &Image<'_>, tar: &[u8]) -> Result<String> {
     Ok(configuration.to_string()?)
 }
 
-/// The manifest's digest where `folder` holds all of this image.
+/// Digest of the manifest, if `folder` already holds the whole image.
 fn digest_of(image: &Image<'_>, configuration: &str, folder: &Path) -> Option<String> {
     let index = ImageIndex::from_file(folder.join("index.json")).ok()?;
     let listed = index.manifests().first()?;
     let has_name = listed.annotations().as_ref()?.get(REF_NAME)? == image.name;
     let at = |it: &Descriptor| folder.join("blobs/sha256").join(it.digest().digest());
+    // Sizes instead of digests of the layers: hashing them would take as long as writing.
     let manifest = ImageManifest::from_file(at(listed)).ok()?;
     let has_layer = manifest
         .layers()
         .iter()
         .all(|it| fs::metadata(at(it)).is_ok_and(|found| found.len() == it.size()));
     let is_same = fs::read_to_string(at(manifest.config())).is_ok_and(|it| it == configuration);
-    // Written last.
+    // This file is written last, so it proves that all others are complete.
     let is_whole = folder.join("oci-layout").exists();
     (has_name && has_layer && is_same && is_whole).then(|| listed.digest().to_string())
 }
 
-/// The only layer: the program, `/tmp`, and the names of the users.
+/// Content of the only layer: the program, `/tmp`, and the users' names.
 fn layer(image: &Image<'_>) -> io::Result<Vec<u8>> {
     let passwd = "root:x:0:0:root:/:/\nnonroot:x:65532:65532:nonroot:/:/\n";
     let group = "root:x:0:\nnonroot:x:65532:\n";
@@ -155,7 +158,7 @@ fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// This machine's architecture in the image specification's words (Go's).
+/// Architecture of this machine, by the name in the image specification (Go's).
 fn platform() -> Arch {
     match std::env::consts::ARCH {
         "x86_64" => Arch::Amd64,

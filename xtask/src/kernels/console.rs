@@ -1,5 +1,5 @@
-//! Pure: what a machine says on its serial line, read: what the verifier walked, which tests passed, and whether all that was
-//! to run has run.
+//! Pure: output of a machine's serial line, parsed: the verifier's results, results of tests, and whether all of them
+//! have run.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use crate::test::Tally;
 
-/// Marks lines of the machine's own among those of the tests: `rouse: begin load`, `rouse: end load 0`.
+/// Prefix of the job's own lines among those of the tests: `rouse: begin load`, `rouse: end load 0`.
 const OURS: &str = "rouse: ";
-/// Marks what the tests say of a program: `verifier: connect4 5690`, `verifier: egress refused`, `verifier: end is for …`.
+/// Prefix of verifier results: `verifier: connect4 5690`, `verifier: egress refused`, `verifier: end is for …`.
 const VERIFIER: &str = "verifier: ";
-/// How a test program sums up.
+/// Prefix of the summary line of a test program.
 const RESULT: &str = "test result: ";
 
-/// What became of one program.
+/// Result of loading one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// Accepted, after the verifier walked so many instructions.
+    /// Accepted; the number of instructions that the verifier walked.
     Walked(u64),
-    /// Not accepted.
+    /// Refused by the verifier.
     Refused,
-    /// Not for this kernel.
+    /// Not loaded: the program needs a later kernel.
     Later,
 }
 
@@ -36,33 +36,33 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// All that was said so far.
+/// Results parsed from the lines so far.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Heard {
-    /// What the verifier said of each program.
+    /// Result of the verifier for each program.
     pub(crate) programs: BTreeMap<String, Verdict>,
-    /// Each run that ended, with what its program answered.
+    /// Exit code of each completed run, by the run's name.
     pub(crate) ended: BTreeMap<String, i32>,
-    /// Tests of each run.
+    /// Test results of each run, by the run's name.
     pub(crate) tallies: BTreeMap<String, Tally>,
-    /// The run at hand, and what it has said since the last result.
+    /// Name of the present run, and its test results since the last summary.
     run: Option<(String, Tally)>,
 }
 
 impl Heard {
-    /// Takes one more line.
+    /// Parses one more line of the serial output.
     pub(crate) fn absorb(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(said) = line.strip_prefix(OURS) {
             return self.absorb_ours(said);
         }
-        // The first word of a test's own stands behind the test's name.
+        // The first output of a test is on the same line as the test's name.
         if let Some((_, said)) = line.split_once(VERIFIER) {
             self.absorb_verdict(said);
         }
         if let Some((run, tally)) = &mut self.run {
             tally.absorb(line);
-            // The last result is the run's own: processes of tests are test programs too, and may say one as they end.
+            // Only the last summary is the run's own: subprocesses of tests are test programs too and may print one.
             if line.starts_with(RESULT) {
                 self.tallies.insert(run.clone(), std::mem::take(tally));
             }
@@ -76,6 +76,7 @@ impl Heard {
                 self.run = Some((run.to_owned(), Tally::default()));
             }
             (Some("end"), Some(run), Some(Ok(code))) => {
+                // Lines after the end belong to no run, even if they look like results.
                 self.run = None;
                 self.ended.insert(run.to_owned(), code);
             }

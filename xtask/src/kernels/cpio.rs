@@ -1,34 +1,34 @@
-//! Pure: archives in the one format that the kernel unpacks as its first files (`newc`, Linux
+//! Pure: archives in the format that the kernel unpacks as its first files (`newc`, Linux
 //! Documentation/driver-api/early-userspace/buffer-format.rst).
 
-/// An archive as it grows.
+/// An archive under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
-    /// Number of the next file.
+    /// Inode number of the last entry.
     next: u32,
 }
 
-/// `stat` bits of what is in it.
+/// Mode bits, as in `stat`, of directories and programs.
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
-/// Files end, and names with their header, at a multiple of this.
+/// Alignment of file contents, and of headers with their names, in bytes.
 const ALIGNED: usize = 4;
 /// Name of the entry that ends an archive.
 const END: &str = "TRAILER!!!";
 
 impl Archive {
-    /// Adds a folder. Whatever is in it comes later.
+    /// Adds a directory. Its files must be added after it.
     pub(crate) fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
     }
 
-    /// Adds a file that everybody may read and run.
+    /// Adds a file that all users may read and execute.
     pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, PROGRAM, content);
     }
 
-    /// The whole archive.
+    /// Returns the bytes of the complete archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry(END, 0, &[]);
         self.bytes
@@ -36,8 +36,9 @@ impl Archive {
 
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
         self.next += 1;
-        // Number, mode, owner, group, links, time, size, place of the file's device, device, length of the name with its
-        // end, checksum (none in this format): each as eight hexadecimal digits.
+        // Inode, mode, owner, group, links, time, size, major and minor of the file's device, major and minor of a
+        // device node, length of the name with its zero byte, checksum (0 in this format): eight hexadecimal digits
+        // each.
         let size = u32::try_from(content.len()).expect("files of a few MB");
         let name = u32::try_from(path.len() + 1).expect("short names");
         let fields = [self.next, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];

@@ -1,4 +1,4 @@
-//! Shell: Debian's kernels, by apt with sources and lists of its own, which leaves the machine's packages alone.
+//! Shell: downloads of Debian's kernels, by apt with sources and lists of its own, apart from the machine's packages.
 
 use std::{
     fs, io,
@@ -16,27 +16,27 @@ use super::{
 };
 use crate::{sh, toolchain};
 
-/// The keys that Debian signs with.
+/// Keyring with the keys that Debian signs with.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The package that always depends on a suite's present kernel.
+/// Package that always depends on a suite's present kernel.
 const META: &str = "linux-image-amd64";
-/// Lists are asked for anew when they are older.
+/// Age from which package lists are updated.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A kernel that lies in the cache.
+/// A kernel in the cache.
 #[derive(Debug)]
 pub(crate) struct Fetched {
-    /// The package's version, `5.10.262-1`.
+    /// Version of the package, `5.10.262-1`.
     pub(crate) version: String,
-    /// What `uname -r` says there, `5.10.0-41-amd64`.
+    /// Kernel release as `uname -r` prints it, `5.10.0-41-amd64`.
     pub(crate) release: String,
-    /// What boots.
+    /// Path of the bootable image.
     pub(crate) image: PathBuf,
-    /// Folder of its modules, with `depmod`'s lists.
+    /// Directory of its modules, with the files of `depmod`.
     pub(crate) modules: PathBuf,
 }
 
-/// Where packages come from.
+/// Mirrors that packages are downloaded from.
 #[derive(Debug)]
 pub(crate) struct Mirrors {
     archive: String,
@@ -44,7 +44,7 @@ pub(crate) struct Mirrors {
 }
 
 impl Mirrors {
-    /// Those that this machine's own packages come from, or `given`.
+    /// Returns `given` as the only mirror, or else the mirrors in this machine's apt sources.
     pub(crate) fn find(given: Option<&str>) -> Result<Self> {
         if let Some(given) = given {
             return Ok(Self { archive: given.trim_end_matches('/').to_owned(), security: None });
@@ -59,7 +59,7 @@ impl Mirrors {
     }
 }
 
-/// The newest package of a kernel: from the cache, or from the mirror.
+/// Returns the newest package of a kernel, from the cache or from the mirror.
 pub(crate) fn fetch(kernel: &Kernel, mirrors: &Mirrors) -> Result<Fetched> {
     let cache = toolchain::cache()?.join("kernels");
     let apt = Apt { folder: cache.join(format!("apt-{}", kernel.name)) };
@@ -70,7 +70,7 @@ pub(crate) fn fetch(kernel: &Kernel, mirrors: &Mirrors) -> Result<Fetched> {
     let folder = cache.join(&version);
     if !folder.exists() {
         println!("kernels: Debian's Linux {version} goes into {} (once)", folder.display());
-        // Filled aside and moved, so that what is interrupted leaves nothing that looks whole.
+        // Filled aside and renamed: an interrupted download must not look complete.
         let aside = cache.join(format!("new-{}", std::process::id()));
         let filled = fill(&apt, &version, &aside).and_then(|()| {
             fs::rename(&aside, &folder).with_context(|| format!("cannot make {}", folder.display()))
@@ -83,7 +83,7 @@ pub(crate) fn fetch(kernel: &Kernel, mirrors: &Mirrors) -> Result<Fetched> {
     found(version, &folder)
 }
 
-/// The kernel in a folder of the cache.
+/// Describes the kernel in a directory of the cache.
 fn found(version: String, folder: &Path) -> Result<Fetched> {
     let (image, modules) = (folder.join("vmlinuz"), folder.join("lib/modules"));
     let broken = || format!("{} is broken: remove it", folder.display());
@@ -93,11 +93,12 @@ fn found(version: String, folder: &Path) -> Result<Fetched> {
     Ok(Fetched { version, release, image, modules })
 }
 
-/// Downloads all parts of a kernel and leaves in `folder` what a machine needs of it.
+/// Downloads all packages of a kernel, and leaves in `folder` the files that a machine needs.
 fn fill(apt: &Apt, version: &str, folder: &Path) -> Result<()> {
     let debs = folder.join("debs");
     fs::create_dir_all(&debs).with_context(|| format!("cannot make {}", debs.display()))?;
     let parts = apt.parts(version)?;
+    // Exact versions, because apt would otherwise choose by its own priorities.
     let words = parts.iter().map(|part| format!("{}={}", part.name, part.version));
     sh::capture(apt.command("apt-get").args(["-qq", "download"]).args(words).current_dir(&debs))?;
     for deb in fs::read_dir(&debs)?.flatten() {
@@ -109,11 +110,12 @@ fn fill(apt: &Apt, version: &str, folder: &Path) -> Result<()> {
     if !fetched.image.exists() {
         bail!("no package of Linux {version} holds the kernel itself");
     }
+    // The packages run depmod when installed, but here they are only unpacked.
     let depmod = sh::which("depmod").context("depmod is missing (package kmod)")?;
     sh::capture(Command::new(depmod).arg("-b").arg(folder).arg(&fetched.release)).map(drop)
 }
 
-/// Leaves the kernel of a package, and its modules, in `folder`.
+/// Extracts the kernel of a package, and its modules, into `folder`.
 fn unpack(deb: &Path, folder: &Path) -> Result<()> {
     let mut command = Command::new("dpkg-deb");
     let mut child = command.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
@@ -121,7 +123,7 @@ fn unpack(deb: &Path, folder: &Path) -> Result<()> {
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path()?.to_string_lossy().into_owned();
-        // Newer packages have all below usr.
+        // Newer packages have all files below usr.
         let path = path.trim_start_matches("./").trim_start_matches("usr/");
         let to = match place(path) {
             Some(to) if entry.header().entry_type().is_file() => folder.join(to),
@@ -130,7 +132,7 @@ fn unpack(deb: &Path, folder: &Path) -> Result<()> {
         fs::create_dir_all(to.parent().context("every file is in a folder")?)?;
         io::copy(&mut entry, &mut fs::File::create(to)?)?;
     }
-    // Its last bytes are padding that the reader may leave.
+    // tar may stop before the final padding, and dpkg-deb would fail on a closed pipe.
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
     if !child.wait()?.success() {
         bail!("dpkg-deb failed");
@@ -138,7 +140,7 @@ fn unpack(deb: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where a file of a package goes, if anywhere.
+/// Path of a package's file in the cache; `None` if it is not needed.
 fn place(path: &str) -> Option<PathBuf> {
     if path.starts_with("boot/vmlinuz-") {
         return Some("vmlinuz".into());
@@ -150,7 +152,7 @@ fn place(path: &str) -> Option<PathBuf> {
     }
 }
 
-/// apt with one kernel's sources.
+/// An instance of apt with the sources of one kernel.
 #[derive(Debug)]
 struct Apt {
     folder: PathBuf,
@@ -166,11 +168,11 @@ impl Apt {
             "Dir::Etc::preferencesparts=/dev/null".to_owned(),
             "Dir::Etc::preferences=/dev/null".to_owned(),
             format!("Dir::State={at}"),
-            // Nothing is installed, as far as this apt knows.
+            // An empty status file: no package counts as installed.
             format!("Dir::State::status={at}/status"),
             format!("Dir::Cache={at}"),
             "APT::Architecture=amd64".to_owned(),
-            // Its own user could not write here.
+            // apt's sandbox user could not write to this directory.
             "APT::Sandbox::User=root".to_owned(),
             "APT::Update::Error-Mode=any".to_owned(),
             "Acquire::Languages=none".to_owned(),
@@ -180,7 +182,7 @@ impl Apt {
         command
     }
 
-    /// Has the lists of the kernel's suites, a day old at most.
+    /// Updates the lists of the kernel's suites, unless they are younger than a day.
     fn update(&self, kernel: &Kernel, mirrors: &Mirrors) -> Result<()> {
         if !Path::new(KEYS).exists() {
             bail!(
@@ -194,6 +196,7 @@ impl Apt {
             sources += &format!("deb [signed-by={KEYS}] {mirror} {suite} main\n");
         }
         let (list, done) = (self.folder.join("sources.list"), self.folder.join("updated"));
+        // Other sources make the lists useless, however young they are.
         let same = fs::read_to_string(&list).is_ok_and(|text| text == sources);
         let age = done.metadata().and_then(|found| found.modified()).map(|at| at.elapsed());
         if same && age.is_ok_and(|age| age.is_ok_and(|age| age < FRESH)) {
@@ -208,7 +211,7 @@ impl Apt {
         fs::write(self.folder.join("status"), "")?;
         match sh::capture(self.command("apt-get").args(["-qq", "update"])) {
             Ok(_) => Ok(fs::write(done, "")?),
-            // What was the newest kernel at the last time is better than none.
+            // The newest kernel of the last update is better than none.
             Err(error) if same && done.exists() => {
                 println!("kernels: older lists of packages are taken: {error:#}");
                 Ok(())
@@ -217,9 +220,10 @@ impl Apt {
         }
     }
 
-    /// All packages of the kernel of this version.
+    /// All packages of the kernel with this version.
     fn parts(&self, version: &str) -> Result<Vec<Package>> {
         let mut parts = vec![Package { name: META.to_owned(), version: version.to_owned() }];
+        // The list grows while it is read: each package may depend on more packages.
         let mut next = 0;
         while let Some(part) = parts.get(next) {
             let name = format!("{}={}", part.name, part.version);

@@ -1,4 +1,4 @@
-//! Shell: the first files of a machine: a small shell, the modules without which it would not find the others, and what to do.
+//! Shell: initramfs of a machine: a shell, the modules that mount the host's files, and the job.
 
 use std::{
     fs,
@@ -9,24 +9,24 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{cpio::Archive, debian::Fetched, modules};
-/// What the first process does.
+/// Script of the first process.
 const INIT: &str = include_str!("init.sh");
-/// Modules that lead to the host's files. All others are loaded by whoever needs them.
+/// Modules that the host's files need. All others are loaded from there on demand.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
-/// Folders that the first process mounts something on, or finds something in.
+/// Directories that the init script needs, mostly as mount points.
 const FOLDERS: [&str; 9] =
     ["bin", "dev", "host", "layer", "modules", "proc", "root", "sys", "dev/pts"];
-/// The small shell, which must need no other file.
+/// Path of the shell, which must be a static program.
 const BUSYBOX: &str = "/bin/busybox";
 
-/// The first files for this kernel, which then runs `program`'s tests as `job`, a script, says.
+/// Builds the initramfs for a kernel. The job is a script that runs the tests of `program`.
 pub(crate) fn make(kernel: &Fetched, program: &Path, job: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     FOLDERS.iter().for_each(|folder| archive.folder(folder));
     archive.file("bin/busybox", &busybox()?);
     for (number, file) in first_modules(kernel)?.iter().enumerate() {
         let name = file.rsplit('/').next().unwrap_or_default();
-        // Numbered, as they are loaded in the order of their names.
+        // Numbered, because the init script loads them in the order of their names.
         let path = format!("modules/{number:02}-{}", name.split(".xz").next().unwrap_or_default());
         archive.file(&path, &module(&kernel.modules.join(file))?);
     }
@@ -44,14 +44,14 @@ fn busybox() -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether a program (ELF, 64 bits, this machine's byte order) names another that loads it and its libraries.
+/// Returns true if an ELF program (64 bits, this machine's byte order) needs a dynamic loader.
 fn has_interpreter(program: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, bytes: usize| {
         let found = program.get(at..at + bytes).unwrap_or_default();
         found.iter().rev().fold(0, |sum: usize, &byte| sum << 8 | usize::from(byte))
     };
-    // Where its segments are told, how many bytes each takes, and how many there are.
+    // Offset of the program headers, size of one header, and their number.
     let (at, size, count) = (number(32, 8), number(54, 2), number(56, 2));
     (0..count).any(|index| number(at + index * size, 4) as u32 == INTERPRETER)
 }
@@ -90,7 +90,7 @@ fn settings(kernel: &Fetched, program: &Path) -> Result<String> {
     ))
 }
 
-/// As one word of a shell.
+/// Quotes a text as one word of a shell.
 pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,7 +1,7 @@
-//! Pure: which files of a kernel's modules a machine needs to start, in the order in which they go in.
+//! Pure: module files that a machine needs to start, in load order.
 
-/// Files of these modules and of all that they need, by what `depmod` wrote: each after those that it needs. Modules that are
-/// built in, as `builtin` lists them, need no file.
+/// Files of the modules in `names` and their dependencies, from the files of `depmod`: each after those that it
+/// needs. Modules that `builtin` lists need no file.
 pub(crate) fn resolve(dep: &str, builtin: &str, names: &[&str]) -> Result<Vec<String>, String> {
     let mut files = Vec::new();
     for name in names {
@@ -11,7 +11,7 @@ pub(crate) fn resolve(dep: &str, builtin: &str, names: &[&str]) -> Result<Vec<St
         let lines = dep.lines().filter_map(|line| line.split_once(':'));
         let mut found = lines.filter(|(file, _)| is_module(file, name));
         let (file, needs) = found.next().ok_or_else(|| format!("no module {name}"))?;
-        // Each line names all that is needed, whatever needs others behind it.
+        // A line lists all dependencies, transitive ones last, so in reverse each comes after those that it needs.
         for needed in needs.split_whitespace().rev().chain([file]) {
             if !files.iter().any(|it| it == needed) {
                 files.push(needed.to_owned());
@@ -21,20 +21,20 @@ pub(crate) fn resolve(dep: &str, builtin: &str, names: &[&str]) -> Result<Vec<St
     Ok(files)
 }
 
-/// `kernel/fs/9p/9p.ko.xz` is module `9p`. In names, `-` and `_` are the same.
+/// Returns true if `file` is the module `name`: `kernel/fs/9p/9p.ko.xz` is `9p`. In names, `-` equals `_`.
 fn is_module(file: &str, name: &str) -> bool {
     let base = file.rsplit('/').next().unwrap_or_default();
     let stem = base.split_once(".ko").map_or("", |(stem, _)| stem);
     stem.replace('-', "_") == name.replace('-', "_")
 }
 
-/// Where compressed modules are told by their names.
+/// Returns true if the module file is compressed, by its name.
 pub(crate) fn is_compressed(file: &str) -> bool {
     !file.ends_with(".ko")
 }
 
-/// Whether this file of the package is worth keeping: what networks, namespaces and our own start need, and not the drivers of
-/// machines that nobody tests on.
+/// Returns true for the package's files that tests need: those for networks, namespaces and the machine's start,
+/// without drivers of physical devices.
 pub(crate) fn is_wanted(path: &str) -> bool {
     const KEPT: [&str; 9] = [
         "net/",
@@ -48,6 +48,7 @@ pub(crate) fn is_wanted(path: &str) -> bool {
         "drivers/virtio/",
     ];
     let Some(file) = path.strip_prefix("kernel/") else { return path.starts_with("modules.") };
+    // Drivers directly in drivers/net are virtual devices, such as veth; physical ones are in subdirectories.
     let virtual_device = file.strip_prefix("drivers/net/").is_some_and(|it| !it.contains('/'));
     virtual_device || KEPT.iter().any(|folder| file.starts_with(folder))
 }

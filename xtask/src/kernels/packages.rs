@@ -1,25 +1,25 @@
-//! Pure: what apt says of packages, read.
+//! Pure: parsers of apt's output about packages.
 
-/// A package of one version.
+/// A package in one version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
 }
 
-/// The highest version that `apt-cache madison` lists, which is the first.
+/// Highest version that `apt-cache madison` lists, which is the first.
 pub(crate) fn highest(madison: &str) -> Option<String> {
     let version = madison.lines().next()?.split('|').nth(1)?.trim();
     Some(version.to_owned()).filter(|version| !version.is_empty())
 }
 
-/// The parts of a kernel that a package depends on, by what `apt-cache show` says of it: those of exactly one version.
+/// Packages of the same kernel build that a package depends on, from `apt-cache show`: those of exactly one version.
 pub(crate) fn parts(show: &str) -> Vec<Package> {
     let depends = show.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
     depends.split(',').filter_map(part).collect()
 }
 
-/// `linux-image-6.1.0-50-amd64 (= 6.1.176-1)`
+/// Parses one dependency of an exact version: `linux-image-6.1.0-50-amd64 (= 6.1.176-1)`.
 fn part(depend: &str) -> Option<Package> {
     let (name, version) = depend.trim().split_once(" (= ")?;
     let version = version.strip_suffix(')')?;
@@ -27,8 +27,8 @@ fn part(depend: &str) -> Option<Package> {
         .then(|| Package { name: name.to_owned(), version: version.to_owned() })
 }
 
-/// The mirrors that apt's sources name: of the archive itself, and of security fixes, which Debian always keeps in folders
-/// of these names.
+/// URIs of two mirrors in apt's sources: of the archive, and of security fixes. Debian always keeps these in
+/// directories of the same names.
 pub(crate) fn mirrors(targets: &str) -> (Option<String>, Option<String>) {
     let of = |folder: &str| {
         let mut uris = targets.lines().map(|line| line.trim().trim_end_matches('/'));

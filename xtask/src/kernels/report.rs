@@ -1,4 +1,4 @@
-//! Pure: what came out on each kernel, as tables, as JSON and as what is wrong.
+//! Pure: results of all kernels, as tables, as JSON, and as a list of errors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,46 +10,46 @@ use serde::Serialize;
 use super::console::{Heard, Verdict};
 use crate::test::Tally;
 
-/// Half of what the verifier walks before it gives up.
+/// Highest number of instructions for a program: half of the verifier's limit of one million.
 pub(crate) const MOST: u64 = 500_000;
 
-/// What came out on one kernel.
+/// Results on one kernel.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
-    /// As it was asked for.
+    /// Name of the kernel on the command line.
     pub(crate) kernel: &'static str,
-    /// The package's version, if it could be had.
+    /// Version of the kernel's package; empty if it could not be downloaded.
     pub(crate) version: String,
-    /// What the verifier said of each program.
+    /// Result of the verifier for each program.
     pub(crate) programs: BTreeMap<String, Verdict>,
     #[serde(flatten)]
     pub(crate) tally: Tally,
-    /// Tests that cannot hold on this kernel, and why.
+    /// Tests that cannot pass on this kernel, each with the reason.
     pub(crate) left_out: Vec<(String, &'static str)>,
     pub(crate) seconds: u64,
-    /// What is wrong; empty where all is well.
+    /// Descriptions of all errors; empty if there are none.
     pub(crate) wrong: Vec<String>,
 }
 
-/// What was to be done on a kernel, and how it went.
+/// Planned work on one kernel, and the output of the machine.
 #[derive(Debug)]
 pub(crate) struct Done<'a> {
     pub(crate) version: &'a str,
     pub(crate) heard: Heard,
-    /// So many tests were to run, beside those of the verifier.
+    /// Number of tests to run, without those of the verifier.
     pub(crate) asked: usize,
     pub(crate) left_out: Vec<(String, &'static str)>,
-    /// The end of what the kernel said.
+    /// Last lines of the kernel's console.
     pub(crate) last_words: String,
     pub(crate) seconds: u64,
 }
 
-/// Runs of the machine, as its job names them.
+/// Names of the runs in the job: verifier's tests, and other tests.
 pub(crate) const LOAD: &str = "load";
 pub(crate) const TESTS: &str = "tests";
 
 impl Outcome {
-    /// Of a kernel that did not come to run anything.
+    /// Result of a kernel on which nothing could run.
     pub(crate) fn nothing(kernel: &'static str, why: String) -> Self {
         Self {
             kernel,
@@ -62,7 +62,7 @@ impl Outcome {
         }
     }
 
-    /// Of a machine that has ended.
+    /// Result of a machine that has ended.
     pub(crate) fn of(kernel: &'static str, done: Done<'_>) -> Self {
         let Heard { programs, ended, tallies, .. } = done.heard;
         let mut wrong = Vec::new();
@@ -71,7 +71,7 @@ impl Outcome {
             match ended.get(run) {
                 _ if asked == 0 => {}
                 None => wrong.push(format!("its {run} did not end; it said:\n{}", done.last_words)),
-                // Whatever made a run end early, it must not look as if the rest had passed.
+                // A run may end early for any reason: tests that did not run must not look as if they had passed.
                 Some(0) if counted < asked as u64 => {
                     wrong.push(format!("{counted} of {asked} {run} ran"));
                 }
@@ -95,6 +95,7 @@ impl Outcome {
             kernel,
             version: done.version.to_owned(),
             programs,
+            // The verifier's tests count together with the others.
             tally: tallies.into_values().fold(Tally::default(), Tally::and),
             left_out: done.left_out,
             seconds: done.seconds,
@@ -102,7 +103,7 @@ impl Outcome {
         }
     }
 
-    /// Programs that were accepted, each with its count before its name.
+    /// Accepted programs: number of instructions and name.
     fn accepted(&self) -> impl Iterator<Item = (u64, &str)> {
         self.programs.iter().filter_map(|(name, verdict)| match verdict {
             Verdict::Walked(count) => Some((*count, name.as_str())),
@@ -111,7 +112,7 @@ impl Outcome {
     }
 }
 
-/// All kernels, to be shown.
+/// Tables of all kernels, for display.
 pub(crate) struct Tables<'a>(pub(crate) &'a [Outcome]);
 
 impl fmt::Display for Tables<'_> {
@@ -127,6 +128,7 @@ impl Tables<'_> {
         write!(out, "{:<18}", "instructions")?;
         self.0.iter().try_for_each(|it| write!(out, " {:>10}", it.kernel))?;
         writeln!(out)?;
+        // All programs of all kernels: each kernel may skip some.
         let names: BTreeSet<_> = self.0.iter().flat_map(|it| it.programs.keys()).collect();
         for name in names {
             write!(out, "{name:<18}")?;
@@ -166,6 +168,7 @@ impl Tables<'_> {
             "time"
         )?;
         for it in self.0 {
+            // The largest program shows how close the kernel is to the limit.
             let most = it.accepted().max();
             let most =
                 most.map_or_else(|| "-".to_owned(), |(count, name)| format!("{count} {name}"));

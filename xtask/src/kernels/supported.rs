@@ -1,20 +1,20 @@
-//! Pure: the kernels that Rouse runs on, where Debian keeps them, and the tests that cannot hold on one by its nature.
+//! Pure: supported kernels, their Debian suites, and the tests that a kernel cannot pass.
 
 /// Major and minor number of a kernel.
 pub(crate) type Series = (u32, u32);
 
-/// A kernel that everything must hold on.
+/// A kernel on which all programs must load and all tests must pass.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// As it is asked for.
+    /// Name on the command line.
     pub(crate) name: &'static str,
-    /// Suites of Debian that have it. The highest version in all of them counts.
+    /// Debian suites with this kernel. The highest version among them counts.
     pub(crate) suites: &'static [&'static str],
-    /// The suite with its security fixes, which a mirror keeps apart.
+    /// Suite of its security fixes, on the security mirror.
     pub(crate) security: Option<&'static str>,
 }
 
-/// All of them, the oldest first.
+/// All supported kernels, the oldest first.
 pub(crate) const KERNELS: [Kernel; 4] = [
     Kernel { name: "5.10", suites: &["bullseye"], security: Some("bullseye-security") },
     Kernel { name: "6.1", suites: &["bookworm"], security: Some("bookworm-security") },
@@ -22,23 +22,23 @@ pub(crate) const KERNELS: [Kernel; 4] = [
     Kernel { name: "newest", suites: &["trixie-backports", "unstable"], security: None },
 ];
 
-/// One by its name.
+/// Finds a kernel by its name.
 pub(crate) fn named(name: &str) -> Result<&'static Kernel, String> {
     let names = || KERNELS.map(|kernel| kernel.name).join(", ");
     KERNELS.iter().find(|kernel| kernel.name == name).ok_or_else(|| format!("one of {}", names()))
 }
 
-/// Tests that cannot hold before some kernel.
+/// Tests that need at least a certain kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// The first kernel that has what they are about.
+    /// First kernel with the feature that the tests need.
     since: Series,
-    /// What older ones lack.
+    /// Missing feature of older kernels.
     pub(crate) why: &'static str,
     tests: &'static [&'static str],
 }
 
-/// All of them. A test that no longer exists is an error, so that none is left out by an old name.
+/// Table of all such tests. A listed test that no longer exists is an error, so that no old name hides a gap.
 const LEFT_OUT: [LeftOut; 2] = [
     LeftOut {
         since: (5, 15),
@@ -57,16 +57,16 @@ const LEFT_OUT: [LeftOut; 2] = [
     },
 ];
 
-/// Tests of the tier, sorted by what a kernel can be asked.
+/// Tests of the kernel tier, divided by what a kernel supports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// To be run.
+    /// Names of the tests to run.
     pub(crate) run: Vec<String>,
-    /// Left out, with the reason.
+    /// Names of the tests that are left out, with the reason.
     pub(crate) left_out: Vec<(String, &'static str)>,
 }
 
-/// An error where the table names tests that are not among these, which are all that there are.
+/// Fails if the table names a test that is not in `tests`, the list of all tests.
 pub(crate) fn check(tests: &[String]) -> Result<(), String> {
     let known = LEFT_OUT.iter().flat_map(|entry| entry.tests);
     let gone: Vec<_> = known.filter(|name| !tests.iter().any(|test| test == *name)).collect();
@@ -76,7 +76,7 @@ pub(crate) fn check(tests: &[String]) -> Result<(), String> {
     }
 }
 
-/// Sorts tests by what a kernel of this series can be asked.
+/// Divides tests by what a kernel of this series supports.
 pub(crate) fn choose(tests: &[String], kernel: Series) -> Choice {
     let mut choice = Choice::default();
     for test in tests {
@@ -93,7 +93,7 @@ fn why_not(test: &str, kernel: Series) -> Option<&'static str> {
     (kernel < found.since).then_some(found.why)
 }
 
-/// `6.1.0-50-amd64` → 6.1
+/// Parses the series of a release: `6.1.0-50-amd64` → 6.1.
 pub(crate) fn series(release: &str) -> Option<Series> {
     let mut numbers = release.split(['.', '-']).map(|text| text.parse().ok());
     Some((numbers.next()??, numbers.next()??))

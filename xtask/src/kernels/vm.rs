@@ -1,4 +1,4 @@
-//! Shell: a virtual machine of qemu's, from its start to its end.
+//! Shell: one run of a qemu virtual machine.
 
 use std::{
     fs,
@@ -11,18 +11,18 @@ use anyhow::{Context as _, Result};
 
 use crate::sh;
 
-/// What runs a machine's instructions.
+/// Accelerator of a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Accel {
-    /// The processor
+    /// Hardware virtualisation by the processor
     Kvm,
-    /// A program, ten times as slow and everywhere
+    /// Emulation in software, ten times as slow and available everywhere
     Tcg,
 }
 
 impl Accel {
-    /// The faster one that this machine has. `/dev/kvm` alone is no proof: where it stands for something else than the
-    /// processor's own virtualisation, it may run only kernels that are made for that.
+    /// Finds the faster one that this machine supports. `/dev/kvm` alone is no proof: without the processor's own
+    /// virtualisation behind it, it may run only kernels that are built for that.
     pub(crate) fn find() -> Self {
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
@@ -46,31 +46,31 @@ impl Accel {
     }
 }
 
-/// A machine to be run once.
+/// A machine that runs once.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Path,
-    /// Its first files.
+    /// Path of its initramfs.
     pub(crate) initramfs: &'a Path,
-    /// Where what the kernel says goes.
+    /// Path of the log that receives the kernel's console.
     pub(crate) console: PathBuf,
     pub(crate) accel: Accel,
-    /// When it is stopped, whatever it does.
+    /// Time after which it is stopped in any case.
     pub(crate) limit: Duration,
 }
 
 const MEMORY: &str = "3072";
 const CPUS: &str = "2";
-/// A kernel that panics starts anew, which ends the machine.
+/// Command line of the kernel. A panic reboots, which ends the machine because of `-no-reboot`.
 const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 rdinit=/init";
-/// All of the host's files, read only.
+/// Share of all host files with the machine, read only.
 const FILES: &str = "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap";
 
 impl Machine<'_> {
-    /// Runs it to its end, and hands on each line that its job says. Whether the job was done is for those lines to say.
+    /// Runs the machine to its end, and passes on each line of its job. Only these lines show if the job was done.
     pub(crate) fn run(&self, line: impl FnMut(&str)) -> Result<()> {
         let seconds = self.limit.as_secs().to_string();
-        // Each ends when the one that started it does, so that nothing stays behind a killed xtask.
+        // Each process is killed when its parent ends, so that a killed xtask leaves no machine behind.
         let ends = ["--pdeathsig", "KILL"];
         let mut command = Command::new("setpriv");
         command.args(ends).args(["timeout", "--foreground", "--kill-after=5", &seconds]);
@@ -79,16 +79,16 @@ impl Machine<'_> {
         command.args(self.accel.flags()).args(["-m", MEMORY, "-smp", CPUS]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initramfs);
         command.args(["-append", KERNEL_WORDS]);
-        // The first serial line is the kernel's, the second the job's.
+        // The first serial line is the kernel's console, the second the job's output.
         command.arg("-serial").arg(format!("file:{}", self.console.display()));
         command.args(["-serial", "stdio", "-fsdev", FILES]);
         command.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]);
         command.stdin(Stdio::null());
-        // Its own word on how it ended says less than the lines do.
+        // qemu's exit status is ignored: the lines of the job show more.
         sh::watch(&mut command, line).map(drop)
     }
 
-    /// The end of what the kernel said.
+    /// Last lines of the kernel's console.
     pub(crate) fn last_words(&self) -> Result<String> {
         const LINES: usize = 12;
         let said = fs::read(&self.console)

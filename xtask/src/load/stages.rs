@@ -1,15 +1,15 @@
-//! Pure: how many connections (or requests a second) there are at each moment of a run.
+//! Pure: number of connections (or requests a second) at each moment of a run.
 
 use std::{str::FromStr, time::Duration};
 
-/// Levels one after the other.
+/// Stages of a run: level and length of each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stages(Vec<(u32, Duration)>);
 
 impl FromStr for Stages {
     type Err = String;
 
-    /// Reads `4x3s,40x15s`: 4 for 3 s, then 40 for 15 s. Milliseconds are written `500ms`.
+    /// Parses `4x3s,40x15s`: 4 for 3 s, then 40 for 15 s. Milliseconds are written `500ms`.
     fn from_str(text: &str) -> Result<Self, String> {
         text.split(',').map(stage).collect::<Result<_, _>>().map(Self)
     }
@@ -30,7 +30,7 @@ fn stage(text: &str) -> Result<(u32, Duration), String> {
 }
 
 impl Stages {
-    /// The level at `elapsed` since the start; `None` when the run is over.
+    /// Level at `elapsed` since the start; `None` after the end of the run.
     pub(crate) fn level(&self, elapsed: Duration) -> Option<u32> {
         let mut end = Duration::ZERO;
         self.0.iter().find_map(|&(level, length)| {
@@ -39,18 +39,19 @@ impl Stages {
         })
     }
 
-    /// The highest level of the run.
+    /// Highest level of all stages.
     pub(crate) fn most(&self) -> u32 {
         self.0.iter().map(|&(level, _)| level).max().unwrap_or(0)
     }
 
-    /// Until the level next reaches more than `index`, seen from `elapsed`; zero when it does now, `None` when never.
+    /// Time from `elapsed` until the level exceeds `index`: zero if it does now, `None` if it never will.
     pub(crate) fn until_above(&self, index: u32, elapsed: Duration) -> Option<Duration> {
         let mut start = Duration::ZERO;
         self.0.iter().find_map(|&(level, length)| {
             let end = start + length;
             let wait = start.saturating_sub(elapsed);
             start = end;
+            // The first stage that has not ended and has room for this worker.
             (level > index && elapsed < end).then_some(wait)
         })
     }

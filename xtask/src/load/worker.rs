@@ -1,4 +1,4 @@
-//! Shell: sends requests over real sockets, on kept and on new connections.
+//! Shell: sends requests over real sockets, on persistent and on new connections.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,26 +16,26 @@ use tokio_util::io::InspectWriter;
 
 use super::{Args, Record};
 
-/// A pause after a request that failed, so that a refused connection is no busy loop.
+/// Pause after a failed request, so that a refused connection causes no busy loop.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// What all workers of a run share.
+/// State that all workers of a run share.
 #[derive(Debug)]
 pub(super) struct Shared {
     args: Args,
     started: Instant,
     sent: Cell<u64>,
-    /// Connections that wait for their next request, for the open loop.
+    /// Idle connections for further requests of the open loop.
     idle: RefCell<Vec<Connection>>,
 }
 
-/// An open connection.
+/// An open connection to the server.
 #[derive(Debug)]
 struct Connection {
     sender: SendRequest<Empty<Bytes>>,
-    /// Its own end's address.
+    /// Local address of the connection.
     local: SocketAddr,
-    /// How many bytes the kernel has taken for it.
+    /// Number of bytes that the kernel has accepted for sending.
     written: Rc<Cell<usize>>,
 }
 
@@ -45,7 +45,7 @@ impl Shared {
         Self { args: args.clone(), started, sent, idle }
     }
 
-    /// Takes one request off the whole, while there are some left.
+    /// Claims the next request, and returns its number; `None` if all are sent.
     fn take(&self) -> Option<u64> {
         let sent = self.sent.get();
         if self.args.requests.is_some_and(|most| sent >= most) {
@@ -55,17 +55,17 @@ impl Shared {
         Some(sent)
     }
 
-    /// Whether the request numbered `number` opens a connection of its own. Spread evenly, without chance.
+    /// Returns true if the request `number` opens a connection of its own. The share is spread evenly, not at random.
     fn is_fresh(&self, number: u64) -> bool {
         let share = u64::from(self.args.fresh_pct);
         (number + 1) * share / 100 > number * share / 100
     }
 }
 
-/// One client that sends its next request when it has the answer to the last.
+/// One client of the closed loop: it sends a request when the previous one is complete.
 pub(super) async fn closed(shared: Rc<Shared>, index: u32, records: mpsc::Sender<Record>) {
     let mut kept = None;
-    // Each client is of one kind: half of them keep their connection, as pools do.
+    // Each client is of one kind: by default half of them keep their connection, as pools do.
     let keeps = !shared.is_fresh(index.into());
     while let Some(wait) = shared.args.stages.until_above(index, shared.started.elapsed()) {
         if !wait.is_zero() {
@@ -86,11 +86,12 @@ pub(super) async fn closed(shared: Rc<Shared>, index: u32, records: mpsc::Sender
     }
 }
 
-/// Sends at the stage's rate; each request is a task, so a slow answer delays none of the others.
+/// Sends requests at the stage's rate. Each request is a task, so a slow response does not delay others.
 pub(super) async fn open(shared: Rc<Shared>, records: mpsc::Sender<Record>) {
     let mut due = Duration::ZERO;
     while let Some(rate) = shared.args.stages.level(due) {
         tokio::time::sleep_until((shared.started + due).into()).await;
+        // Due times are absolute: a late wake-up does not lower the rate. A rate of 0 advances by one second.
         due += Duration::from_secs(1) / rate.max(1);
         if rate == 0 {
             continue;
@@ -106,6 +107,7 @@ async fn open_one(shared: Rc<Shared>, number: u64, records: mpsc::Sender<Record>
         false => shared.idle.borrow_mut().pop(),
     };
     let (record, connection) = send(&shared, kept).await;
+    // Only requests that take idle connections return theirs, so that the pool does not grow.
     if !shared.is_fresh(number) {
         shared.idle.borrow_mut().extend(connection);
     }
@@ -113,7 +115,7 @@ async fn open_one(shared: Rc<Shared>, number: u64, records: mpsc::Sender<Record>
     let _ = records.send(record).await;
 }
 
-/// Sends one request; gives the connection back if it may carry another.
+/// Sends one request. Returns the record, and the connection if it can carry another request.
 async fn send(shared: &Shared, kept: Option<Connection>) -> (Record, Option<Connection>) {
     let at = Instant::now();
     let mut record = Record {
@@ -128,6 +130,7 @@ async fn send(shared: &Shared, kept: Option<Connection>) -> (Record, Option<Conn
         error: String::new(),
     };
     let exchange = exchange(&shared.args, kept, at, &mut record);
+    // On a timeout the exchange is dropped with its connection, which may be in the middle of a response.
     let outcome = tokio::time::timeout(shared.args.timeout(), exchange).await;
     record.took_us = micros(at.elapsed());
     match outcome {
@@ -148,9 +151,10 @@ async fn exchange(
 ) -> Result<Option<Connection>, String> {
     if let Some(mut connection) = kept {
         record.fresh = false;
-        // What every pool does: a connection that ended while it was idle is not used.
+        // Like any connection pool: a connection that the server closed while it was idle is not used.
         if connection.sender.ready().await.is_ok() {
             match answer(args, &mut connection, at, record).await {
+                // No byte of the request was sent, so sending it again on a new connection is safe.
                 Err(Failure::NotSent) => {}
                 Err(Failure::Lost(error)) => return Err(error),
                 Ok(keep) => return Ok(keep.then_some(connection)),
@@ -166,18 +170,18 @@ async fn exchange(
     }
 }
 
-/// Why a request has no answer.
+/// Reason that a request has no response.
 #[derive(Debug)]
 enum Failure {
-    /// No byte of it was sent: a client may send it again.
+    /// No byte of it was sent, so that a client may send it again.
     NotSent,
-    /// It may have been served.
+    /// Possibly served; the error as text.
     Lost(String),
 }
 
 async fn connect(addr: SocketAddr) -> Result<Connection, String> {
     let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
-    // Small requests on a kept connection must not wait for the last one's acknowledgement.
+    // Small requests on a persistent connection must not wait for the previous acknowledgement (Nagle's algorithm).
     let _ = stream.set_nodelay(true);
     let local = stream.local_addr().map_err(|error| format!("connect: {error}"))?;
     let written = Rc::new(Cell::new(0));
@@ -188,13 +192,13 @@ async fn connect(addr: SocketAddr) -> Result<Connection, String> {
         .await
         .map_err(|error| format!("connect: {error}"))?;
     tokio::task::spawn_local(async move {
-        // The request's own error says what went wrong.
+        // The same error reaches the request, which reports it.
         let _ = driver.await;
     });
     Ok(Connection { sender, local, written })
 }
 
-/// Sends one request and reads the whole answer; true when the connection may carry another.
+/// Sends one request and reads the whole response. Returns true if the connection can carry another request.
 async fn answer(
     args: &Args,
     connection: &mut Connection,
@@ -207,10 +211,11 @@ async fn answer(
         .map_err(|error| Failure::Lost(format!("cannot make the request: {error}")))?;
     let before = connection.written.get();
     let response = connection.sender.send_request(request).await.map_err(|error| {
-        // A connection that ended behind the pool's look at it takes no byte; the library calls that a failed write.
+        // On a connection that ended after the check above no byte is sent; the library reports a failed write.
         let unsent = error.is_canceled() || connection.written.get() == before;
         if unsent { Failure::NotSent } else { Failure::Lost(chain(&error)) }
     })?;
+    // hyper returns the response when its head is complete; the heads here fit into one packet.
     record.first_byte_us = micros(at.elapsed());
     record.status = response.status().as_u16();
     read_signature(response.headers(), connection.local, record);
@@ -218,7 +223,7 @@ async fn answer(
     Ok(connection.sender.ready().await.is_ok())
 }
 
-/// What `hello` says of itself in its headers.
+/// Reads the headers with which the `hello` application identifies itself.
 fn read_signature(headers: &HeaderMap, local: SocketAddr, record: &mut Record) {
     let text = |name: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
@@ -265,7 +270,7 @@ mod tests {
         args: Args,
     }
 
-    /// Answers the first request of each of two connections, and resets the first one when it is told to.
+    /// Answers the first request on each of two connections, and resets the first connection when `reset` fires.
     fn serve(listener: &TcpListener, reset: &mpsc::Receiver<()>, done: &mpsc::Sender<()>) {
         let accept = || listener.accept().expect("a connection").0;
         let answer = |stream: &mut std::net::TcpStream| {
@@ -287,7 +292,7 @@ mod tests {
         answer(&mut accept());
     }
 
-    /// As pools do that know what was written: Go's, curl's.
+    /// Go's and curl's connection pools behave the same: they know if any byte was written.
     #[test]
     fn a_request_of_which_no_byte_was_sent_is_sent_again() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("an address");
@@ -301,7 +306,7 @@ mod tests {
         LocalSet::new().block_on(&runtime.expect("a runtime"), async {
             let (first, kept) = send(&shared, None).await;
             assert!(first.is_answered() && kept.is_some(), "{first:?}");
-            // This thread blocks, so nobody looks at the connection meanwhile.
+            // This thread blocks, so the client's driver cannot notice the reset meanwhile.
             resets.send(()).expect("the server waits");
             is_done.recv().expect("it resets");
             let (second, _) = send(&shared, kept).await;

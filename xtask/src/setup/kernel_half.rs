@@ -1,4 +1,4 @@
-//! Shell: installs what the kernel half is built with: from Debian's packages where they are new enough, else by rustup.
+//! Shell: installs the compiler and LLVM for the eBPF programs: Debian's packages if new enough, else by rustup.
 
 use std::process::{Command, Stdio};
 
@@ -10,12 +10,12 @@ use crate::{
     toolchain::{self, Lack},
 };
 
-/// Installs what is missing until nothing is.
+/// Installs missing tools, one after the other, until none is missing.
 pub(super) fn prepare(yes: bool) -> Result<()> {
     let mut before = None;
     while let Some(lack) = toolchain::lack() {
         if before == Some(lack) {
-            // What was installed did not help; this says what would.
+            // The installed package did not help: `find` fails with a message about what would.
             return toolchain::Toolchain::find().map(drop);
         }
         install(lack, yes)?;
@@ -41,7 +41,7 @@ fn install(lack: Lack, yes: bool) -> Result<()> {
     }
 }
 
-/// Debian's compiler for building browsers, which it keeps recent.
+/// Installs Debian's compiler for web browsers, which Debian keeps recent.
 fn install_system(yes: bool) -> Result<()> {
     let packages = [
         ("rustc-web", "compiles the kernel half"),
@@ -64,7 +64,7 @@ fn install_nightly(yes: bool) -> Result<()> {
     sh::run(Command::new("rustup").args(words))
 }
 
-/// The version of a package that apt would install.
+/// Version of a package that apt would install; `None` if there is none.
 fn candidate(package: &str) -> Option<String> {
     let mut apt = Command::new("apt-cache");
     let output = apt.args(["policy", package]).stderr(Stdio::null()).output().ok()?;

@@ -1,29 +1,29 @@
-//! Pure: what each purpose needs of a machine, and what a given machine lacks.
+//! Pure: requirements of each purpose, and the ones that a given machine does not meet.
 
-/// What the machine should be able to do.
+/// Task that the machine is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Build user space.
+    /// Build the user space programs.
     Build,
-    /// Load programs into the kernel.
+    /// Load eBPF programs into the running kernel.
     Kernel,
     /// Run a local node with pods.
     Node,
-    /// Run the tests that meet other programs.
+    /// Run the tests that use third-party programs.
     Test,
-    /// Measure.
+    /// Run the benches on this machine.
     Bench,
-    /// Run a whole Kubernetes.
+    /// Run a whole Kubernetes cluster.
     Cluster,
     /// Run other kernels in virtual machines.
     Kernels,
 }
 
 impl Purpose {
-    /// What tests of all tiers need.
+    /// Purposes of the tests of all tiers.
     pub(crate) const TESTS: [Self; 5] =
         [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Cluster];
-    /// Everything.
+    /// All purposes, for `cargo xtask setup`.
     pub(crate) const ALL: [Self; 7] = [
         Self::Build,
         Self::Kernel,
@@ -34,7 +34,7 @@ impl Purpose {
         Self::Kernels,
     ];
 
-    /// Whether it loads programs into this machine's kernel.
+    /// Returns true if it loads programs into this machine's kernel.
     pub(crate) fn needs_kernel(self) -> bool {
         match self {
             Self::Build | Self::Cluster | Self::Kernels => false,
@@ -42,17 +42,17 @@ impl Purpose {
         }
     }
 
-    /// Whether it compiles the kernel half.
+    /// Returns true if it compiles the eBPF programs.
     pub(crate) fn needs_kernel_half(self) -> bool {
         self.needs_kernel() || self == Self::Kernels
     }
 }
 
-/// A Debian package and what of it is used.
+/// A Debian package and its use.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) package: &'static str,
-    /// Any one of these programs will do. Of what has no program, a file.
+    /// Alternative programs, of which one suffices. A package without programs has the path of a file.
     programs: &'static [&'static str],
     pub(crate) why: &'static str,
     purposes: &'static [Purpose],
@@ -67,7 +67,7 @@ const fn need(
     Need { package, programs, why, purposes }
 }
 
-/// Everything that comes from packages. The kernel half's compiler is `toolchain.rs`'s matter.
+/// All requirements that packages meet. The compiler of the eBPF programs is found by `toolchain.rs`.
 const NEEDS: &[Need] = &[
     need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
     need(&[Purpose::Build], "make", &["make"], "builds the allocator"),
@@ -181,33 +181,34 @@ const NEEDS: &[Need] = &[
     ),
 ];
 
-/// The packages `purposes` need and the machine lacks. A need of no purpose named here is left alone.
+/// Returns the packages that `purposes` need and the machine lacks. Needs of other purposes are ignored.
 pub(crate) fn missing(purposes: &[Purpose], has: impl Fn(&str) -> bool) -> Vec<&'static Need> {
     NEEDS
         .iter()
         .filter(|need| need.purposes.iter().any(|purpose| purposes.contains(purpose)))
+        // Programs count, not packages: they may have been installed in another way.
         .filter(|need| !need.programs.iter().any(|program| has(program)))
         .collect()
 }
 
-/// What a machine says of itself.
+/// Properties of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Kernel release, major and minor.
+    /// Kernel release: major and minor number.
     pub(crate) kernel: Option<(u32, u32)>,
-    /// Whether cgroup v2 is mounted, alone or beside v1.
+    /// True if cgroup v2 is mounted, alone or beside v1.
     pub(crate) has_cgroup2: bool,
-    /// Capabilities root may have here (`CapBnd`).
+    /// Bounding set of capabilities (`CapBnd`), as bits.
     pub(crate) capabilities: u64,
     pub(crate) is_root: bool,
     pub(crate) has_sudo: bool,
 }
 
-/// Oldest kernel that `cargo xtask kernels` tries. What it lacks has fallbacks: cookies of network namespaces for user space
-/// (5.14) and for `sock_ops` (5.15), for example.
+/// Oldest kernel that `cargo xtask kernels` tests. There are fallbacks for its missing features, for example
+/// namespace cookies for user space (5.14) and for `sock_ops` (5.15).
 const OLDEST: (u32, u32) = (5, 10);
 
-/// Capabilities by bit number (linux/capability.h) and what they are for.
+/// Required capabilities: bit number (linux/capability.h), name and use.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
     (12, "CAP_NET_ADMIN", "makes network namespaces' addresses and routes, attaches programs"),
     (19, "CAP_SYS_PTRACE", "enters the namespaces of pods"),
@@ -215,7 +216,7 @@ const CAPABILITIES: [(u32, &str, &str); 4] = [
     (18, "CAP_SYS_CHROOT", "changes into images"),
 ];
 
-/// One line for each thing that stands in the way of the kernel half.
+/// Describes each reason that the eBPF programs cannot run, one line each.
 pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
     match facts.kernel {
@@ -241,7 +242,7 @@ pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
             lines.push(format!("{name} is withheld from root here ({why}); run outside this container or with --privileged"));
         }
     }
-    // Since 5.8 CAP_BPF would do, but older kernels and several helpers ask for the admin's.
+    // CAP_BPF would suffice since 5.8, but older kernels and several helpers require CAP_SYS_ADMIN.
     lines
 }
 

@@ -1,4 +1,4 @@
-//! Shell: builds what the cluster tier needs while test programs are built: it is the longest of all, and waits for images.
+//! Shell: builds images for the cluster tier while test programs are built: it takes longest, and needs them first.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace::Workspace;
 
-/// A build on its way. Others that build the same wait for its end.
+/// A build in progress. Other processes that build the same wait for its end.
 #[derive(Debug)]
 pub(super) struct Ahead {
     child: Child,
@@ -18,7 +18,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Begins to build.
+    /// Starts the build in another process.
     pub(super) fn start(workspace: &Workspace) -> Result<Self> {
         let log = workspace.target.join("cluster-build.log");
         let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
@@ -29,7 +29,7 @@ impl Ahead {
         Ok(Self { child, log })
     }
 
-    /// Waits for its end. What failed fails once more, and says so, when the tier builds it itself.
+    /// Waits for the end of the build. A failure is ignored here: the tier builds again and reports it.
     pub(super) fn finish(mut self) -> Result<()> {
         let status = self.child.wait()?;
         println!("images were built ahead ({status}), see {}", self.log.display());

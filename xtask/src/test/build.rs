@@ -1,5 +1,5 @@
-//! Shell: builds test programs, all of them of the same choice of packages and with the same kernel half, so that Cargo
-//! builds no crate twice for other features of it.
+//! Shell: builds of test programs, always of the same packages and with the same eBPF programs, so that Cargo builds
+//! no crate twice with different features.
 
 use std::{
     fs,
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{build_ebpf, sh, workspace::Workspace};
 
-/// How test programs are built in one run.
+/// Builder of all test programs of a run.
 #[derive(Debug)]
 pub(super) struct Builder {
-    /// What they are built from.
+    /// Workspace that the programs are built from.
     pub(super) workspace: Workspace,
-    /// The kernel half, or why there is none.
+    /// Path of the eBPF object, or the reason that there is none.
     object: Result<PathBuf, String>,
     /// Test programs that another process has built; `None` where this one builds them.
     built: Option<Vec<Built>>,
@@ -28,26 +28,27 @@ pub(super) struct Builder {
 pub(super) struct Built {
     /// Name of the test, as `cargo test --test` takes it.
     name: String,
-    /// Folder of its package.
+    /// Directory of its package.
     pub(super) folder: String,
-    /// Its root source file.
+    /// Path of its root source file.
     pub(super) source: String,
     pub(super) executable: String,
 }
 
 impl Builder {
-    /// Without the kernel half, which needs its own compiler.
+    /// Creates a builder without the eBPF programs, which need a compiler of their own.
     pub(super) fn plain(workspace: Workspace) -> Self {
         Self { workspace, object: Err("nothing that runs needs it".to_owned()), built: None }
     }
 
-    /// With the kernel half, which is built here, once `prepared` says that it can be. Where it cannot, only what needs it fails.
+    /// Creates a builder with the eBPF programs, built here if `prepared` is no error. On errors, only their users
+    /// fail.
     pub(super) fn with_kernel_half(workspace: Workspace, prepared: Result<()>) -> Self {
         let object = prepared.and_then(|()| build_ebpf::object(&workspace));
         Self { workspace, object: object.map_err(|error| format!("{error:#}")), built: None }
     }
 
-    /// The same, with the programs that `file` lists in place of those that Cargo would build.
+    /// Returns this builder with the programs that `file` lists, in place of those that Cargo would build.
     pub(super) fn with_built(self, file: &Path) -> Result<Self> {
         let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let built = serde_json::from_slice(&text);
@@ -55,12 +56,12 @@ impl Builder {
         Ok(Self { built: Some(built), ..self })
     }
 
-    /// The file that holds the kernel half.
+    /// Path of the eBPF object. Fails with the reason if there is none.
     pub(super) fn object(&self) -> Result<&Path> {
         self.object.as_deref().map_err(|why| anyhow!("there is no kernel half: {why}"))
     }
 
-    /// `cargo test WORDS`, of everything but the kernel half itself.
+    /// Command `cargo test WORDS`, for all packages but the eBPF programs.
     pub(super) fn cargo_test(&self, words: &[&str]) -> Command {
         let mut command = sh::cargo();
         command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(words);
@@ -69,7 +70,7 @@ impl Builder {
         command
     }
 
-    /// Builds the tests that `words` choose, or all, with the programs that they start.
+    /// Builds the tests that `words` choose, or all tests, with the programs that they start.
     pub(super) fn tests(&self, words: &[&str]) -> Result<Vec<Built>> {
         if let Some(built) = &self.built {
             let wanted = built.iter().filter(|it| words.contains(&it.name.as_str()));
@@ -82,7 +83,7 @@ impl Builder {
             let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
             let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
             let manifest = text(&message["manifest_path"]).unwrap_or_default();
-            // Programs that only some test needs, and examples, are named too.
+            // Cargo also reports ordinary programs and examples that tests need.
             let is_test = message["profile"]["test"] == true;
             if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
                 built.push(Built {
@@ -99,15 +100,16 @@ impl Builder {
         Ok(built)
     }
 
-    /// Builds `rouse` and returns its file.
+    /// Builds `rouse` and returns the path of the executable.
     pub(super) fn rouse(&self) -> Result<PathBuf> {
-        // A test of rouse's own brings the program along.
+        // Building an integration test of `rouse` builds the program as well.
         self.tests(&["--test", "cli"])?;
         Ok(self.workspace.target.join("debug/rouse"))
     }
 
-    /// Builds one target of the package `tests`.
+    /// Builds one test target of the package `tests`, and returns the path of the executable.
     pub(super) fn target(&self, target: &str) -> Result<String> {
+        // Cargo reports several programs, so the wanted one is found by its source.
         let source = format!("tests/{target}/main.rs");
         let built = self.tests(&["--test", target])?;
         let found = built.into_iter().find(|it| it.source.ends_with(&source));

@@ -1,4 +1,4 @@
-//! Shell: the cluster tier: brings a Kubernetes up where none is, and takes down only what it brought up.
+//! Shell: the cluster tier: starts a Kubernetes cluster if there is none, and removes only what it has started.
 
 use std::{ffi::OsStr, path::Path, process::Command};
 
@@ -17,12 +17,12 @@ use crate::{
     sh,
 };
 
-/// The one that all other tests share. The first of them that needs Rouse installs it there.
+/// Cluster that all other tests share. The first test that needs Rouse installs it there.
 const SHARED: &str = "rouse-installed";
-/// An API server that only the controller's own tests write to.
+/// API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
 
-/// Modules and tests that keep to namespaces of their own, or to clusters of their own, and harm no part of the cluster:
+/// Modules and tests that use namespaces or clusters of their own, and inject no faults into the shared cluster:
 /// several of them run at once.
 const SIDE_BY_SIDE: [&str; 14] = [
     "contract::",
@@ -40,13 +40,13 @@ const SIDE_BY_SIDE: [&str; 14] = [
     "story::",
     "trouble::",
 ];
-/// How many of them run at once: they wait for pods and windows, on two processors as on many.
+/// Number of them that run at once. They wait for pods and windows, on two processors as on many.
 const AT_ONCE: u8 = 3;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
     setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
-    // A chart that is wrong fails the tier, but not before the rest of it has run.
+    // A wrong chart fails the tier, but only after its other tests have run.
     let chart = of_chart(args, builder)
         .unwrap_or_else(|error| Outcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
     Ok(chart.and(alone).and(whole))
 }
 
-/// Checks the chart where Helm is at hand; `cargo xtask chart` builds it, in as long as all else that is built takes.
+/// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
 fn of_chart(args: &Args, builder: &Builder) -> Result<Outcome> {
     let wanted =
         |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
@@ -88,13 +88,14 @@ fn of_chart(args: &Args, builder: &Builder) -> Result<Outcome> {
     Ok(Outcome::Ran { ok: tally.failed == 0, tally, left_out: String::new() })
 }
 
-/// Runs the controller's tests against an API server without nodes, which is removed after.
+/// Runs the controller's tests against an API server without nodes, which is removed afterwards.
 fn against_api_server(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
     let programs =
         builder.tests(&["--test", "apiserver", "--test", "platform", "--test", "webhook"])?;
     let mut up = cluster_command(xtask, ALONE);
     up.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
     let outcome = sh::run(&mut up).and_then(|()| one_by_one(xtask, args, &programs));
+    // Removed after failures as well: the next run must start with an empty API server.
     sh::run(cluster_command(xtask, ALONE).arg("down"))?;
     outcome
 }
@@ -106,7 +107,7 @@ fn one_by_one(xtask: &Path, args: &Args, programs: &[Built]) -> Result<Outcome> 
     for program in programs {
         println!("{}", program.source);
         let mut command = cluster_command(xtask, ALONE);
-        // Inside, because the API server asks the webhooks on its own loopback.
+        // In the cluster's namespace, because the API server calls the webhooks on its own loopback.
         command.args(["run", "--", "env", "-C", &program.folder, &variable, &program.executable]);
         command.args(&args.names).arg("--test-threads=1");
         outcome = outcome.and(run_counted(&mut command)?);
@@ -120,12 +121,13 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
     command
 }
 
-/// Runs the tests of the whole against a cluster with nodes.
+/// Runs the tests of the whole system against a cluster with nodes.
 fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
     let was_there = cluster::exists(SHARED)?;
     let mut up = cluster_command(xtask, SHARED);
-    // Both images are built here, by the user; tests that bring up clusters of their own find them built.
+    // Both images are built here as the user; tests that start clusters of their own find them built.
     up.args(["up", "--image", "hello", "--image", "rouse"]);
+    // Two nodes: several tests need a pod and a client on different nodes.
     if !was_there {
         up.args(["--nodes", "2"]);
     }
@@ -149,7 +151,7 @@ fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
     outcome
 }
 
-/// Runs all tests but those of the modules named in `left_out`, each with its reason, and long ones where nobody asks.
+/// Runs all tests but the modules in `left_out`, each with its reason. Long tests run only on request.
 fn tests(
     args: &Args,
     builder: &Builder,
@@ -160,6 +162,7 @@ fn tests(
     let all = args.long || !args.names.is_empty();
     words.extend(all.then_some("--include-ignored"));
     let mut outcome = if args.names.is_empty() {
+        // Two runs: first the modules that tolerate others, several at once; then all others alone.
         let together = [&words[..], &SIDE_BY_SIDE].concat();
         let alone = SIDE_BY_SIDE.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = words.iter().copied().chain(alone).collect();
@@ -179,7 +182,7 @@ fn tests(
     Ok(outcome)
 }
 
-/// Faults and traces are xtask's own clusters' matter.
+/// Runs the tests against a cluster of the user's. Faults and packet traces are limited to clusters that xtask made.
 fn existing(file: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
     if !file.is_file() {
         bail!("--kubeconfig names {}, which is no file", file.display());

@@ -1,4 +1,4 @@
-//! Shell: runs tiers in processes of their own while others run, which wait more than they compute.
+//! Shell: tiers that run in processes of their own beside the others, because they wait more than they compute.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, anyhow};
 use super::{Args, Outcome, Row, Tally, Tier, build::Built};
 use crate::workspace::Workspace;
 
-/// Tiers that run in other processes, one after the other.
+/// Thread that runs tiers in other processes, one after the other.
 #[derive(Debug)]
 pub(super) struct Lane(JoinHandle<Vec<Ran>>);
 
@@ -22,13 +22,13 @@ pub(super) struct Lane(JoinHandle<Vec<Ran>>);
 struct Ran {
     tier: Tier,
     log: PathBuf,
-    /// Whether every test passed, or why the process could not be run.
+    /// True if every test passed; an error if the process could not run.
     ended: Result<bool>,
     seconds: f64,
 }
 
 impl Lane {
-    /// Starts `tiers` as `args` ask, but for which tiers. They run the programs `built`.
+    /// Starts `tiers` with the options of `args`, except for the choice of tiers. They run the programs `built`.
     pub(super) fn start(
         tiers: &[Tier],
         args: &Args,
@@ -48,6 +48,7 @@ impl Lane {
             if let Some(file) = &args.kubeconfig {
                 command.arg("--kubeconfig").arg(file);
             }
+            // `--repeat` is valid only together with names.
             if !args.names.is_empty() {
                 command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
             }
@@ -63,7 +64,7 @@ impl Lane {
         Ok(Self(thread::spawn(move || all.into_iter().map(run).collect())))
     }
 
-    /// Waits for the end of the tiers, shows all that they printed, and returns their rows of the table.
+    /// Waits for the end of the tiers, prints their output, and returns their rows of the table.
     pub(super) fn finish(self) -> Result<Vec<Row>> {
         let all = self
             .0
@@ -73,7 +74,7 @@ impl Lane {
     }
 }
 
-/// Runs a process to its end, with all that it prints in `log`.
+/// Runs a process to its end, with all its output in `log`. Returns true if it succeeded.
 fn run(command: &mut Command, log: &Path) -> Result<bool> {
     let file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -91,12 +92,14 @@ impl Ran {
     }
 }
 
-/// What the other process printed, as this process would have counted it.
+/// Result of the other process, read from its output.
 fn outcome(tier: Tier, output: &str, ok: bool) -> Outcome {
     let mut tally = Tally::default();
     output.lines().for_each(|line| tally.absorb(line));
+    // The row of the other process' table, which also has what was left out.
     let row = output.lines().rev().find(|line| line.split_whitespace().next() == Some(tier.name()));
     let row = row.unwrap_or_default();
+    // A process that failed without a failed test did not get as far as running them.
     if !ok && tally.failed == 0 {
         let why = row.split_once("cannot run: ").map(|(_, why)| why);
         return Outcome::CannotRun(why.unwrap_or("its process failed, see above").to_owned());

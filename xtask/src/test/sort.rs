@@ -1,11 +1,11 @@
-//! Pure: which tier a test of a crate belongs to, by the first word of the file it stands in.
+//! Pure: the tier of a crate's test, from the first word of its source file.
 
 use super::Tier;
 
-/// The files whose first line decides for the test `name`, most specific first.
+/// Paths of the files whose first line may decide for the test `name`, most specific first.
 ///
-/// `queue::tests::holds` stands in `queue/tests.rs` or `queue.rs`, beside the crate's root; a test without a module in the
-/// root.
+/// The test `queue::tests::holds` is in `queue/tests.rs` or `queue.rs`, beside the crate's root. A test without a
+/// module is in the root.
 pub(super) fn candidates(root: &str, name: &str) -> Vec<String> {
     let folder = root.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut modules: Vec<&str> = name.split("::").collect();
@@ -21,7 +21,7 @@ pub(super) fn candidates(root: &str, name: &str) -> Vec<String> {
     files
 }
 
-/// The tier that a file's first line names; test modules and crate roots name none.
+/// Tier that a file's first line names. Test modules and crate roots name none.
 pub(super) fn tier_of(first_line: &str) -> Option<Tier> {
     match first_line {
         line if line.starts_with("//! Pure:") => Some(Tier::Pure),
@@ -46,7 +46,7 @@ mod tests {
                 "/w/agent/src/lib.rs"
             ]
         );
-        // Not what the crate's own module of that name says.
+        // The crate's own module of that name does not count.
         assert_eq!(
             candidates("/w/agent/tests/whole/main.rs", "pods::x"),
             [

@@ -1,42 +1,42 @@
-//! Pure: what test programs say: how many tests passed, and why the others did not.
+//! Pure: results parsed from the output of test programs: numbers of tests, and messages of failed ones.
 
 use serde::Serialize;
 
-/// So many lines of what a failed test said are repeated at the end, where its reader looks first.
+/// Number of lines of a failed test's message that are repeated at the end of the run.
 const MOST_LINES: usize = 12;
-/// So many of the slowest tests are named after a run.
+/// Number of the slowest tests that are named after a run.
 const MOST_SLOW: usize = 10;
 
-/// Tests that ran.
+/// Results of tests so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Left out unless asked for.
+    /// Number of tests that are left out unless requested.
     pub(super) ignored: u64,
-    /// Each failed test's name, with what it said as it failed.
+    /// Name of each failed test, followed by the lines of its message.
     pub(crate) failures: Vec<Vec<String>>,
-    /// Seconds that each test took, where tests ran one after the other.
+    /// Seconds that each test took; empty if tests ran in parallel.
     #[serde(skip)]
     seconds: Vec<(String, f64)>,
-    /// What the next line belongs to.
+    /// Section of the output that the next line belongs to.
     #[serde(skip)]
     at: Place,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
-    /// To no test.
+    /// Section outside of any failed test's output.
     #[default]
     Outside,
-    /// To one that has not said yet why it failed.
+    /// Output of a failed test, before its panic message.
     Before,
-    /// To why it failed.
+    /// Panic message of a failed test.
     Why,
 }
 
 impl Tally {
-    /// Adds what a line of libtest's output says.
+    /// Parses one line of libtest's output.
     pub(crate) fn absorb(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(rest) = line.trim_start().strip_prefix("test result: ") {
@@ -49,14 +49,14 @@ impl Tally {
         }
     }
 
-    /// Records that the test which `line` reports took `seconds`; other lines are ignored.
+    /// Records that the test in the result line `line` took `seconds`. Other lines are ignored.
     pub(super) fn record(&mut self, line: &str, seconds: f64) {
         if let Some(name) = name_of_result(line) {
             self.seconds.push((name.to_owned(), seconds));
         }
     }
 
-    /// The slowest tests with their seconds, slowest first; none where tests ran side by side.
+    /// Slowest tests with their seconds, slowest first; empty if tests ran in parallel.
     pub(super) fn slowest(&self) -> Vec<(&str, f64)> {
         let mut all: Vec<_> = self.seconds.iter().map(|(name, s)| (name.as_str(), *s)).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -64,7 +64,7 @@ impl Tally {
         all
     }
 
-    /// This and then `next`.
+    /// Combines these results with those of `next`.
     pub(crate) fn and(mut self, next: Self) -> Self {
         self.seconds.extend(next.seconds);
         self.passed += next.passed;
@@ -89,6 +89,7 @@ impl Tally {
     fn add(&mut self, line: &str) {
         let Some(failure) = self.failures.last_mut() else { return };
         let begins = line.starts_with("thread '") && line.contains("panicked at");
+        // The message ends where the backtrace begins; the backtrace itself is long and rarely needed.
         let is_over = line == "stack backtrace:" || failure.len() > MOST_LINES;
         self.at = match self.at {
             Place::Before if begins => Place::Why,
@@ -101,13 +102,13 @@ impl Tally {
     }
 }
 
-/// `test NAME ... ok`. What the test printed itself may stand before the result, on lines of its own.
+/// Name of the test in a result line `test NAME ... ok`. Output of the test itself may precede it on other lines.
 fn name_of_result(line: &str) -> Option<&str> {
     let (name, result) = line.trim_end().strip_prefix("test ")?.split_once(" ... ")?;
     (result.ends_with("ok") || result.ends_with("FAILED")).then_some(name)
 }
 
-/// `---- NAME stdout ----`
+/// Name of the test in a heading `---- NAME stdout ----`.
 fn name_of_section(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }

@@ -1,4 +1,4 @@
-//! Shell: the tests of all packages but root's, sorted into the tiers pure and shell.
+//! Shell: tests of all packages that need no root, divided into the tiers pure and shell.
 
 use std::{
     fs,
@@ -17,11 +17,11 @@ use super::{
     names_in, sort,
 };
 
-/// Tells tests that they may take an hour: those that repeat something do it as often as a release asks for.
+/// Environment variable that lets repeating tests run as often as a release requires, for up to an hour.
 const LONG: &str = "ROUSE_LONG";
-/// How many programs run at once: those that take longest wait more than they compute.
+/// Number of programs that run at once: the longest ones wait more than they compute.
 const AT_ONCE: usize = 2;
-/// The programs that take longest, a minute and more each. They begin first, so that none is left alone at the end.
+/// Programs that take longest, a minute and more each. They begin first, so that none runs alone at the end.
 const LONGEST: [&str; 4] = [
     "streams/tests/h2.rs",
     "streams/tests/h1.rs",
@@ -29,15 +29,15 @@ const LONGEST: [&str; 4] = [
     "activator/tests/resident.rs",
 ];
 
-/// A program, or cargo, that runs tests.
+/// A test program, or a cargo command that runs tests.
 #[derive(Debug)]
 struct Tests {
-    /// What they are made from.
+    /// Path of its root source file, for display.
     source: String,
     command: Command,
 }
 
-/// Runs the tests of `tier` whose name contains one of `names`, or all.
+/// Runs the tests of `tier` whose name contains one of `args.names`, or all tests.
 pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
     let names = &args.names;
     let workspace = &builder.workspace;
@@ -57,7 +57,7 @@ pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome>
         }
         all.push(Tests { source, command });
     }
-    // Examples in documents are small and pure.
+    // Examples in documentation comments are small and pure.
     if tier == Tier::Pure && names.is_empty() {
         let command = builder.cargo_test(&["--doc"]);
         all.push(Tests { source: "examples in documents".to_owned(), command });
@@ -67,8 +67,9 @@ pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome>
     side_by_side(all)
 }
 
-/// Runs some at a time. What each printed is shown as a whole, when it has ended.
+/// Runs programs in parallel. The output of each is printed as a whole when it has ended.
 fn side_by_side(all: Vec<Tests>) -> Result<Outcome> {
+    // Threads take the next program when they are free, in the order of the list.
     let queue = Mutex::new(all.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
@@ -78,7 +79,7 @@ fn side_by_side(all: Vec<Tests>) -> Result<Outcome> {
             scope.spawn(move || {
                 while let Some(tests) = next() {
                     let source = tests.source.clone();
-                    // The other end stays until all have ended, unless one could not be run.
+                    // The receiver exists until all have ended, unless one could not run.
                     send.send((source, output(tests))).ok();
                 }
             });
@@ -96,14 +97,14 @@ fn side_by_side(all: Vec<Tests>) -> Result<Outcome> {
     })
 }
 
-/// Runs tests to their end. Returns all that they printed, and whether they passed.
+/// Runs a test program to its end. Returns its output, and true if the tests passed.
 fn output(tests: Tests) -> Result<(String, bool)> {
     let Tests { source, mut command } = tests;
     println!("{source} begins");
     let (mut reader, writer) = io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn()?;
-    // It holds the pipe's other end, which would never be closed.
+    // The command holds the pipe's write end, so reading would never end.
     drop(command);
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
@@ -120,7 +121,7 @@ fn tests_of(built: &Built, tier: Tier, names: &[String]) -> Result<Vec<String>> 
 fn tier_of_test(built: &Built, test: &str) -> Tier {
     let files = sort::candidates(&built.source, test);
     let first_line = |file: String| Some(fs::read_to_string(file).ok()?.lines().next()?.to_owned());
-    // A file that does not say it is pure may touch anything.
+    // A file that is not marked pure may do any I/O.
     files
         .into_iter()
         .filter_map(first_line)

@@ -1,36 +1,37 @@
-//! Pure: metrics that the code exports, and metrics that documents, rules and the dashboard speak of: the same ones.
+//! Pure: checks that documents, rules and the dashboard name exactly the metrics that the code exports.
 //!
-//! Names are read from the source text, not from running parts: a part shows a family of labels only once something was
-//! counted. What a file registers stands there in one of two shapes: a whole name as a literal, or the rest of one behind
+//! Names are read from the source text, not from running components: those show a family with labels only after a
+//! first count. A registered name has one of two forms there: a whole name as a literal, or the rest of a name after
 //! the file's prefix.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::{Finding, before_tests, error};
 
-/// The document that names every metric.
+/// Path of the document that names every metric.
 pub(crate) const HANDBOOK: &str = "docs/operations.md";
-/// What metrics of ours begin with; `kn_` are Knative's own, kept for its dashboards.
+/// Prefixes of the metrics' names; `kn_` are Knative's own names, kept for its dashboards.
 const OURS: [&str; 2] = ["rouse_", "kn_"];
-/// Labels that begin like a metric.
+/// Labels whose names begin like a metric.
 const LABELS: [&str; 3] = ["kn_configuration_name", "kn_revision_name", "kn_service_name"];
-/// What a histogram's series end in.
+/// Suffixes of the series of a histogram.
 const SERIES: [&str; 3] = ["_bucket", "_sum", "_count"];
-/// Calls whose first argument is the rest of a name, and what the library adds to it.
+/// Calls whose first argument is the rest of a name, with the suffix that the library appends.
 const CALLS: [(&str, &str); 4] =
     [("register(", ""), ("register_with_unit(", "_seconds"), (" gauge(", ""), (" counter(", "")];
 
-/// Metrics by name, without the `_total` of counters, each with the file that exports it.
+/// Exported metrics: name without the `_total` of counters, and path of the file.
 #[derive(Debug, Default)]
 pub(crate) struct Exported(BTreeMap<String, String>);
 
 impl Exported {
-    /// Takes in one source file.
+    /// Adds the metrics of one source file.
     pub(crate) fn read(&mut self, path: &str, text: &str) {
         let code = before_tests(text);
         if !code.contains("prometheus_client") {
             return;
         }
+        // A file has one registry with one prefix; whole names need none.
         let prefix = literal_after(code, "with_prefix(").next();
         let mut add = |name: String| drop(self.0.insert(name, path.to_owned()));
         for (call, unit) in CALLS {
@@ -38,6 +39,7 @@ impl Exported {
                 add(prefix.map_or_else(String::new, |it| format!("{it}_")) + rest + unit);
             }
         }
+        // Every second part of the text is a literal; the prefix itself is no metric.
         let whole = code.split('"').skip(1).step_by(2).filter(|it| is_ours(it));
         whole.filter(|it| Some(*it) != prefix).for_each(|it| add(it.to_owned()));
     }
@@ -47,7 +49,7 @@ impl Exported {
     }
 }
 
-/// Judges a document: it names no metric that is not exported.
+/// Checks a document: it names only exported metrics.
 pub(crate) fn document(path: &str, text: &str, exported: &Exported) -> Vec<Finding> {
     let gone = |(line, name): (usize, &str)| {
         let known = named_series(name).any(|it| exported.has(it));
@@ -58,7 +60,7 @@ pub(crate) fn document(path: &str, text: &str, exported: &Exported) -> Vec<Findi
     names(text).filter_map(gone).collect()
 }
 
-/// Judges the handbook: it names every metric that is exported.
+/// Checks the handbook: it names every exported metric.
 pub(crate) fn handbook(text: &str, exported: &Exported) -> Vec<Finding> {
     let told: BTreeSet<&str> = names(text).flat_map(|(_, name)| named_series(name)).collect();
     let told: BTreeSet<&str> =
@@ -71,8 +73,8 @@ pub(crate) fn handbook(text: &str, exported: &Exported) -> Vec<Finding> {
         .collect()
 }
 
-/// Judges rules or a dashboard: what is asked for stands in the handbook with just that name, so that nobody asks for a
-/// counter without its `_total`; what rules have recorded (names with a colon) is recorded by one.
+/// Checks rules or a dashboard. Every metric in a query is in the handbook by exactly that name, so that no query
+/// uses a counter without `_total`. Names with a colon must be recorded by a rule.
 pub(crate) fn queries(
     path: &str,
     text: &str,
@@ -94,7 +96,7 @@ pub(crate) fn queries(
     asked.chain(unrecorded).map(say).collect()
 }
 
-/// What a file of rules records.
+/// Names that a file of rules records.
 pub(crate) fn recorded(rules: &str) -> BTreeSet<&str> {
     rules
         .lines()
@@ -102,13 +104,13 @@ pub(crate) fn recorded(rules: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// A name, and what it is a series of where it is a histogram's.
+/// A name, and the name of its histogram if it is one of a histogram's series.
 fn named_series(name: &str) -> impl Iterator<Item = &str> {
     let histogram = SERIES.iter().filter_map(move |end| name.strip_suffix(end));
     std::iter::once(name).chain(histogram)
 }
 
-/// Metrics that a text names, with the number of the line.
+/// Metrics that a text names, each with its line number.
 fn names(text: &str) -> impl Iterator<Item = (usize, &str)> {
     words(text).filter(|(_, word)| is_ours(word) && !word.contains(':'))
 }
@@ -130,7 +132,7 @@ fn is_ours(word: &str) -> bool {
     begins && word.bytes().all(plain) && !LABELS.contains(&word) && !word.ends_with('_')
 }
 
-/// The literals that are the first argument of `call`.
+/// Literals that are the first argument of `call`.
 fn literal_after<'a>(code: &'a str, call: &'a str) -> impl Iterator<Item = &'a str> {
     let after = code.split(call).skip(1);
     after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())

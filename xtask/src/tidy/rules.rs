@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Which of our crates a crate may import; a part never imports another part.
+/// Crates of the workspace that each crate may import. A component never imports another component.
 const ARROWS: [(&str, &[&str]); 12] = [
     ("common", &[]),
     ("ebpf", &["common"]),
@@ -18,8 +18,9 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("hello", &[]),
 ];
 
-/// What a `Pure:` file may not name: I/O, clocks, the environment, chance. The controller has a module `kube` of its
-/// own, so of the crate only imports are named, and not those of `kube::core`, which are plain types.
+/// Names that a `Pure:` file may not use: I/O, clocks, the environment, random values. The controller has a module
+/// `kube` of its own, so only imports of the crate `kube` are listed. Imports of `kube::core` are not: they are plain
+/// types.
 const IMPURE: [&str; 17] = [
     "tokio::",
     "hyper::",
@@ -40,38 +41,38 @@ const IMPURE: [&str; 17] = [
     "TcpStream",
 ];
 
-/// The files where `unsafe` may stand, beside the whole of `ebpf/`.
+/// Files that may contain `unsafe`, beside all of `ebpf/`.
 const UNSAFE: [&str; 4] =
     ["common/src/abi.rs", "agent/src/sys.rs", "local/src/sys.rs", "tests/kernel/sys.rs"];
 
-/// Lines before the tests from which a file is too long to read at once.
+/// Number of lines before the tests from which a file gets a warning.
 const LONG: usize = 400;
-/// … and from which it must be split.
+/// Number of lines before the tests from which a file must be split.
 const TOO_LONG: usize = 800;
 
-/// One source file.
+/// One source file of the workspace.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
-    /// The crate it belongs to.
+    /// Name of its crate.
     pub(crate) krate: &'a str,
-    /// Its path from the workspace root.
+    /// Path from the root of the workspace.
     pub(crate) path: &'a str,
-    /// Its text.
+    /// Content of the file.
     pub(crate) text: &'a str,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Severity {
     Warning,
     Error,
 }
 
-/// One broken rule.
+/// One violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
-    /// `path` or `path:line`.
+    /// Location, as `path` or `path:line`.
     pub(crate) place: String,
     pub(crate) says: String,
 }
@@ -94,7 +95,7 @@ fn warning(place: impl Into<String>, says: impl Into<String>) -> Finding {
     Finding { severity: Severity::Warning, place: place.into(), says: says.into() }
 }
 
-/// Judges one import of a crate of ours by another.
+/// Checks one import of a crate of the workspace by another.
 pub(crate) fn arrow(from: &str, to: &str) -> Option<Finding> {
     let place = format!("{from}/Cargo.toml");
     match ARROWS.iter().find(|(name, _)| *name == from) {
@@ -110,7 +111,7 @@ pub(crate) fn arrow(from: &str, to: &str) -> Option<Finding> {
     }
 }
 
-/// Judges one source file.
+/// Checks one source file against all rules.
 pub(crate) fn source(file: &Source<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(mark(file));
@@ -129,9 +130,9 @@ pub(crate) fn source(file: &Source<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Every file says in its first line what it is for, and whether it does I/O.
+/// Checks the first line, which states the file's purpose and if it does I/O.
 fn mark(file: &Source<'_>) -> Option<Finding> {
-    // Tests in a file of their own belong to the file they test.
+    // Tests in a file of their own belong to the file that they test.
     if file.path.ends_with("/tests.rs") {
         return None;
     }
@@ -140,7 +141,7 @@ fn mark(file: &Source<'_>) -> Option<Finding> {
         return Some(error(file.path, "the first line must be a `//!` doc line"));
     }
     let name = file.path.rsplit('/').next().unwrap_or_default();
-    // A crate root's doc speaks for the crate; kernel programs are neither; tests are named by what they test.
+    // A crate root's doc is about the crate, eBPF programs are neither kind, and tests are sorted by what they test.
     let exempt = matches!(name, "lib.rs" | "main.rs" | "build.rs")
         || file.krate == "ebpf"
         || file.krate == "tests"
@@ -166,8 +167,9 @@ fn length(file: &Source<'_>) -> Option<Finding> {
 }
 
 fn impure(path: &str, line: &Line<'_>) -> Option<Finding> {
-    // The Pod impls need aya's trait; they are data, not I/O.
+    // The implementations of `Pod` need aya's trait; they are data, not I/O.
     let named = IMPURE.iter().find(|name| {
+        // Not in the middle of a longer name, such as `my_tokio::`.
         let found = line.code.match_indices(*name).any(|(at, _)| {
             !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
         });
@@ -180,12 +182,13 @@ fn impure(path: &str, line: &Line<'_>) -> Option<Finding> {
     ))
 }
 
-/// Judges the relative links of a document, which lead from where it stands, and the file names in backticks, which are
-/// told from the root.
+/// Checks the relative links of a document, which start at its directory, and the file names in backticks, which
+/// start at the root.
 pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let folder = path.rsplit_once('/').map_or_else(String::new, |(folder, _)| format!("{folder}/"));
     for (index, line) in text.lines().enumerate() {
+        // Markdown links `[text](target)`; links to other sites and within the page are not checked.
         let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let links = links.filter(|link| !link.contains("://") && !link.starts_with('#'));
         let quoted = line.split('`').skip(1).step_by(2).filter(|word| is_file_name(word));
@@ -200,7 +203,7 @@ pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) ->
     findings
 }
 
-/// Whether a backticked word is a path in this tree, such as `agent/src/plan.rs`.
+/// Returns true if a word in backticks is a path of the repository, such as `agent/src/plan.rs`.
 fn is_file_name(word: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
     word.ends_with(".rs") && word.contains('/') && word.bytes().all(plain)
@@ -213,7 +216,7 @@ struct Line<'a> {
     code: &'a str,
 }
 
-/// The lines before the test module, without comments. Good to the line for code formatted by rustfmt.
+/// Lines before the test module, without comments. Line numbers are exact for code formatted by rustfmt.
 fn code_lines(text: &str) -> Vec<Line<'_>> {
     before_tests(text)
         .lines()
@@ -228,8 +231,8 @@ pub(crate) fn before_tests(text: &str) -> &str {
     &text[..end]
 }
 
-/// Cuts a comment, and everything from the first string literal: a message may say anything.
-fn strip(line: &str) -> &str {
+/// Cuts off a comment, and everything from the first string literal, because messages may contain any word.
+pub(crate) fn strip(line: &str) -> &str {
     let end = [line.find("//"), line.find('"')].into_iter().flatten().min();
     &line[..end.unwrap_or(line.len())]
 }

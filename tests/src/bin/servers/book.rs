@@ -1,4 +1,5 @@
-//! Shell: the file in which each request's begin and end stands, and the file that lets those go on that wait.
+//! Shell: the book, a file with the begin and the end of each request, and the gate, a file that waiting requests
+//! need.
 
 use std::{
     env,
@@ -14,7 +15,7 @@ static BOOK: LazyLock<Option<File>> = LazyLock::new(|| {
     Some(file.expect("BOOK names a file that can be written"))
 });
 
-/// A request that has begun. Its end is noted when this is dropped.
+/// A request that has begun. Its end is written to the book on drop.
 #[derive(Debug)]
 pub(crate) struct Begun(());
 
@@ -31,14 +32,14 @@ impl Drop for Begun {
     }
 }
 
-/// Two bytes that are appended stay together.
+/// Appends a line in one write, so that lines of several processes are not mixed.
 fn note(line: &str) {
     if let Some(mut book) = BOOK.as_ref() {
         book.write_all(line.as_bytes()).expect("BOOK can be written");
     }
 }
 
-/// Waits until the gate is open.
+/// Waits until the gate file exists.
 pub(crate) async fn wait() {
     let gate = env::var("GATE").unwrap_or_default();
     while !Path::new(&gate).exists() {

@@ -1,4 +1,4 @@
-//! Shell: tonic, with the service Echo of tests/servers/echo.proto.
+//! Shell: a tonic server with the service Echo of tests/servers/echo.proto.
 
 use anyhow::Result;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
@@ -31,7 +31,7 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
 
 struct Service;
 
-/// What a message asks for: to wait, to fail, or to be said again.
+/// Does as a message demands: it waits, fails, or returns the text.
 async fn answer(text: Text) -> Result<Text, Status> {
     match text.text.as_str() {
         "wait" => book::wait().await,
@@ -41,7 +41,7 @@ async fn answer(text: Text) -> Result<Text, Status> {
     Ok(text)
 }
 
-/// The stream, and beside it the request, until its end.
+/// Stream that keeps the request open in the book until the stream ends.
 fn held(
     begun: Begun,
     stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,

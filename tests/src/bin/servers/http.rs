@@ -1,4 +1,4 @@
-//! Shell: hyper, with HTTP/1.1 and HTTP/2 by prior knowledge on one port, and WebSockets by tungstenite.
+//! Shell: a hyper server with HTTP/1.1 and HTTP/2 with prior knowledge on one port, and WebSockets by tungstenite.
 
 use std::convert::Infallible;
 
@@ -32,7 +32,7 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
             stream.set_nodelay(true)?;
             let server = auto::Builder::new(TokioExecutor::new());
             let io = TokioIo::new(stream);
-            // A request has begun when the service is called, whether or not its answer is ever waited for.
+            // A request begins when the service is called, even if its future is dropped before its end.
             let service = service_fn(|request| answer(request, Begun::now()));
             server.serve_connection_with_upgrades(io, service).await
         });
@@ -41,7 +41,7 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
 
 async fn answer(request: Request<Incoming>, begun: Begun) -> Result<Response<Body>, hyper::Error> {
     let body = match request.uri().path() {
-        // Over HTTP/2, hyper leaves that to the application.
+        // Over HTTP/2, hyper leaves HEAD to the application.
         _ if request.method() == Method::HEAD => Empty::new().boxed(),
         "/hello" => full("hello\n"),
         "/empty" => return Ok(status(StatusCode::NO_CONTENT)),
@@ -55,7 +55,8 @@ async fn answer(request: Request<Incoming>, begun: Begun) -> Result<Response<Bod
         }
         "/websocket" => return Ok(echo_websocket(request, begun)),
         _ => {
-            // A proxy before us that still sends it when we close may hear of the end before the answer, and give its own.
+            // A proxy that still sends the body when the server closes may see the close before the response, and
+            // answer itself.
             request.into_body().collect().await?;
             return Ok(status(StatusCode::NOT_FOUND));
         }
@@ -73,7 +74,7 @@ fn status(status: StatusCode) -> Response<Body> {
     response
 }
 
-/// A body whose length nobody knows before its end.
+/// A body of unknown length, which is sent in chunks.
 fn chunks() -> Body {
     let chunk = |_| async {
         tokio::task::yield_now().await;
@@ -82,7 +83,7 @@ fn chunks() -> Body {
     BodyExt::boxed(StreamBody::new(stream::iter(0..5).then(chunk)))
 }
 
-/// Ends, with the request, when the client has closed.
+/// Echoes messages of a WebSocket until the client closes it, which ends the request.
 fn echo_websocket(mut request: Request<Incoming>, begun: Begun) -> Response<Body> {
     let Some(key) = request.headers().get(SEC_WEBSOCKET_KEY) else {
         return status(StatusCode::BAD_REQUEST);
@@ -95,7 +96,7 @@ fn echo_websocket(mut request: Request<Incoming>, begun: Begun) -> Response<Body
         let mut socket =
             WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;
         while let Some(Ok(message)) = socket.next().await {
-            // Whoever reads on after a close has its answer sent.
+            // tungstenite sends the close frame's response when the application reads on.
             if message.is_text() && socket.send(message).await.is_err() {
                 return;
             }

@@ -1,6 +1,6 @@
-//! The program `servers`: the servers of the kernel tier's table that are written in Rust: hyper's and tonic's.
+//! Executable `servers`: the servers of the kernel tier's table that are written in Rust: hyper's and tonic's.
 //!
-//! See tests/servers/README.md for what a server must do.
+//! tests/servers/README.md describes the requirements of a server.
 #![allow(clippy::print_stderr, reason = "a program's errors are for its user")]
 
 mod book;
