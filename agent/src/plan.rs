@@ -68,7 +68,7 @@ const PATIENCE_NS: u64 = 2 * abi::REST_NS;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct List {
     service: u32,
-    /// Service of the [`Table`] that the frontend belongs to, or [`NOBODY`].
+    /// Service of the [`Table`] that the frontend belongs to, or [`NO_SERVICE`].
     owner: u32,
     state: SvcState,
     info: SvcInfo,
@@ -76,7 +76,7 @@ struct List {
 }
 
 /// Owner of a list without an owner.
-const NOBODY: u32 = u32::MAX;
+const NO_SERVICE: u32 = u32::MAX;
 
 /// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl Planner {
             self.known.entry(backend).or_insert((id, 0)).1 += 1;
         }
         let backends = backends.as_slice().into();
-        let list = List { service, owner: NOBODY, state: *state, info: *info, backends };
+        let list = List { service, owner: NO_SERVICE, state: *state, info: *info, backends };
         self.lists.insert(key, list);
     }
 
@@ -278,9 +278,9 @@ impl Planner {
         self.claims.remove(&(key, service));
         let Some(list) = self.lists.get_mut(&ListKey::Front(key)) else { return };
         if list.owner == service {
-            list.owner = NOBODY;
+            list.owner = NO_SERVICE;
             self.left.insert(key);
-            let next = self.claims.range((key, 0)..=(key, NOBODY)).next();
+            let next = self.claims.range((key, 0)..=(key, NO_SERVICE)).next();
             self.due.extend(next.map(|&(_, service)| service));
         }
     }
@@ -314,8 +314,8 @@ impl Planner {
             // A frontend has one owner at a time. Another service that wants it becomes a claimant, and is due when the
             // owner releases it.
             for (key, next) in self.table.fronts(service, locals) {
-                let owner = self.lists.get(&ListKey::Front(key)).map_or(NOBODY, |it| it.owner);
-                let is_free = owner == NOBODY && !draft.held.contains_key(&key);
+                let owner = self.lists.get(&ListKey::Front(key)).map_or(NO_SERVICE, |it| it.owner);
+                let is_free = owner == NO_SERVICE && !draft.held.contains_key(&key);
                 if is_free || owner == service {
                     draft.held.insert(key, service);
                     self.step(ListKey::Front(key), next, &mut steps);
@@ -450,7 +450,7 @@ impl Planner {
             (ListKey::Activators(list), None) => *list,
             (ListKey::Front(_), None) => self.services.take().expect("counted in check_room"),
         };
-        let owner = old.as_ref().map_or(NOBODY, |list| list.owner);
+        let owner = old.as_ref().map_or(NO_SERVICE, |list| list.owner);
         // The generation changes with each list: a connect that reads the word twice notices the switch.
         let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
         let state = SvcState { offset, count, generation, mode };
