@@ -2,6 +2,7 @@
 
 mod metrics;
 mod rules;
+mod words;
 
 use std::{
     fs,
@@ -13,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use self::{
     metrics::Exported,
     rules::{Finding, Severity, Source},
+    words::Words,
 };
 use crate::workspace::Workspace;
 
@@ -28,15 +30,14 @@ pub(crate) fn run() -> Result<()> {
     let workspace = Workspace::load()?;
     let mut findings = arrows(&workspace);
     let mut exported = Exported::default();
+    let mut words = Words::default();
     for package in &workspace.packages {
         for file in rust_files(&package.folder(), &workspace)? {
             let text = read(&file)?;
             let path = relative(&file, &workspace.root);
-            findings.extend(rules::source(&Source {
-                krate: &package.name,
-                path: &path,
-                text: &text,
-            }));
+            let source = Source { krate: &package.name, path: &path, text: &text };
+            findings.extend(rules::source(&source));
+            findings.extend(words.read(&source));
             if !OUTSIDE.contains(&package.name.as_str()) {
                 exported.read(&path, &text);
             }
@@ -51,10 +52,12 @@ pub(crate) fn run() -> Result<()> {
         findings.extend(metrics::document(&path, &text, &exported));
     }
     findings.extend(monitoring(&workspace.root, &exported)?);
+    findings.extend(words.judge());
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
     for finding in &findings {
         println!("{finding}");
     }
+    println!("tidy: {words}");
     println!("tidy: {errors} errors, {} warnings", findings.len() - errors);
     if errors > 0 {
         bail!("the tree breaks {errors} rules listed above");

@@ -1,0 +1,256 @@
+//! Pure: rules for the words of comments and names, and the figures that show how well the tree keeps them.
+
+use std::{collections::BTreeMap, fmt};
+
+use super::rules::{Finding, Source, before_tests, error, strip};
+
+/// Words with which a question begins, and so no doc.
+const QUESTIONS: [&str; 10] =
+    ["what", "whether", "how", "who", "whom", "whose", "where", "which", "why", "when"];
+/// Phrases that comments say otherwise, and how.
+const RETIRED: [(&str, &str); 7] = [
+    ("anew", "again"),
+    ("for ever", "forever, or without limit"),
+    ("kernel half", "eBPF programs"),
+    ("nobody", "no client, no controller, …"),
+    ("somebody", "a client, a user, …"),
+    ("the same of", "the thing's own name"),
+    ("whoever", "a client that, a user who, …"),
+];
+/// So many words or fewer make a short doc, which mostly repeats the name.
+const SHORT: usize = 3;
+/// Most docs of a hundred that may be short.
+const MOST_SHORT: f64 = 4.0;
+/// Crates that hold nothing but tests: their functions are no measure of how well the product explains itself.
+const TESTS: [&str; 2] = ["streams", "tests"];
+
+/// Figures of all files read so far.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    docs: usize,
+    questions: usize,
+    short: usize,
+    /// Number of types by name.
+    types: BTreeMap<String, usize>,
+    /// Lines of code outside tests, and comment lines inside functions there.
+    code: usize,
+    inner: usize,
+}
+
+impl Words {
+    /// Adds a file to the figures, and returns what breaks a rule in it.
+    pub(crate) fn read(&mut self, file: &Source<'_>) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for doc in docs(file.text) {
+            self.docs += 1;
+            self.short += usize::from(doc.words() <= SHORT);
+            let place = format!("{}:{}", file.path, doc.line);
+            if doc.is_question() {
+                self.questions += 1;
+                findings
+                    .push(error(place, "a doc begins with a noun or a verb, not with a question"));
+            } else if doc.words() == 1 {
+                findings.push(error(place, "a doc of one word says no more than the name"));
+            }
+        }
+        findings.extend(retired(file));
+        for name in types(file.text) {
+            *self.types.entry(name.to_owned()).or_default() += 1;
+        }
+        let is_test = TESTS.contains(&file.krate)
+            || ["/tests", "/benches/"].iter().any(|it| file.path.contains(it));
+        if !is_test {
+            let (code, inner) = inner_comments(before_tests(file.text));
+            self.code += code;
+            self.inner += inner;
+        }
+        findings
+    }
+
+    /// Returns what the tree as a whole breaks.
+    pub(crate) fn judge(&self) -> Option<Finding> {
+        let short = percent(self.short, self.docs);
+        let says =
+            format!("{short:.1} % of all docs have {SHORT} words or fewer, {MOST_SHORT} may");
+        (short > MOST_SHORT).then(|| error("the tree", says))
+    }
+}
+
+impl fmt::Display for Words {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: usize = self.types.values().sum();
+        let shared: usize = self.types.values().filter(|count| **count > 1).sum();
+        write!(
+            out,
+            "{} docs: {:.1} % begin with a question, {:.1} % have {SHORT} words or fewer; types that share a name {:.1} %; \
+             comments inside functions {:.1} %",
+            self.docs,
+            percent(self.questions, self.docs),
+            percent(self.short, self.docs),
+            percent(shared, all),
+            percent(self.inner, self.code),
+        )
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of lines")]
+fn percent(part: usize, all: usize) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
+}
+
+/// A run of `///` or `//!` lines.
+#[derive(Debug)]
+struct Doc {
+    /// Number of its first line.
+    line: usize,
+    text: String,
+}
+
+impl Doc {
+    fn is_question(&self) -> bool {
+        let text = self.text.trim_start_matches("Pure:").trim_start_matches("Shell:");
+        let mut words = text.split(|letter: char| !letter.is_alphabetic() && letter != '\'');
+        let first = words.find(|word| !word.is_empty()).unwrap_or_default().to_lowercase();
+        QUESTIONS.contains(&first.as_str())
+    }
+
+    /// Number of its words; code in backticks is one.
+    fn words(&self) -> usize {
+        let pieces = self.text.split('`').enumerate();
+        let count = |(index, text): (usize, &str)| match index % 2 {
+            0 => text.split_whitespace().filter(|it| it.contains(char::is_alphanumeric)).count(),
+            _ => 1,
+        };
+        pieces.map(count).sum()
+    }
+}
+
+fn docs(text: &str) -> Vec<Doc> {
+    let mut docs: Vec<Doc> = Vec::new();
+    let mut last = None;
+    for (index, line) in text.lines().enumerate() {
+        let marks = ["//!", "///"];
+        let line = line.trim_start();
+        let found = marks.into_iter().find(|it| line.starts_with(it) && !line.starts_with("////"));
+        if let Some(mark) = found {
+            let body = &line[mark.len()..];
+            match docs.last_mut().filter(|_| last == Some(mark)) {
+                Some(doc) => doc.text += body,
+                None => docs.push(Doc { line: index + 1, text: body.trim_start().to_owned() }),
+            }
+        }
+        last = found;
+    }
+    docs
+}
+
+fn retired<'a>(file: &'a Source<'_>) -> impl Iterator<Item = Finding> + 'a {
+    let comments =
+        file.text.lines().enumerate().filter(|(_, it)| it.trim_start().starts_with("//"));
+    comments.filter_map(|(index, line)| {
+        let line = line.to_lowercase();
+        let (word, better) = RETIRED.iter().find(|(word, _)| has_word(&line, word))?;
+        let place = format!("{}:{}", file.path, index + 1);
+        Some(error(place, format!("says `{word}`: write {better}")))
+    })
+}
+
+/// Returns true if `phrase` stands in `line`, and no letter before or after it.
+fn has_word(line: &str, phrase: &str) -> bool {
+    line.match_indices(phrase).any(|(at, _)| {
+        let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+        !line[..at].ends_with(is_letter) && !line[at + phrase.len()..].starts_with(is_letter)
+    })
+}
+
+/// Names of the types that a file defines. Associated types are indented, and no types of their own.
+fn types(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|it| !it.starts_with("pub") && *it != "unsafe")?;
+        // `pub(in crate::x) struct` would be two words, and does not occur.
+        let is_type = match words[at] {
+            "struct" | "enum" | "union" | "trait" => true,
+            "type" => !line.starts_with(' '),
+            _ => false,
+        };
+        let name = words.get(at + 1).filter(|_| is_type)?;
+        name.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
+    })
+}
+
+/// Counts lines of code, and comment lines of their own inside functions, in what rustfmt has formatted.
+fn inner_comments(text: &str) -> (usize, usize) {
+    let (mut code, mut inner) = (0, 0);
+    // The indentation of the function that a line is in: it ends at the first brace that stands there.
+    let mut function: Option<usize> = None;
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let indentation = line.len() - line.trim_start().len();
+        let stripped = strip(line).trim();
+        if stripped.is_empty() {
+            let is_doc = line.trim_start().starts_with("///");
+            inner += usize::from(!is_doc && function.is_some());
+            continue;
+        }
+        code += 1;
+        match function {
+            Some(at) if at == indentation && stripped.starts_with('}') => function = None,
+            // A signature of several lines without a body.
+            Some(at) if at == indentation && stripped.ends_with(';') => function = None,
+            None if is_function(stripped) && !line.ends_with(['}', ';']) => {
+                function = Some(indentation)
+            }
+            _ => {}
+        }
+    }
+    (code, inner)
+}
+
+/// Returns true if a function begins in this line: `fn` comes first, or behind words that may stand before it.
+fn is_function(code: &str) -> bool {
+    let before = |word: &&str| {
+        word.starts_with("pub") || ["const", "async", "unsafe", "extern"].contains(word)
+    };
+    code.split_whitespace().find(|word| !before(word)) == Some("fn")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> (Words, Vec<String>) {
+        let mut words = Words::default();
+        let file = Source { krate: "agent", path: "agent/src/a.rs", text };
+        let findings = words.read(&file);
+        (words, findings.into_iter().map(|it| it.place).collect())
+    }
+
+    #[test]
+    fn a_doc_that_asks_and_one_of_one_word_are_errors() {
+        let text = "//! Pure: what a pod is.\n\n/// Why.\nstruct A;\n/// Pod.\nstruct B;\n/// `Pod` by its uid.\nstruct C;\n";
+        let (words, places) = read(text);
+        assert_eq!(places, ["agent/src/a.rs:1", "agent/src/a.rs:3", "agent/src/a.rs:5"]);
+        assert_eq!((words.docs, words.questions, words.short), (4, 2, 2));
+        assert!(words.judge().is_some());
+    }
+
+    #[test]
+    fn a_retired_word_in_a_comment_is_an_error_and_in_code_is_none() {
+        let (_, places) = read("// Sent anew.\nlet anew = \"nobody\";\n// renewed\n");
+        assert_eq!(places, ["agent/src/a.rs:1"]);
+    }
+
+    #[test]
+    fn types_of_one_name_are_counted_once_each() {
+        let (words, _) = read(
+            "pub(crate) struct A<T>(T);\nimpl A {\n    type B = u8;\n}\nmod m {\n    enum A {}\n}\ntype B = u8;\n",
+        );
+        assert_eq!(words.types.into_iter().collect::<Vec<_>>(), [("A".into(), 2), ("B".into(), 1)]);
+    }
+
+    #[test]
+    fn comments_inside_functions_are_told_from_others() {
+        let text = "// Outside.\nconst A: u8 = 1;\nfn a(\n    b: u8,\n) {\n    // Inside.\n    b();\n}\ntrait T {\n    fn c();\n    d: fn(u8),\n    // Outside.\n}\n";
+        assert_eq!(inner_comments(text), (10, 1));
+    }
+}
