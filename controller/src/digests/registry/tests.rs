@@ -4,6 +4,7 @@
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
+    mpsc,
 };
 
 use axum::{
@@ -28,10 +29,14 @@ struct Registry {
     status: Option<StatusCode>,
     is_slow: bool,
     asked: AtomicUsize,
+    /// Gets a message for each query.
+    arrives: Option<mpsc::Sender<()>>,
 }
 
 async fn answer(State(registry): State<Arc<Registry>>, request: Request) -> Response {
     registry.asked.fetch_add(1, Ordering::Relaxed);
+    // The receiver is gone once the test has its first message.
+    registry.arrives.iter().for_each(|it| it.send(()).unwrap_or_default());
     if registry.is_slow {
         std::future::pending::<()>().await;
     }
@@ -129,9 +134,13 @@ async fn a_missing_tag_and_a_broken_registry_read_apart() {
     assert!(!said.contains('\n'), "{said}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_slow_registry_is_given_up_in_time() {
-    let (tag, registry) = serve(Registry { is_slow: true, ..Registry::default() }).await;
+    let (arrives, arrived) = mpsc::channel();
+    let slow = Registry { is_slow: true, arrives: Some(arrives), ..Registry::default() };
+    let (tag, registry) = serve(slow).await;
+    // Paused time stands still while a blocking task runs: here until the registry has the query, at most a minute.
+    tokio::task::spawn_blocking(move || arrived.recv_timeout(Duration::from_mins(1)));
     let limit = Duration::from_millis(1500);
     let said = Registries::new(&[]).digest(&tag, &Keyring::default(), limit).await.unwrap_err();
     let want = format!("registry {} gave no answer within 1.5s", tag.registry());
