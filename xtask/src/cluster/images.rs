@@ -31,8 +31,8 @@ pub(crate) fn make(
     to: &Path,
 ) -> Result<Images> {
     check_examples(workspace)?;
-    let _lock = lock::wait_for(&to.with_extension("lock"))?;
     // The lock covers building and packing, so that two clusters do not write the same files.
+    let _lock = lock::wait_for(&to.with_extension("lock"))?;
     let known: Vec<(&str, &str)> = image::all().collect();
     let wanted: Vec<&str> = match packages.is_empty() {
         true => known.iter().map(|(package, _)| *package).collect(),

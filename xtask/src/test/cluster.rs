@@ -21,6 +21,8 @@ use crate::{
 const SHARED: &str = "rouse-installed";
 /// API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
+/// Test programs of the controller that need that API server.
+pub(super) const ON_API_SERVER: [&str; 3] = ["apiserver", "platform", "webhook"];
 
 /// Modules and tests that use namespaces or clusters of their own, and inject no faults into the shared cluster:
 /// several of them run at once.
@@ -90,8 +92,8 @@ fn of_chart(args: &Args, builder: &Builder) -> Result<Outcome> {
 
 /// Runs the controller's tests against an API server without nodes, which is removed afterwards.
 fn against_api_server(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
-    let programs =
-        builder.tests(&["--test", "apiserver", "--test", "platform", "--test", "webhook"])?;
+    let words: Vec<&str> = ON_API_SERVER.iter().flat_map(|name| ["--test", *name]).collect();
+    let programs = builder.tests(&words)?;
     let mut up = cluster_command(xtask, ALONE);
     up.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
     let outcome = sh::run(&mut up).and_then(|()| one_by_one(xtask, args, &programs));

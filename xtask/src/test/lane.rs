@@ -36,14 +36,15 @@ impl Lane {
         built: &[Built],
     ) -> Result<Self> {
         let program = std::env::current_exe()?;
+        let names: Vec<&str> = tiers.iter().map(|tier| tier.name()).collect();
+        let list = workspace.target.join(format!("{}-programs.json", names.join("-")));
+        fs::write(&list, serde_json::to_vec(built)?)
+            .with_context(|| format!("cannot write {}", list.display()))?;
         let mut all = Vec::new();
         for tier in tiers.iter().copied() {
             let mut command = Command::new(&program);
-            let list = workspace.target.join(format!("{}-tier.json", tier.name()));
-            fs::write(&list, serde_json::to_vec(built)?)
-                .with_context(|| format!("cannot write {}", list.display()))?;
             command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
-            command.arg("--built").arg(list);
+            command.arg("--built").arg(&list);
             command.args(args.long.then_some("--long"));
             if let Some(file) = &args.kubeconfig {
                 command.arg("--kubeconfig").arg(file);
