@@ -184,7 +184,7 @@ impl Metrics {
         registry.register("audit_looks", help, self.audit_looks.clone());
         let help = "By how much gauges had drifted from the pods' sockets and were put right";
         registry.register("audit_drift", help, self.audit_drift.clone());
-        let help = "Connections to pods' serving ports that the kernel half does not count";
+        let help = "Connections to pods' serving ports that the eBPF programs do not count";
         registry.register("audit_uncounted_connections", help, self.uncounted.clone());
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.others.clone());

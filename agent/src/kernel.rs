@@ -137,7 +137,7 @@ impl Kernel {
             let healthy;
             (self, healthy) = match look.await {
                 Ok(looked) => looked,
-                Err(error) => return error!(%error, "the watch over the kernel half has ended"),
+                Err(error) => return error!(%error, "the watch over the eBPF programs has ended"),
             };
             if due {
                 metrics.beside(&self.others);
@@ -190,7 +190,7 @@ impl Kernel {
                 warn!(programs = anew, "attached again: a cgroup or namespace had been made anew")
             }
             Err(error) => {
-                warn!(error = %chain(error), "cannot keep the kernel half attached");
+                warn!(error = %chain(error), "cannot keep the eBPF programs attached");
                 return Some(Some(chain(error)));
             }
         }

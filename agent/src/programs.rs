@@ -53,13 +53,13 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ro
 pub enum Error {
     /// The build contains no eBPF programs.
     #[error(
-        "this build has no kernel half: run `cargo xtask build-ebpf` and build with \
+        "this build has no eBPF programs: run `cargo xtask build-ebpf` and build with \
          ROUSE_EBPF_OBJECT set to the file it names (`cargo xtask demo` and `test` do both)"
     )]
     Stub,
     /// The object has another ABI version than the agent.
     #[error(
-        "the kernel half is not of ABI version {}: run `cargo xtask build-ebpf` again",
+        "the eBPF programs are not of ABI version {}: run `cargo xtask build-ebpf` again",
         abi::ABI_VERSION
     )]
     Abi,
@@ -88,7 +88,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The object cannot be loaded.
-    #[error("cannot load the kernel half")]
+    #[error("cannot load the eBPF programs")]
     Load(#[source] Box<EbpfError>),
     /// The kernel refused a program.
     #[error("the kernel refuses program {name}")]
@@ -232,7 +232,7 @@ impl Programs {
             info!(pins = %old.display(), "programs of another version go on counting what they count");
         }
         programs.outlived = retire_others(&programs.places, programs.old.as_deref());
-        info!(pins = %pins.display(), abi = abi::ABI_VERSION, ?features, "kernel half in force");
+        info!(pins = %pins.display(), abi = abi::ABI_VERSION, ?features, "eBPF programs in force");
         Ok(programs)
     }
 

@@ -62,7 +62,7 @@ fn check_kernel() -> Result<()> {
     if lacking.is_empty() {
         return Ok(());
     }
-    bail!("this machine cannot run the kernel half:\n  - {}", lacking.join("\n  - "))
+    bail!("this machine cannot run the eBPF programs:\n  - {}", lacking.join("\n  - "))
 }
 
 fn install(missing: &[&Need], yes: bool) -> Result<()> {

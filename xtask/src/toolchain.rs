@@ -99,12 +99,12 @@ fn compiler() -> Result<(Compiler, u32)> {
     }
     if sh::which("rustup").is_some() {
         bail!(
-            "the kernel half needs a nightly compiler with sources: run \
+            "the eBPF programs need a nightly compiler with sources: run \
              `rustup toolchain install nightly --profile minimal --component rust-src`"
         );
     }
     bail!(
-        "the kernel half needs a compiler with sources: install rustup (https://rustup.rs), or on Debian run \
+        "the eBPF programs need a compiler with sources: install rustup (https://rustup.rs), or on Debian run \
          `apt-get install rustc-web cargo-web rust-web-src`"
     )
 }

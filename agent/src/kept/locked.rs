@@ -44,7 +44,7 @@ pub enum Error {
     #[error("the kernel's sockets have no field {0}")]
     Field(&'static str),
     /// The object has not exactly one place for the call.
-    #[error("the kernel half has no program {END} with one call of {DESTROY}")]
+    #[error("the eBPF object has no program {END} with one call of {DESTROY}")]
     Object,
     /// The kernel refuses to load the program.
     #[error("the kernel refuses program {END}")]

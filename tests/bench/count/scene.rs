@@ -206,7 +206,10 @@ impl Scene {
             Case::H2 if !H2_STREAMS_ARE_COUNTED && served > 0 => u64::from(H2_CONNECTIONS),
             _ => served,
         };
-        ensure!(counted == expected, "the kernel half counted {counted} requests, not {expected}");
+        ensure!(
+            counted == expected,
+            "the eBPF programs counted {counted} requests, not {expected}"
+        );
         Ok(())
     }
 

@@ -76,7 +76,7 @@ pub(super) fn show(rows: &[Row]) {
     let mut all = ROWS.lock().unwrap_or_else(PoisonError::into_inner);
     all.extend_from_slice(rows);
     let text = format!(
-        "Requests as the kernel half counts them, and as the servers do themselves. Written by \
+        "Requests as the eBPF programs count them, and as the servers do themselves. Written by \
          `cargo xtask test --tier kernel -- servers::`.\n\n{}",
         markdown(&all)
     );

@@ -44,7 +44,7 @@ fn install(lack: Lack, yes: bool) -> Result<()> {
 /// Installs Debian's compiler for web browsers, which Debian keeps recent.
 fn install_system(yes: bool) -> Result<()> {
     let packages = [
-        ("rustc-web", "compiles the kernel half"),
+        ("rustc-web", "compiles the eBPF programs"),
         ("cargo-web", "runs that compiler"),
         ("rust-web-src", "holds the sources of core, which is built for the kernel"),
     ];
@@ -55,9 +55,9 @@ fn install_nightly(yes: bool) -> Result<()> {
     let words = ["toolchain", "install", "nightly", "--profile", "minimal", "-c", "rust-src"];
     let by_hand = format!("rustup {}", words.join(" "));
     if sh::which("rustup").is_none() {
-        bail!("the kernel half needs a nightly compiler: install rustup (https://rustup.rs)");
+        bail!("the eBPF programs need a nightly compiler: install rustup (https://rustup.rs)");
     }
-    println!("Missing on this machine:\n  a nightly compiler with rust-src, for the kernel half");
+    println!("Missing on this machine:\n  a nightly compiler with rust-src, for the eBPF programs");
     if !yes && !agreed("Install it with rustup?")? {
         bail!("install it with `{by_hand}`, or pass --yes");
     }

@@ -58,7 +58,7 @@ impl Builder {
 
     /// Path of the eBPF object. Fails with the reason if there is none.
     pub(super) fn object(&self) -> Result<&Path> {
-        self.object.as_deref().map_err(|why| anyhow!("there is no kernel half: {why}"))
+        self.object.as_deref().map_err(|why| anyhow!("there are no eBPF programs: {why}"))
     }
 
     /// Command `cargo test WORDS`, for all packages but the eBPF programs.
