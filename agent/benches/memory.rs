@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::plan::{KernelTable, Planner};
+use agent::plan::{KernelRoutes, RoutePlanner};
 use common::{
     abi::{FIRST_SERVICE, FrontendKey, REST_NS},
     flow::{Mode, SvcInfo, SvcState},
@@ -19,15 +19,15 @@ use common::{
 };
 
 fn main() -> std::io::Result<()> {
-    let mut planner = Planner::resume(KernelTable::default(), 0);
+    let mut planner = RoutePlanner::resume(KernelRoutes::default(), 0);
     let mut out = std::io::stdout().lock();
     let empty = resident_bytes()?;
     let begin = Instant::now();
     let (mut done, mut now) = (0, 0);
-    take(&mut planner, vec![RouteChange::Activator(activator())], &mut now);
+    apply_changes(&mut planner, vec![RouteChange::Activator(activator())], &mut now);
     for services in [1_000, 10_000] {
         for number in done..services {
-            take(&mut planner, sleeping(number), &mut now);
+            apply_changes(&mut planner, sleeping_service(number), &mut now);
         }
         done = services;
         let bytes = (resident_bytes()? - empty) / u64::from(services);
@@ -41,7 +41,7 @@ fn main() -> std::io::Result<()> {
         out,
         r#"{{"case":"take_in","subject":"agent","unit":"us","p50":{each:.1},"n":{done}}}"#
     )?;
-    let kernel = in_force(done);
+    let kernel = kernel_routes(done);
     let begin = Instant::now();
     planner.restart(kernel, now);
     let again = planner.plan(now + REST_NS, &BTreeMap::new());
@@ -51,8 +51,8 @@ fn main() -> std::io::Result<()> {
 }
 
 /// Returns the content of the kernel's maps with this many sleeping services.
-fn in_force(services: u16) -> KernelTable {
-    let mut table = KernelTable::default();
+fn kernel_routes(services: u16) -> KernelRoutes {
+    let mut table = KernelRoutes::default();
     for number in 0..services {
         let info = SvcInfo { activators: 0, port_be: (20_000 + number % 10_000).to_be() };
         let state = SvcState { offset: 0, count: 0, generation: 1, mode: Mode::Activator };
@@ -76,8 +76,8 @@ fn addresses(number: u16) -> [IpAddr; 2] {
     [[10, 96, high, low].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number].into()]
 }
 
-fn take(planner: &mut Planner, changes: Vec<RouteChange>, now: &mut u64) {
-    changes.into_iter().for_each(|change| planner.set(change));
+fn apply_changes(planner: &mut RoutePlanner, changes: Vec<RouteChange>, now: &mut u64) {
+    changes.into_iter().for_each(|change| planner.apply_change(change));
     // A plan puts what it frees in quarantine for a second.
     *now += REST_NS;
     let plan = planner.plan(*now, &BTreeMap::new());
@@ -85,7 +85,7 @@ fn take(planner: &mut Planner, changes: Vec<RouteChange>, now: &mut u64) {
 }
 
 /// Returns the route changes of a service that sleeps, and of its Revision.
-fn sleeping(number: u16) -> Vec<RouteChange> {
+fn sleeping_service(number: u16) -> Vec<RouteChange> {
     let (name, revision) = names(number);
     let service = Service {
         name: name.clone(),

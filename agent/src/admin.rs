@@ -11,18 +11,21 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use self::revisions::Figures;
-use crate::{audit, lock, oddities::Owner, pods::Counts, revisions::Shown};
+use self::revision_metrics::RevisionTotalsCollector;
+use crate::{
+    audit, incompatible::ForeignProgramOwner, lock, pods::PodStateCounts,
+    revision_totals_store::SharedRevisionTotals,
+};
 
-pub(crate) mod revisions;
+pub(crate) mod revision_metrics;
 
 /// Not-ready reasons by subject. Cheap to clone; all clones share the reasons.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Troubles {
+pub(crate) struct NotReadyReasons {
     lines: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
-impl Troubles {
+impl NotReadyReasons {
     /// Sets the reason of the subject `what`, or removes it.
     pub(crate) fn set(&self, what: &'static str, trouble: Option<String>) {
         let mut lines = lock(&self.lines);
@@ -40,7 +43,7 @@ impl Troubles {
 
 /// Metrics of the agent. Names get their unit as a suffix, counters `_total`.
 #[derive(Clone, Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct AgentMetrics {
     /// Pods of this node by state.
     pods: Family<[(&'static str, &'static str); 1], Gauge>,
     /// Events read from the kernel's ring.
@@ -68,34 +71,34 @@ pub(crate) struct Metrics {
     /// Listeners beyond the bound for one namespace, which are not followed.
     pub(crate) listeners_beyond: Gauge,
     /// Services that find no room in the kernel's maps.
-    pub(crate) refused: Gauge,
+    pub(crate) services_refused: Gauge,
     /// Stale connections that were closed.
-    pub(crate) ended: Counter,
+    pub(crate) connections_closed: Counter,
     /// Times that a stale connection was due but turned out to be in use.
-    pub(crate) spared: Counter,
+    pub(crate) connections_spared: Counter,
     /// Stale connections that are left.
-    pub(crate) left: Gauge,
+    pub(crate) connections_stale: Gauge,
     /// 1 if stale connections are closed under their locks, else 0.
-    pub(crate) ends_locked: Gauge,
+    pub(crate) closes_locked: Gauge,
     /// Connections that were closed because their request was overdue.
-    pub(crate) deadlines_ended: Counter,
+    pub(crate) overdue_closed: Counter,
     /// Scans of pods for overdue requests.
-    pub(crate) deadlines_looks: Counter,
+    pub(crate) deadline_scans: Counter,
     /// 1 if connections of overdue requests are closed at all, else 0.
-    pub(crate) deadlines_kept: Gauge,
+    pub(crate) deadlines_enforced: Gauge,
     /// Audits of a pod's gauges by result.
-    audit_looks: Family<[(&'static str, &'static str); 1], Counter>,
+    audit_scans: Family<[(&'static str, &'static str); 1], Counter>,
     /// Sum of the drift of gauges that was corrected.
     audit_drift: Family<[(&'static str, &'static str); 1], Counter>,
     /// Connections to serving ports that no gauge counts.
     pub(crate) uncounted: Gauge,
     /// Foreign programs that redirect connects, by owner.
-    others: Family<[(&'static str, &'static str); 1], Gauge>,
+    foreign_programs: Family<[(&'static str, &'static str); 1], Gauge>,
 }
 
-impl Metrics {
+impl AgentMetrics {
     /// Makes new metrics, and the registry that exports them and the totals of Revisions.
-    pub(crate) fn new(revisions: Shown) -> (Self, Registry) {
+    pub(crate) fn new(revisions: SharedRevisionTotals) -> (Self, Registry) {
         let seconds = |first| {
             let bounds = std::iter::successors(Some(first), |bound| Some(bound * 2.0));
             Histogram::new(bounds.take(16).collect::<Vec<f64>>())
@@ -114,24 +117,24 @@ impl Metrics {
             unanswered: Gauge::default(),
             listeners_unseen: Gauge::default(),
             listeners_beyond: Gauge::default(),
-            refused: Gauge::default(),
-            ended: Counter::default(),
-            spared: Counter::default(),
-            left: Gauge::default(),
-            ends_locked: Gauge::default(),
-            deadlines_ended: Counter::default(),
-            deadlines_looks: Counter::default(),
-            deadlines_kept: Gauge::default(),
-            audit_looks: Family::default(),
+            services_refused: Gauge::default(),
+            connections_closed: Counter::default(),
+            connections_spared: Counter::default(),
+            connections_stale: Gauge::default(),
+            closes_locked: Gauge::default(),
+            overdue_closed: Counter::default(),
+            deadline_scans: Counter::default(),
+            deadlines_enforced: Gauge::default(),
+            audit_scans: Family::default(),
             audit_drift: Family::default(),
             uncounted: Gauge::default(),
-            others: Family::default(),
+            foreign_programs: Family::default(),
         };
         // Exported from the first moment: an alert on a counter needs its 0 before its first increment.
-        audit::Gauge::ALL.into_iter().for_each(|gauge| metrics.drifted(gauge, 0));
+        audit::PodGauge::ALL.into_iter().for_each(|gauge| metrics.add_drift(gauge, 0));
         let mut registry = Registry::default();
         metrics.register(registry.sub_registry_with_prefix("rouse_agent"));
-        registry.register_collector(Box::new(Figures(revisions)));
+        registry.register_collector(Box::new(RevisionTotalsCollector(revisions)));
         (metrics, registry)
     }
 
@@ -165,35 +168,35 @@ impl Metrics {
         let help = "Listeners beyond those of one network namespace that are followed";
         registry.register("listeners_beyond", help, self.listeners_beyond.clone());
         let help = "Services that find no room in the kernel's maps";
-        registry.register("services_refused", help, self.refused.clone());
+        registry.register("services_refused", help, self.services_refused.clone());
         let help = "Kept connections ended to move them";
-        registry.register("connections_ended", help, self.ended.clone());
+        registry.register("connections_ended", help, self.connections_closed.clone());
         let help = "Times that a kept connection was to be ended and turned out to be in use";
-        registry.register("connections_spared", help, self.spared.clone());
+        registry.register("connections_spared", help, self.connections_spared.clone());
         let help = "Kept connections to pods that new ones are not led to any more";
-        registry.register("connections_left", help, self.left.clone());
+        registry.register("connections_left", help, self.connections_stale.clone());
         let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
-        registry.register("ends_locked", help, self.ends_locked.clone());
+        registry.register("ends_locked", help, self.closes_locked.clone());
         let help = "Connections ended because a request took longer than timeoutSeconds";
-        registry.register("deadlines_ended", help, self.deadlines_ended.clone());
+        registry.register("deadlines_ended", help, self.overdue_closed.clone());
         let help = "Looks into pods for requests that take longer than timeoutSeconds";
-        registry.register("deadlines_looks", help, self.deadlines_looks.clone());
+        registry.register("deadlines_looks", help, self.deadline_scans.clone());
         let help = "1 where the kernel lets such connections be found and ended, 0 elsewhere";
-        registry.register("deadlines_kept", help, self.deadlines_kept.clone());
+        registry.register("deadlines_kept", help, self.deadlines_enforced.clone());
         let help = "Comparisons of a pod's gauges with its sockets, by result";
-        registry.register("audit_looks", help, self.audit_looks.clone());
+        registry.register("audit_looks", help, self.audit_scans.clone());
         let help = "By how much gauges had drifted from the pods' sockets and were put right";
         registry.register("audit_drift", help, self.audit_drift.clone());
         let help = "Connections to pods' serving ports that the eBPF programs do not count";
         registry.register("audit_uncounted_connections", help, self.uncounted.clone());
         let help = "Programs of others that redirect connects, by owner";
-        registry.register("foreign_programs", help, self.others.clone());
+        registry.register("foreign_programs", help, self.foreign_programs.clone());
     }
 
     /// Sets the numbers of pods by state.
-    pub(crate) fn count(&self, counts: Counts) {
+    pub(crate) fn set_pod_counts(&self, counts: PodStateCounts) {
         let states = [
-            ("named", counts.named),
+            ("named", counts.in_table),
             ("listening", counts.listening),
             ("ready", counts.ready),
             ("crowded", counts.crowded),
@@ -206,34 +209,34 @@ impl Metrics {
     }
 
     /// Sets the number of foreign programs by owner.
-    pub(crate) fn beside(&self, others: &BTreeMap<Owner, usize>) {
+    pub(crate) fn set_foreign_programs(&self, others: &BTreeMap<ForeignProgramOwner, usize>) {
         // Cleared first: an owner whose programs are gone must not stay in the metric.
-        self.others.clear();
+        self.foreign_programs.clear();
         for (owner, programs) in others {
-            let gauge = self.others.get_or_create(&[("owner", owner.name())]);
+            let gauge = self.foreign_programs.get_or_create(&[("owner", owner.name())]);
             gauge.set(i64::try_from(*programs).unwrap_or(i64::MAX));
         }
     }
 
     /// Counts one audit of a pod's gauges: `still`, `moved` or `failed`.
-    pub(crate) fn audited(&self, result: &'static str) {
-        self.audit_looks.get_or_create(&[("result", result)]).inc();
+    pub(crate) fn count_audit(&self, result: &'static str) {
+        self.audit_scans.get_or_create(&[("result", result)]).inc();
     }
 
     /// Adds the corrected drift of a gauge.
-    pub(crate) fn drifted(&self, gauge: audit::Gauge, by: u64) {
+    pub(crate) fn add_drift(&self, gauge: audit::PodGauge, by: u64) {
         self.audit_drift.get_or_create(&[("gauge", gauge.name())]).inc_by(by);
     }
 
     /// Counts one attempt of a probe.
-    pub(crate) fn probed(&self, passed: bool) {
+    pub(crate) fn count_probe(&self, passed: bool) {
         let result = if passed { "passed" } else { "failed" };
         self.probes.get_or_create(&[("result", result)]).inc();
     }
 }
 
 /// Returns the content of the admin pages.
-pub(crate) fn pages(registry: Registry, troubles: Troubles) -> Admin {
+pub(crate) fn pages(registry: Registry, troubles: NotReadyReasons) -> Admin {
     Admin { registry, troubles: Box::new(move || troubles.lines()) }
 }
 
@@ -242,8 +245,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trouble_shows_until_it_is_over() {
-        let troubles = Troubles::default();
+    fn a_not_ready_reason_shows_until_it_is_removed() {
+        let troubles = NotReadyReasons::default();
         let admin = pages(Registry::default(), troubles.clone());
         troubles.set("canary", Some("connect was not redirected".into()));
         assert_eq!((admin.troubles)(), ["canary: connect was not redirected"]);
@@ -253,10 +256,10 @@ mod tests {
 
     #[test]
     fn metric_names_carry_units() {
-        let (metrics, registry) = Metrics::new(Shown::default());
-        metrics.count(Counts { named: 3, listening: 2, ready: 1, crowded: 0 });
-        metrics.probed(true);
-        metrics.beside(&BTreeMap::from([(Owner::Cilium, 2)]));
+        let (metrics, registry) = AgentMetrics::new(SharedRevisionTotals::default());
+        metrics.set_pod_counts(PodStateCounts { in_table: 3, listening: 2, ready: 1, crowded: 0 });
+        metrics.count_probe(true);
+        metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("it is text");
         for line in [

@@ -10,25 +10,25 @@ use std::{
     time::Duration,
 };
 
-pub(crate) mod look;
+pub(crate) mod scan;
 
 /// Pause between two scans of a pod.
-const EVERY: Duration = Duration::from_secs(10);
+const SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// Pause while all gauges of a pod are 0, as those of most pods are most of the time.
-const EVERY_AT_REST: Duration = Duration::from_secs(60);
+const IDLE_SCAN_PERIOD: Duration = Duration::from_secs(60);
 /// Pause after a scan that found a difference.
-const AGAIN: Duration = Duration::from_secs(1);
+const RESCAN_PAUSE: Duration = Duration::from_secs(1);
 /// Number of scans in a row that must find the same difference.
-const TIMES: u32 = 3;
+const SCANS_TO_CONFIRM: u32 = 3;
 /// Bound on the cost of scans of a pod: one part in this number of a processor's time.
-const PARTS: u32 = 100;
+const CPU_BUDGET_DIVISOR: u32 = 100;
 
 /// Number of gauges of a pod.
-const GAUGES: usize = 4;
+const GAUGE_COUNT: usize = 4;
 
 /// Gauge of a pod in the eBPF programs' maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gauge {
+pub enum PodGauge {
     /// Open connections of the pod.
     Connections,
     /// Requests in flight in the pod.
@@ -39,9 +39,9 @@ pub enum Gauge {
     Estimated,
 }
 
-impl Gauge {
+impl PodGauge {
     /// All gauges, in the order of [`Levels`].
-    pub const ALL: [Self; GAUGES] =
+    pub const ALL: [Self; GAUGE_COUNT] =
         [Self::Connections, Self::InFlight, Self::Fresh, Self::Estimated];
 
     /// Returns the gauge's name in metrics.
@@ -55,21 +55,21 @@ impl Gauge {
     }
 }
 
-/// Values of the gauges, in the order of [`Gauge::ALL`]. A gauge with too many subtractions is below 0.
-pub type Levels = [i64; GAUGES];
+/// Values of the gauges, in the order of [`PodGauge::ALL`]. A gauge with too many subtractions is below 0.
+pub type GaugeValues = [i64; GAUGE_COUNT];
 
 /// Gauges and totals of a pod, read at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct GaugeReading {
     /// Values of the gauges.
-    pub levels: Levels,
+    pub values: GaugeValues,
     /// Requests begun and ended so far.
     pub totals: [u64; 2],
 }
 
 /// Share of one socket in the gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct SocketShare {
     /// Requests in flight on the socket.
     pub(crate) in_flight: u32,
     /// True if the socket has carried no request so far.
@@ -79,147 +79,159 @@ pub(crate) struct Counts {
 }
 
 /// Sockets that count for a pod, by their cookies.
-pub(crate) type Sockets = BTreeMap<u64, Counts>;
+pub(crate) type CountedSockets = BTreeMap<u64, SocketShare>;
 
 /// One scan of a pod: gauges and sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct AuditScan {
     /// Readings before the first list, between the two, and after the second.
-    pub(crate) readings: [Reading; 3],
+    pub(crate) readings: [GaugeReading; 3],
     /// The two lists of sockets.
-    pub(crate) sockets: [Sockets; 2],
+    pub(crate) sockets: [CountedSockets; 2],
     /// Connections to the serving port that no gauge counts, by their cookies.
     pub(crate) uncounted: BTreeSet<u64>,
     /// Processor time of the scan.
-    pub(crate) took: Duration,
+    pub(crate) cpu_time: Duration,
 }
 
-impl Look {
+impl AuditScan {
     /// Returns the difference of the sockets from each gauge; `None` if the sockets or the gauge changed.
-    fn differences(&self) -> [Option<i64>; GAUGES] {
-        Gauge::ALL.map(|gauge| {
+    fn differences(&self) -> [Option<i64>; GAUGE_COUNT] {
+        PodGauge::ALL.map(|gauge| {
             let at = gauge as usize;
             let [before, between, after] = self.readings;
-            let stood = before.levels[at] == between.levels[at]
-                && between.levels[at] == after.levels[at]
+            let stood = before.values[at] == between.values[at]
+                && between.values[at] == after.values[at]
                 // A request that began and ended between two readings leaves the gauge unchanged; only the totals show
                 // it.
-                && (gauge != Gauge::InFlight
+                && (gauge != PodGauge::InFlight
                     || before.totals == between.totals && between.totals == after.totals);
-            let [first, second] = self.sockets.each_ref().map(|all| what_counts(all, gauge));
+            let [first, second] = self.sockets.each_ref().map(|all| socket_shares(all, gauge));
             let level: i64 = first.values().sum();
-            (stood && first == second).then(|| level - before.levels[at])
+            (stood && first == second).then(|| level - before.values[at])
         })
     }
 }
 
 /// Returns the sockets that count in a gauge, each with its share.
-fn what_counts(all: &Sockets, gauge: Gauge) -> BTreeMap<u64, i64> {
-    let counts = |it: &Counts| match gauge {
-        Gauge::Connections => 1,
-        Gauge::InFlight => i64::from(it.in_flight),
-        Gauge::Fresh => i64::from(it.is_fresh),
-        Gauge::Estimated => i64::from(it.is_estimated),
+fn socket_shares(all: &CountedSockets, gauge: PodGauge) -> BTreeMap<u64, i64> {
+    let counts = |it: &SocketShare| match gauge {
+        PodGauge::Connections => 1,
+        PodGauge::InFlight => i64::from(it.in_flight),
+        PodGauge::Fresh => i64::from(it.is_fresh),
+        PodGauge::Estimated => i64::from(it.is_estimated),
     };
     all.iter().map(|(&cookie, it)| (cookie, counts(it))).filter(|(_, it)| *it > 0).collect()
 }
 
 /// Result of the judgement of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct AuditVerdict {
     /// Correction of the gauges; all 0 if there is no drift.
-    pub(crate) add: Levels,
+    pub(crate) correction: GaugeValues,
     /// True if all gauges stood still, so that each could be judged.
-    pub(crate) stood: bool,
+    pub(crate) is_steady: bool,
 }
 
 /// Audit state of this node's pods. Times are CLOCK_MONOTONIC in ns.
 #[derive(Debug, Default)]
-pub(crate) struct Audit {
-    pods: BTreeMap<String, Pod>,
+pub(crate) struct GaugeAudit {
+    pods: BTreeMap<String, PodAudit>,
 }
 
 #[derive(Debug, Default)]
-struct Pod {
+struct PodAudit {
     /// True if all gauges of the pod are 0.
-    rests: bool,
-    looked_ns: u64,
+    is_idle: bool,
+    scanned_ns: u64,
     /// Time of the next scan at the earliest.
-    next_ns: u64,
+    next_scan_ns: u64,
     /// Difference that the last scans found, and the number of these scans, by gauge.
-    suspects: [(i64, u32); GAUGES],
+    suspects: [(i64, u32); GAUGE_COUNT],
     uncounted: BTreeSet<u64>,
     /// Number of uncounted connections that the previous scan found as well.
-    stay_uncounted: usize,
+    still_uncounted: usize,
 }
 
-impl Audit {
+impl GaugeAudit {
     /// Sets the pods to audit, each with its present gauges.
-    pub(crate) fn follow(&mut self, now_ns: u64, pods: &BTreeMap<String, Levels>) {
+    pub(crate) fn set_pods(&mut self, now_ns: u64, pods: &BTreeMap<String, GaugeValues>) {
         self.pods.retain(|uid, _| pods.contains_key(uid));
         for (uid, levels) in pods {
-            let rests = *levels == Levels::default();
-            let fresh =
-                || Pod { looked_ns: now_ns, next_ns: now_ns + nanos(EVERY), ..Pod::default() };
-            self.pods.entry(uid.clone()).or_insert_with(fresh).rests = rests;
+            let rests = *levels == GaugeValues::default();
+            let fresh = || PodAudit {
+                scanned_ns: now_ns,
+                next_scan_ns: now_ns + nanos(SCAN_PERIOD),
+                ..PodAudit::default()
+            };
+            self.pods.entry(uid.clone()).or_insert_with(fresh).is_idle = rests;
         }
     }
 
     /// Returns the pods to scan now. Pass each result to [`looked`](Self::looked) before the next call.
-    pub(crate) fn due(&self, now_ns: u64) -> Vec<String> {
+    pub(crate) fn due_pods(&self, now_ns: u64) -> Vec<String> {
         let due = self.pods.iter().filter(|(_, pod)| pod.is_due(now_ns));
         due.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Judges a scan of a pod; `None` if the scan failed.
-    pub(crate) fn looked(&mut self, now_ns: u64, uid: &str, look: Option<&Look>) -> Verdict {
-        let Some(pod) = self.pods.get_mut(uid) else { return Verdict::default() };
-        pod.looked_ns = now_ns;
-        pod.next_ns = now_ns + nanos(EVERY);
+    pub(crate) fn handle_scan(
+        &mut self,
+        now_ns: u64,
+        uid: &str,
+        look: Option<&AuditScan>,
+    ) -> AuditVerdict {
+        let Some(pod) = self.pods.get_mut(uid) else { return AuditVerdict::default() };
+        pod.scanned_ns = now_ns;
+        pod.next_scan_ns = now_ns + nanos(SCAN_PERIOD);
         // A failed scan ends the series: nothing is known of the time in between.
         let Some(look) = look else {
             pod.suspects = Default::default();
-            return Verdict::default();
+            return AuditVerdict::default();
         };
-        pod.stay_uncounted = look.uncounted.intersection(&pod.uncounted).count();
+        pod.still_uncounted = look.uncounted.intersection(&pod.uncounted).count();
         pod.uncounted.clone_from(&look.uncounted);
         let differences = look.differences();
-        let mut verdict =
-            Verdict { stood: differences.iter().all(Option::is_some), ..Verdict::default() };
+        let mut verdict = AuditVerdict {
+            is_steady: differences.iter().all(Option::is_some),
+            ..AuditVerdict::default()
+        };
         for (at, difference) in differences.into_iter().enumerate() {
-            verdict.add[at] = judge(&mut pod.suspects[at], difference.unwrap_or_default());
+            verdict.correction[at] =
+                judge_difference(&mut pod.suspects[at], difference.unwrap_or_default());
         }
         let again = pod.suspects.iter().any(|(_, times)| *times > 0);
-        let rest = if again { AGAIN } else { EVERY };
-        pod.next_ns = now_ns + nanos(rest.max(look.took.saturating_mul(PARTS)));
+        let rest = if again { RESCAN_PAUSE } else { SCAN_PERIOD };
+        pod.next_scan_ns =
+            now_ns + nanos(rest.max(look.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR)));
         verdict
     }
 
     /// Returns the number of connections to serving ports that no gauge counted in the last two scans. Their listener
     /// was opened outside the pods' cgroups, or before the pod was known. A probe has ended by the second scan.
     pub(crate) fn uncounted(&self) -> usize {
-        self.pods.values().map(|pod| pod.stay_uncounted).sum()
+        self.pods.values().map(|pod| pod.still_uncounted).sum()
     }
 }
 
-impl Pod {
+impl PodAudit {
     fn is_due(&self, now_ns: u64) -> bool {
         let suspicious = self.suspects.iter().any(|(_, times)| *times > 0);
         // A pod at rest is scanned rarely, but a suspicion there is followed at the usual rate.
-        let rest = if self.rests && !suspicious { EVERY_AT_REST } else { Duration::ZERO };
-        self.next_ns.max(self.looked_ns + nanos(rest)) <= now_ns
+        let rest = if self.is_idle && !suspicious { IDLE_SCAN_PERIOD } else { Duration::ZERO };
+        self.next_scan_ns.max(self.scanned_ns + nanos(rest)) <= now_ns
     }
 }
 
 /// Records a difference, 0 if there is none or it could not be judged. Returns the correction.
-fn judge((suspect, times): &mut (i64, u32), difference: i64) -> i64 {
+fn judge_difference((suspect, times): &mut (i64, u32), difference: i64) -> i64 {
     match difference {
         0 => *times = 0,
         same if same == *suspect => *times += 1,
         // Another difference than the last one confirms neither: the count begins again.
         other => (*suspect, *times) = (other, 1),
     }
-    if *times < TIMES {
+    if *times < SCANS_TO_CONFIRM {
         return 0;
     }
     *times = 0;

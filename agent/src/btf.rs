@@ -8,11 +8,11 @@ use common::abi::{self, Bit, SocketFields};
 pub(crate) const FILE: &str = "/sys/kernel/btf/vmlinux";
 
 /// Length of a type's first part: name, kind and count, size or type.
-const TYPE: usize = 12;
+const TYPE_BYTES: usize = 12;
 /// Length of a member: name, type, bit.
-const MEMBER: usize = 12;
+const MEMBER_BYTES: usize = 12;
 /// Highest depth of aliases and of unnamed members inside each other.
-const DEEP: usize = 16;
+const DEPTH_MAX: usize = 16;
 
 /// Kind of an array (BTF_KIND_*); only the kinds that matter here have a name.
 const ARRAY: u32 = 3;
@@ -27,24 +27,24 @@ const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 
 /// Types of a kernel, as its BTF describes them.
 #[derive(Debug)]
-pub(crate) struct Types<'a> {
+pub(crate) struct KernelBtf<'a> {
     strings: &'a [u8],
     types: &'a [u8],
     /// Offset of each type, by its number; number 0 is `void`.
-    begins: Vec<u32>,
+    type_offsets: Vec<u32>,
 }
 
 /// Field of a structure: its offset in bytes and further bits, and the number of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Field {
-    at: u32,
+struct BtfField {
+    offset: u32,
     bit: u8,
-    kind: u32,
+    type_id: u32,
 }
 
-impl<'a> Types<'a> {
+impl<'a> KernelBtf<'a> {
     /// Reads the bytes of `/sys/kernel/btf/vmlinux`; `None` if they are malformed.
-    pub(crate) fn read(bytes: &'a [u8]) -> Option<Self> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         const MAGIC: u16 = 0xEB9F;
         if bytes.get(..2)? != MAGIC.to_ne_bytes() {
             return None;
@@ -60,14 +60,14 @@ impl<'a> Types<'a> {
         let mut at = 0;
         while at < types.len() {
             begins.push(u32::try_from(at).ok()?);
-            at += TYPE + tail(word(types, at + 4)?)?;
+            at += TYPE_BYTES + trailing_bytes(word(types, at + 4)?)?;
         }
-        Some(Self { strings, types, begins })
+        Some(Self { strings, types, type_offsets: begins })
     }
 
     /// Returns the offsets of the socket fields that the eBPF programs read, or the name of one that is missing.
     pub(crate) fn socket_fields(&self) -> Result<SocketFields, &'static str> {
-        let find = |of: &str, path: &'static str| self.place(of, path).ok_or(path);
+        let find = |of: &str, path: &'static str| self.field_offset(of, path).ok_or(path);
         // Each of these structures begins with the previous one, so offsets are from the socket's start.
         Ok(SocketFields {
             state: find("sock_common", "skc_state")?,
@@ -84,39 +84,41 @@ impl<'a> Types<'a> {
 
     /// Returns the bit by which sockets are IPv6-only; `None` if it is not within their first bytes.
     pub(crate) fn v6_only(&self) -> Option<Bit> {
-        let found = self.member(self.find(STRUCT, "sock_common")?, "skc_ipv6only", DEEP)?;
-        let at = u8::try_from(found.at).ok().filter(|at| usize::from(*at) < abi::SOCKET_HEAD)?;
+        let found =
+            self.find_member(self.find_type(STRUCT, "sock_common")?, "skc_ipv6only", DEPTH_MAX)?;
+        let at =
+            u8::try_from(found.offset).ok().filter(|at| usize::from(*at) < abi::SOCKET_HEAD)?;
         // BTF counts from the lowest bit on little-endian machines, from the highest on others.
         let mask = if cfg!(target_endian = "big") { 0x80 >> found.bit } else { 1 << found.bit };
         Some(Bit { at, mask })
     }
 
     /// Returns the number of a function.
-    pub(crate) fn function(&self, name: &str) -> Option<u32> {
-        self.find(FUNCTION, name)
+    pub(crate) fn function_id(&self, name: &str) -> Option<u32> {
+        self.find_type(FUNCTION, name)
     }
 
     /// Returns the number of a type by its kind and name.
-    fn find(&self, kind: u32, name: &str) -> Option<u32> {
+    fn find_type(&self, kind: u32, name: &str) -> Option<u32> {
         let is = |number: &usize| {
-            let Some(begin) = self.begin(*number) else { return false };
-            self.kind(begin) == Some(kind) && self.is_named(begin, name)
+            let Some(begin) = self.type_offset(*number) else { return false };
+            self.kind_at(begin) == Some(kind) && self.is_named(begin, name)
         };
-        u32::try_from((1..self.begins.len()).find(is)?).ok()
+        u32::try_from((1..self.type_offsets.len()).find(is)?).ok()
     }
 
     /// Returns the offset of `path` (`field` or `field.field`) in a structure.
-    fn place(&self, structure: &str, path: &str) -> Option<u16> {
-        let start = Field { at: 0, bit: 0, kind: self.find(STRUCT, structure)? };
+    fn field_offset(&self, structure: &str, path: &str) -> Option<u16> {
+        let start = BtfField { offset: 0, bit: 0, type_id: self.find_type(STRUCT, structure)? };
         let found = path.split('.').try_fold(start, |whole, name| {
-            let inner = self.member(whole.kind, name, DEEP)?;
-            Some(Field { at: whole.at.checked_add(inner.at)?, ..inner })
+            let inner = self.find_member(whole.type_id, name, DEPTH_MAX)?;
+            Some(BtfField { offset: whole.offset.checked_add(inner.offset)?, ..inner })
         })?;
-        u16::try_from(found.at).ok()
+        u16::try_from(found.offset).ok()
     }
 
     /// Finds a member of a structure or union, also inside unnamed members.
-    fn member(&self, of: u32, name: &str, deep: usize) -> Option<Field> {
+    fn find_member(&self, of: u32, name: &str, deep: usize) -> Option<BtfField> {
         // Bounded, as a malformed description may refer to itself.
         let deep = deep.checked_sub(1)?;
         let begin = self.composite(of)?;
@@ -124,23 +126,23 @@ impl<'a> Types<'a> {
         // With this flag the high byte is the width of a bit field.
         let mask = if info >> 31 == 1 { 0x00FF_FFFF } else { u32::MAX };
         (0..count(info)).find_map(|index| {
-            let member = begin + TYPE + index * MEMBER;
+            let member = begin + TYPE_BYTES + index * MEMBER_BYTES;
             let kind = word(self.types, member + 4)?;
             let bits = word(self.types, member + 8)? & mask;
             let at = bits / 8;
             if self.is_named(member, name) {
-                return Some(Field { at, bit: (bits % 8) as u8, kind });
+                return Some(BtfField { offset: at, bit: (bits % 8) as u8, type_id: kind });
             }
-            let inner = self.is_named(member, "").then(|| self.member(kind, name, deep))??;
-            Some(Field { at: at.checked_add(inner.at)?, ..inner })
+            let inner = self.is_named(member, "").then(|| self.find_member(kind, name, deep))??;
+            Some(BtfField { offset: at.checked_add(inner.offset)?, ..inner })
         })
     }
 
     /// Returns the offset of a structure or union, through any aliases of it.
     fn composite(&self, mut number: u32) -> Option<usize> {
-        for _ in 0..DEEP {
-            let begin = self.begin(number as usize)?;
-            match self.kind(begin)? {
+        for _ in 0..DEPTH_MAX {
+            let begin = self.type_offset(number as usize)?;
+            match self.kind_at(begin)? {
                 STRUCT | UNION => return Some(begin),
                 kind if MODIFIERS.contains(&kind) => number = word(self.types, begin + 8)?,
                 _ => return None,
@@ -149,11 +151,11 @@ impl<'a> Types<'a> {
         None
     }
 
-    fn begin(&self, number: usize) -> Option<usize> {
-        (number > 0).then(|| self.begins.get(number).map(|&begin| begin as usize))?
+    fn type_offset(&self, number: usize) -> Option<usize> {
+        (number > 0).then(|| self.type_offsets.get(number).map(|&begin| begin as usize))?
     }
 
-    fn kind(&self, begin: usize) -> Option<u32> {
+    fn kind_at(&self, begin: usize) -> Option<u32> {
         Some(kind(word(self.types, begin + 4)?))
     }
 
@@ -175,7 +177,7 @@ fn count(info: u32) -> usize {
 }
 
 /// Returns the number of bytes after the first [`TYPE`] bytes of a type; `None` for an unknown kind.
-fn tail(info: u32) -> Option<usize> {
+fn trailing_bytes(info: u32) -> Option<usize> {
     let each = match kind(info) {
         // Pointers, forwards, modifiers, functions, floats.
         2 | 7 | 8 | 9 | 10 | 11 | FUNCTION | 16 | 18 => 0,
@@ -183,7 +185,7 @@ fn tail(info: u32) -> Option<usize> {
         1 | 14 | 17 => return Some(4),
         ARRAY => return Some(12),
         // Structures, unions, sections, 64-bit enumerations.
-        STRUCT | UNION | 15 | 19 => MEMBER,
+        STRUCT | UNION | 15 | 19 => MEMBER_BYTES,
         // Enumerations, parameters of functions.
         6 | 13 => 8,
         _ => return None,
@@ -201,12 +203,12 @@ mod tests {
 
     /// BTF under construction: its types and names.
     #[derive(Default)]
-    struct Made {
+    struct BtfFixture {
         types: Vec<u8>,
         strings: Vec<u8>,
     }
 
-    impl Made {
+    impl BtfFixture {
         fn name(&mut self, name: &str) -> u32 {
             let at = self.strings.len() as u32;
             self.strings.extend(name.bytes().chain([0]));
@@ -241,8 +243,8 @@ mod tests {
         }
     }
 
-    fn made() -> Vec<u8> {
-        let mut made = Made::default();
+    fn sample_btf() -> Vec<u8> {
+        let mut made = BtfFixture::default();
         made.name("");
         made.add("int", 1 << 24, 4, &[32]);
         made.composite("", STRUCT, &[("rmem", 1, 0), ("len", 1, 4)]);
@@ -260,30 +262,30 @@ mod tests {
 
     #[test]
     fn a_field_is_found_by_its_path_through_names_and_unions() {
-        let bytes = made();
-        let types = Types::read(&bytes).expect("well made");
-        assert_eq!(types.place("sock", "first"), Some(0));
-        assert_eq!(types.place("sock", "or"), Some(8));
-        assert_eq!(types.place("sock", "backlog.len"), Some(196));
-        assert_eq!(types.place("sock", "first.len"), None);
-        assert_eq!(types.place("sock", "last"), None);
-        assert_eq!(types.place("socket", "first"), None);
+        let bytes = sample_btf();
+        let types = KernelBtf::parse(&bytes).expect("well made");
+        assert_eq!(types.field_offset("sock", "first"), Some(0));
+        assert_eq!(types.field_offset("sock", "or"), Some(8));
+        assert_eq!(types.field_offset("sock", "backlog.len"), Some(196));
+        assert_eq!(types.field_offset("sock", "first.len"), None);
+        assert_eq!(types.field_offset("sock", "last"), None);
+        assert_eq!(types.field_offset("socket", "first"), None);
         assert_eq!(types.socket_fields(), Err("skc_state"));
         assert_eq!(types.v6_only(), Some(Bit { at: 19, mask: 0x20 }));
-        assert_eq!((types.function("sock"), types.function("alias")), (Some(5), None));
+        assert_eq!((types.function_id("sock"), types.function_id("alias")), (Some(5), None));
     }
 
     #[test]
     fn whatever_is_cut_off_or_altered_is_refused_or_read_without_harm() {
-        let bytes = made();
+        let bytes = sample_btf();
         for end in 0..bytes.len() {
-            assert!(Types::read(&bytes[..end]).is_none(), "{end}");
+            assert!(KernelBtf::parse(&bytes[..end]).is_none(), "{end}");
         }
         for at in 0..bytes.len() {
             let mut altered = bytes.clone();
             altered[at] ^= 0xFF;
-            let read = Types::read(&altered);
-            let _whatever = read.map(|types| types.place("sock", "backlog.len"));
+            let read = KernelBtf::parse(&altered);
+            let _whatever = read.map(|types| types.field_offset("sock", "backlog.len"));
         }
     }
 }

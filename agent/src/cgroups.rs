@@ -19,7 +19,7 @@ use std::{
 
 /// The pods' directory of this node's kubelet cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfound {
+pub enum PodsCgroupError {
     /// The kubelet has not made its directory yet.
     #[error("no cgroup kubepods or kubepods.slice exists yet: the kubelet makes it when it starts")]
     Absent,
@@ -46,10 +46,10 @@ pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
             continue;
         }
         // More steps up show more of the hierarchy; among equals, fewer steps down.
-        let root = PathBuf::from(unescaped(root));
+        let root = PathBuf::from(unescape(root));
         let up = root.components().filter(|it| *it == Component::ParentDir).count();
         let down = root.components().filter(|it| matches!(it, Component::Normal(_))).count();
-        found.push((Reverse(up), down, PathBuf::from(unescaped(at))));
+        found.push((Reverse(up), down, PathBuf::from(unescape(at))));
     }
     // The sort is stable: among equals, the first one mounted.
     found.sort_by_key(|(up, down, _)| (*up, *down));
@@ -57,7 +57,7 @@ pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
 }
 
 /// Decodes `\040` and the like, by which the kernel writes spaces in mountinfo.
-fn unescaped(text: &str) -> String {
+fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -76,21 +76,21 @@ fn unescaped(text: &str) -> String {
 }
 
 /// Returns the path in the v2 hierarchy from the text of `/proc/PID/cgroup`.
-fn unified(cgroup: &str) -> Option<&str> {
+fn unified_path(cgroup: &str) -> Option<&str> {
     cgroup.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
 /// Returns the cgroup of a process below the mount, by its `/proc/PID/cgroup`; `None` if a cgroup namespace hides it.
-pub fn own_path(cgroup: &str) -> Option<&Path> {
-    let path = unified(cgroup)?;
+pub fn own_cgroup_path(cgroup: &str) -> Option<&Path> {
+    let path = unified_path(cgroup)?;
     let hidden = path == "/" || path.starts_with("/..");
     (!hidden).then(|| Path::new(path.trim_start_matches('/')))
 }
 
 /// Returns the cgroup of any process, by its `/proc/PID/cgroup`. Paths there start at `root`: the mount, or the agent's
 /// own cgroup if it has a cgroup namespace.
-pub fn path_from(root: &Path, cgroup: &str) -> Option<PathBuf> {
-    let path = unified(cgroup)?;
+pub fn resolve_cgroup_path(root: &Path, cgroup: &str) -> Option<PathBuf> {
+    let path = unified_path(cgroup)?;
     let mut at = root.to_owned();
     for part in Path::new(path).components() {
         match part {
@@ -110,7 +110,7 @@ pub fn is_kubelet(comm: &str) -> bool {
 
 /// Returns the kubelet's cgroup that is nearest to `pods`, from these candidates. `None` if two are equally near, or if
 /// the cgroup also holds pods or a user's session.
-pub fn kubelet_of(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<PathBuf> {
+pub fn nearest_kubelet(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<PathBuf> {
     let near = |candidate: &Path| {
         let both = candidate.iter().zip(pods);
         both.take_while(|(one, other)| one == other).count()
@@ -136,25 +136,28 @@ pub fn is_kubepods(name: &OsStr) -> bool {
 
 /// Chooses this node's directory among those of all kubelets of the machine: the one that the agent runs in, at `own`,
 /// or the only one.
-pub fn choose(candidates: &[PathBuf], own: Option<&Path>) -> Result<PathBuf, Unfound> {
+pub fn choose_pods_cgroup(
+    candidates: &[PathBuf],
+    own: Option<&Path>,
+) -> Result<PathBuf, PodsCgroupError> {
     if let Some(own) = own
         && let Some(mine) = candidates.iter().find(|candidate| own.starts_with(candidate))
     {
         return Ok(mine.clone());
     }
     match candidates {
-        [] => Err(Unfound::Absent),
+        [] => Err(PodsCgroupError::Absent),
         [only] => Ok(only.clone()),
         several => {
             let names: Vec<String> = several.iter().map(|it| it.display().to_string()).collect();
-            Err(Unfound::Several(names.join(", ")))
+            Err(PodsCgroupError::Several(names.join(", ")))
         }
     }
 }
 
 /// Returns the uid of the pod that a directory of this name belongs to. The uid of a static pod is the hash of its
 /// manifest.
-pub fn pod_of(name: &OsStr) -> Option<String> {
+pub fn pod_uid(name: &OsStr) -> Option<String> {
     let name = name.to_str()?;
     let uid = match name.strip_suffix(".slice") {
         Some(slice) => {
@@ -175,7 +178,7 @@ pub fn pod_of(name: &OsStr) -> Option<String> {
 }
 
 /// Returns true if a directory below a pod's holds a monitor of the runtime instead of a container (cri-o's conmon).
-pub fn is_monitor(name: &OsStr) -> bool {
+pub fn is_runtime_monitor(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with("crio-conmon-"))
 }
 
@@ -193,14 +196,14 @@ mod tests {
         let path = Path::new(path);
         let at = |which: fn(&OsStr) -> bool| path.iter().position(which);
         let kubepods = at(is_kubepods).map(|at| path.iter().take(at + 1).collect());
-        (kubepods, path.iter().find_map(pod_of), at(is_monitor).is_some())
+        (kubepods, path.iter().find_map(pod_uid), at(is_runtime_monitor).is_some())
     }
 
     #[test]
     fn a_nodes_kubelet_is_the_nearest_to_its_pods() {
         let find = |pods: &str, all: &[&str]| {
             let all = all.iter().map(PathBuf::from).collect();
-            kubelet_of(Path::new(pods), &all).map(|it| it.display().to_string())
+            nearest_kubelet(Path::new(pods), &all).map(|it| it.display().to_string())
         };
         let service = "/c/system.slice/kubelet.service";
         assert_eq!(find("/c/kubepods.slice", &[service]).as_deref(), Some(service));
@@ -222,13 +225,14 @@ mod tests {
 
     #[test]
     fn paths_of_processes_are_read_from_inside_a_cgroup_namespace_too() {
-        let whole = path_from(Path::new("/c"), "1:cpu:/x\n0::/system.slice/kubelet.service\n");
+        let whole =
+            resolve_cgroup_path(Path::new("/c"), "1:cpu:/x\n0::/system.slice/kubelet.service\n");
         assert_eq!(whole.as_deref(), Some(Path::new("/c/system.slice/kubelet.service")));
         let own = Path::new("/c/kubepods/pod1/x");
-        let hidden = path_from(own, "0::/../../../system.slice/kubelet.service\n");
+        let hidden = resolve_cgroup_path(own, "0::/../../../system.slice/kubelet.service\n");
         assert_eq!(hidden, whole);
-        assert_eq!(path_from(own, "0::/\n").as_deref(), Some(own));
-        assert_eq!(path_from(own, "1:cpu:/x\n"), None);
+        assert_eq!(resolve_cgroup_path(own, "0::/\n").as_deref(), Some(own));
+        assert_eq!(resolve_cgroup_path(own, "1:cpu:/x\n"), None);
         assert!(["kubelet\n", "kubelet", "k3s-agent"].into_iter().all(is_kubelet));
         let others = ["kubectl", "kubelet-plugin", "k3s-server", "kubelite", ""];
         assert!(!others.into_iter().any(is_kubelet));
@@ -322,23 +326,26 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_own_cgroup_tells_which_node_it_is_on() {
+    fn the_agents_own_cgroup_selects_its_node() {
         let nodes = ["/m/a/kubepods", "/m/b/kubepods"].map(PathBuf::from);
         let own = Path::new("/m/b/kubepods/burstable/pod1/2");
-        assert_eq!(choose(&nodes, Some(own)), Ok("/m/b/kubepods".into()));
-        assert_eq!(choose(&nodes[..1], None), Ok("/m/a/kubepods".into()));
-        assert_eq!(choose(&nodes[..1], Some(Path::new("/m/system.slice"))), Ok(nodes[0].clone()));
-        assert_eq!(choose(&[], Some(own)), Err(Unfound::Absent));
-        let several = Unfound::Several("/m/a/kubepods, /m/b/kubepods".into());
-        assert_eq!(choose(&nodes, Some(Path::new("/m/system.slice"))), Err(several));
+        assert_eq!(choose_pods_cgroup(&nodes, Some(own)), Ok("/m/b/kubepods".into()));
+        assert_eq!(choose_pods_cgroup(&nodes[..1], None), Ok("/m/a/kubepods".into()));
+        assert_eq!(
+            choose_pods_cgroup(&nodes[..1], Some(Path::new("/m/system.slice"))),
+            Ok(nodes[0].clone())
+        );
+        assert_eq!(choose_pods_cgroup(&[], Some(own)), Err(PodsCgroupError::Absent));
+        let several = PodsCgroupError::Several("/m/a/kubepods, /m/b/kubepods".into());
+        assert_eq!(choose_pods_cgroup(&nodes, Some(Path::new("/m/system.slice"))), Err(several));
     }
 
     #[test]
     fn a_cgroup_namespace_hides_where_a_process_is() {
         let hybrid = "3:cpu:/x\n0::/node/kubepods/pod1/2\n";
-        assert_eq!(own_path(hybrid), Some(Path::new("node/kubepods/pod1/2")));
+        assert_eq!(own_cgroup_path(hybrid), Some(Path::new("node/kubepods/pod1/2")));
         for hidden in ["0::/\n", "0::/../../init.scope\n", "3:cpu:/x\n"] {
-            assert_eq!(own_path(hidden), None, "{hidden}");
+            assert_eq!(own_cgroup_path(hidden), None, "{hidden}");
         }
     }
 }

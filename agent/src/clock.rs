@@ -13,6 +13,6 @@ pub(crate) fn monotonic_ns() -> u64 {
 }
 
 /// Returns the CPU time of the calling thread. Unlike elapsed time, it does not include other threads' work.
-pub(crate) fn thread_cpu() -> Duration {
+pub(crate) fn thread_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Into::into)
 }

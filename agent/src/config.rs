@@ -9,11 +9,11 @@ use std::{
 use common::replicas;
 
 /// Default folder of pins; each node has a folder below it.
-const PINS: &str = "/sys/fs/bpf/rouse";
+const DEFAULT_PINS: &str = "/sys/fs/bpf/rouse";
 
 /// Paths of the cgroups and pins that the agent works with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct AgentPaths {
     /// Bpf filesystem; the agent mounts it if it is not mounted.
     pub bpffs: PathBuf,
     /// Cgroup below which connects are redirected.
@@ -26,7 +26,7 @@ pub struct Places {
     pub version: u32,
 }
 
-impl Places {
+impl AgentPaths {
     /// Returns the folder of this version's pins: `v<version>` below the bpf filesystem.
     pub fn pins(&self) -> PathBuf {
         self.bpffs.join(format!("v{}", self.version))
@@ -36,7 +36,7 @@ impl Places {
 /// Settings of one agent. Logged once at start.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Parser)]
 #[command(name = "rouse-agent", about = "Rouse's agent: one on each node", version)]
-pub struct Config {
+pub struct AgentConfig {
     /// Name of this node, as in the RouteTable.
     #[arg(long, env = "ROUSE_NODE")]
     pub node: String,
@@ -105,17 +105,17 @@ pub struct Config {
 /// Error of [`Config::validate`]: a setting with its value and the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--{name} is {value:?}: {rule}")]
-pub struct Invalid {
+pub struct AgentConfigError {
     name: &'static str,
     value: String,
     rule: &'static str,
 }
 
-impl Config {
+impl AgentConfig {
     /// Refuses settings that cannot work, with one line that names the rule.
-    pub fn validate(&self) -> Result<(), Invalid> {
+    pub fn validate(&self) -> Result<(), AgentConfigError> {
         if !common::wire::is_subdomain(&self.node) {
-            return Err(invalid(
+            return Err(setting_error(
                 "node",
                 &self.node,
                 "must be a DNS name, as Kubernetes names nodes",
@@ -124,10 +124,10 @@ impl Config {
         // Checked here although the streams parse them again: an error at start names the flag.
         for (name, value) in [("controller", &self.controller), ("autoscaler", &self.autoscaler)] {
             let Ok(setting) = value.parse::<replicas::Setting>() else {
-                return Err(invalid(name, value, replicas::RULE));
+                return Err(setting_error(name, value, replicas::RULE));
             };
             if setting.needs_identity() && self.identity.is_none() {
-                return Err(invalid(name, value, "needs --identity"));
+                return Err(setting_error(name, value, "needs --identity"));
             }
         }
         for (name, path) in [
@@ -139,7 +139,11 @@ impl Config {
             if let Some(path) = path
                 && !path.is_absolute()
             {
-                return Err(invalid(name, &path.display().to_string(), "must be an absolute path"));
+                return Err(setting_error(
+                    name,
+                    &path.display().to_string(),
+                    "must be an absolute path",
+                ));
             }
         }
         // Pods are clients too: their own connects are to be redirected.
@@ -147,11 +151,15 @@ impl Config {
             && !pods.starts_with(clients)
         {
             let value = pods.display().to_string();
-            return Err(invalid("pods-cgroup", &value, "must lie within the clients' cgroup"));
+            return Err(setting_error(
+                "pods-cgroup",
+                &value,
+                "must lie within the clients' cgroup",
+            ));
         }
         if self.tunnel_drain_ms > 600_000 {
             let value = self.tunnel_drain_ms.to_string();
-            return Err(invalid("tunnel-drain-ms", &value, "must be at most 600000"));
+            return Err(setting_error("tunnel-drain-ms", &value, "must be at most 600000"));
         }
         Ok(())
     }
@@ -163,14 +171,14 @@ impl Config {
 
     /// Returns the folder of this agent's pins, by default one for each node.
     pub fn pins(&self) -> PathBuf {
-        self.pins.clone().unwrap_or_else(|| Path::new(PINS).join(&self.node))
+        self.pins.clone().unwrap_or_else(|| Path::new(DEFAULT_PINS).join(&self.node))
     }
 
     /// Returns all paths. `found` is the cgroup of this node's pods as it was found; it counts where no setting names
     /// one.
-    pub fn places(&self, found: Option<PathBuf>) -> Option<Places> {
+    pub fn paths(&self, found: Option<PathBuf>) -> Option<AgentPaths> {
         let pods = self.pods_cgroup.clone().or_else(|| self.clients_cgroup.clone()).or(found)?;
-        Some(Places {
+        Some(AgentPaths {
             bpffs: self.pins(),
             clients: self.clients_cgroup.clone().unwrap_or_else(|| pods.clone()),
             pods,
@@ -180,8 +188,8 @@ impl Config {
     }
 }
 
-fn invalid(name: &'static str, value: &str, rule: &'static str) -> Invalid {
-    Invalid { name, value: value.to_owned(), rule }
+fn setting_error(name: &'static str, value: &str, rule: &'static str) -> AgentConfigError {
+    AgentConfigError { name, value: value.to_owned(), rule }
 }
 
 #[cfg(test)]
@@ -190,37 +198,37 @@ mod tests {
 
     use super::*;
 
-    fn parse(extra: &[&str]) -> Config {
+    fn parse(extra: &[&str]) -> AgentConfig {
         let fixed =
             ["agent", "--node=n1", "--controller=unix:/c", "--autoscaler=http://10.0.0.1:7"];
-        Config::try_parse_from(fixed.iter().chain(extra)).expect("known flags")
+        AgentConfig::try_parse_from(fixed.iter().chain(extra)).expect("known flags")
     }
 
     #[test]
     fn defaults_are_those_of_a_kubernetes_node() {
         let config = parse(&[]);
         assert_eq!(config.validate(), Ok(()));
-        assert_eq!(config.places(None), None, "the kubelet's folder is waited for");
-        let places = config.places(Some("/c/kubepods".into())).expect("found");
+        assert_eq!(config.paths(None), None, "the kubelet's folder is waited for");
+        let places = config.paths(Some("/c/kubepods".into())).expect("found");
         assert_eq!((&places.clients, &places.pods), (&places.pods, &"/c/kubepods".into()));
         assert_eq!(places.bpffs, Path::new("/sys/fs/bpf/rouse/n1"), "one folder a node");
         assert_eq!(config.admin.port(), 7104);
     }
 
     #[test]
-    fn what_is_named_counts_more_than_what_is_found() {
+    fn settings_override_the_search() {
         let found = Some(PathBuf::from("/c/kubepods"));
-        let root = parse(&["--clients-cgroup=/c"]).places(found.clone()).expect("named");
+        let root = parse(&["--clients-cgroup=/c"]).paths(found.clone()).expect("named");
         assert_eq!((root.clients, root.pods), ("/c".into(), "/c".into()));
-        let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).places(None);
+        let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).paths(None);
         assert_eq!(both.map(|it| (it.clients, it.pods)), Some(("/c".into(), "/c/p".into())));
     }
 
     #[test]
     fn a_bad_setting_is_named_with_what_would_do() {
         let cases = [
-            (Config { node: "N 1".into(), ..parse(&[]) }, "--node is \"N 1\""),
-            (Config { controller: "tcp:1".into(), ..parse(&[]) }, "--controller is \"tcp:1\""),
+            (AgentConfig { node: "N 1".into(), ..parse(&[]) }, "--node is \"N 1\""),
+            (AgentConfig { controller: "tcp:1".into(), ..parse(&[]) }, "--controller is \"tcp:1\""),
             (parse(&["--pins=bpf"]), "--pins is \"bpf\""),
             (parse(&["--tunnel-drain-ms=600001"]), "--tunnel-drain-ms is \"600001\""),
             (

@@ -8,24 +8,24 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-pub(crate) mod end;
+pub(crate) mod scan;
 
 /// Pause between two scans of a pod: requests that become overdue shortly after each other are closed together.
-const REST: Duration = Duration::from_millis(250);
+const SCAN_PAUSE: Duration = Duration::from_millis(250);
 /// Pause after a scan that failed.
-const REST_FAILED: Duration = Duration::from_secs(1);
+const FAILED_SCAN_PAUSE: Duration = Duration::from_secs(1);
 /// Bound on the cost of scans of a pod: one part in this number of a processor's time.
-const PARTS: u32 = 10;
+const CPU_BUDGET_DIVISOR: u32 = 10;
 
 /// Deadlines of the requests of this node's pods. Times are CLOCK_MONOTONIC in ns, like the stamps of the eBPF
 /// programs.
 #[derive(Debug, Default)]
-pub(crate) struct Deadlines {
-    pods: BTreeMap<String, Watched>,
+pub(crate) struct PodDeadlines {
+    pods: BTreeMap<String, PodDeadline>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct PodDeadline {
     /// Longest time that a request may take.
     timeout: Duration,
     /// Lower bound of the start of every request in flight.
@@ -33,12 +33,12 @@ struct Watched {
     /// True if requests are in flight.
     is_busy: bool,
     /// End of the pause before the next scan.
-    rests_until_ns: u64,
+    paused_until_ns: u64,
 }
 
 /// A pod that is to be scanned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Due {
+pub(crate) struct DeadlineScanTarget {
     /// Uid of the pod.
     pub(crate) uid: String,
     /// Longest time that its requests may take.
@@ -47,25 +47,31 @@ pub(crate) struct Due {
 
 /// Result of a scan of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Looked {
+pub(crate) struct DeadlineScan {
     /// Time at which the scan began.
     pub(crate) at_ns: u64,
     /// Start of the oldest known request that is still in flight.
     pub(crate) oldest_ns: Option<u64>,
     /// Number of connections that were closed.
-    pub(crate) ended: u64,
+    pub(crate) closed: u64,
     /// Processor time of the scan.
-    pub(crate) took: Duration,
+    pub(crate) cpu_time: Duration,
 }
 
-impl Deadlines {
+impl PodDeadlines {
     /// Updates a pod's requests in flight, read after `now_ns`, and their timeout.
-    pub(crate) fn seen(&mut self, now_ns: u64, uid: &str, in_flight: u64, timeout: Duration) {
+    pub(crate) fn update_in_flight(
+        &mut self,
+        now_ns: u64,
+        uid: &str,
+        in_flight: u64,
+        timeout: Duration,
+    ) {
         let is_busy = in_flight > 0;
         let Some(pod) = self.pods.get_mut(uid) else {
             // Requests that were in flight before the first reading may be of any age.
             let since_ns = if is_busy { 0 } else { now_ns };
-            let pod = Watched { timeout, since_ns, is_busy, rests_until_ns: 0 };
+            let pod = PodDeadline { timeout, since_ns, is_busy, paused_until_ns: 0 };
             self.pods.insert(uid.to_owned(), pod);
             return;
         };
@@ -81,40 +87,42 @@ impl Deadlines {
     }
 
     /// Returns the pods to scan now. Pass each result to [`looked`](Self::looked) before the next call.
-    pub(crate) fn due(&self, now_ns: u64) -> Vec<Due> {
-        let due = self.pods.iter().filter(|(_, pod)| pod.next_ns().is_some_and(|at| at <= now_ns));
-        due.map(|(uid, pod)| Due { uid: uid.clone(), timeout: pod.timeout }).collect()
+    pub(crate) fn due_scans(&self, now_ns: u64) -> Vec<DeadlineScanTarget> {
+        let due =
+            self.pods.iter().filter(|(_, pod)| pod.next_scan_ns().is_some_and(|at| at <= now_ns));
+        due.map(|(uid, pod)| DeadlineScanTarget { uid: uid.clone(), timeout: pod.timeout })
+            .collect()
     }
 
     /// Returns the time of the next scan of a pod, by what is known now.
-    pub(crate) fn next_ns(&self) -> Option<u64> {
-        self.pods.values().filter_map(Watched::next_ns).min()
+    pub(crate) fn next_scan_ns(&self) -> Option<u64> {
+        self.pods.values().filter_map(PodDeadline::next_scan_ns).min()
     }
 
     /// Updates a pod by the result of a scan, `None` if the scan failed.
-    pub(crate) fn looked(&mut self, now_ns: u64, uid: &str, looked: Option<Looked>) {
+    pub(crate) fn handle_scan(&mut self, now_ns: u64, uid: &str, looked: Option<DeadlineScan>) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         let rest = match looked {
             Some(looked) => {
                 // A request that began during the scan may be missing in it.
                 pod.since_ns = looked.oldest_ns.map_or(looked.at_ns, |it| it.min(looked.at_ns));
-                looked.took.saturating_mul(PARTS).max(REST)
+                looked.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR).max(SCAN_PAUSE)
             }
-            None => REST_FAILED,
+            None => FAILED_SCAN_PAUSE,
         };
-        pod.rests_until_ns = now_ns.saturating_add(nanos(rest));
+        pod.paused_until_ns = now_ns.saturating_add(nanos(rest));
     }
 }
 
-impl Watched {
-    fn next_ns(&self) -> Option<u64> {
+impl PodDeadline {
+    fn next_scan_ns(&self) -> Option<u64> {
         let over_ns = self.since_ns.saturating_add(nanos(self.timeout));
-        self.is_busy.then_some(over_ns.max(self.rests_until_ns))
+        self.is_busy.then_some(over_ns.max(self.paused_until_ns))
     }
 }
 
 /// Returns true if a request that began at `began_ns` has reached its timeout.
-pub(crate) fn is_over(now_ns: u64, timeout: Duration, began_ns: u64) -> bool {
+pub(crate) fn is_overdue(now_ns: u64, timeout: Duration, began_ns: u64) -> bool {
     // A stamp of another CPU may be ahead of this clock, so the difference has a floor.
     now_ns.saturating_sub(began_ns) >= nanos(timeout)
 }
@@ -132,72 +140,73 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    fn names(due: &[Due]) -> Vec<&str> {
+    fn names(due: &[DeadlineScanTarget]) -> Vec<&str> {
         due.iter().map(|it| it.uid.as_str()).collect()
     }
 
-    fn found(at_ns: u64, oldest_ns: Option<u64>) -> Option<Looked> {
-        Some(Looked { at_ns, oldest_ns, ..Looked::default() })
+    fn found(at_ns: u64, oldest_ns: Option<u64>) -> Option<DeadlineScan> {
+        Some(DeadlineScan { at_ns, oldest_ns, ..DeadlineScan::default() })
     }
 
     #[test]
-    fn a_pod_that_rests_now_and_then_is_never_looked_into() {
-        let mut deadlines = Deadlines::default();
+    fn a_pod_that_is_idle_now_and_then_is_never_scanned() {
+        let mut deadlines = PodDeadlines::default();
         for second in 0..100 {
             let now = second * SECOND;
-            deadlines.seen(now, "a", second % 9, TIMEOUT);
-            assert_eq!(deadlines.due(now), [], "second {second}");
+            deadlines.update_in_flight(now, "a", second % 9, TIMEOUT);
+            assert_eq!(deadlines.due_scans(now), [], "second {second}");
         }
     }
 
     #[test]
-    fn a_pod_that_is_always_busy_is_looked_into_when_its_oldest_request_can_be_over() {
-        let mut deadlines = Deadlines::default();
-        deadlines.seen(0, "a", 0, TIMEOUT);
-        deadlines.seen(SECOND, "a", 7, TIMEOUT);
-        assert_eq!(deadlines.next_ns(), Some(10 * SECOND), "it was without one at 0");
-        assert_eq!(deadlines.due(10 * SECOND - 1), []);
-        let due = deadlines.due(10 * SECOND);
-        assert_eq!(due, [Due { uid: "a".into(), timeout: TIMEOUT }]);
-        deadlines.looked(10 * SECOND, "a", found(10 * SECOND, Some(4 * SECOND)));
-        assert_eq!(deadlines.next_ns(), Some(14 * SECOND));
-        deadlines.looked(14 * SECOND, "a", found(14 * SECOND, None));
-        assert_eq!(deadlines.next_ns(), Some(24 * SECOND), "what began since");
-        deadlines.seen(20 * SECOND, "a", 0, TIMEOUT);
-        assert_eq!(deadlines.next_ns(), None);
+    fn a_pod_that_is_always_busy_is_scanned_when_its_oldest_request_can_be_overdue() {
+        let mut deadlines = PodDeadlines::default();
+        deadlines.update_in_flight(0, "a", 0, TIMEOUT);
+        deadlines.update_in_flight(SECOND, "a", 7, TIMEOUT);
+        assert_eq!(deadlines.next_scan_ns(), Some(10 * SECOND), "it was without one at 0");
+        assert_eq!(deadlines.due_scans(10 * SECOND - 1), []);
+        let due = deadlines.due_scans(10 * SECOND);
+        assert_eq!(due, [DeadlineScanTarget { uid: "a".into(), timeout: TIMEOUT }]);
+        deadlines.handle_scan(10 * SECOND, "a", found(10 * SECOND, Some(4 * SECOND)));
+        assert_eq!(deadlines.next_scan_ns(), Some(14 * SECOND));
+        deadlines.handle_scan(14 * SECOND, "a", found(14 * SECOND, None));
+        assert_eq!(deadlines.next_scan_ns(), Some(24 * SECOND), "what began since");
+        deadlines.update_in_flight(20 * SECOND, "a", 0, TIMEOUT);
+        assert_eq!(deadlines.next_scan_ns(), None);
     }
 
     #[test]
-    fn an_agent_that_starts_looks_at_once_where_requests_are_in_flight() {
-        let mut deadlines = Deadlines::default();
+    fn a_new_agent_scans_at_once_where_requests_are_in_flight() {
+        let mut deadlines = PodDeadlines::default();
         let now = 1_000 * SECOND;
-        deadlines.seen(now, "busy", 1, TIMEOUT);
-        deadlines.seen(now, "idle", 0, TIMEOUT);
-        assert_eq!(names(&deadlines.due(now)), ["busy"]);
+        deadlines.update_in_flight(now, "busy", 1, TIMEOUT);
+        deadlines.update_in_flight(now, "idle", 0, TIMEOUT);
+        assert_eq!(names(&deadlines.due_scans(now)), ["busy"]);
         deadlines.forget("busy");
-        deadlines.looked(now, "busy", found(now, None));
-        assert_eq!(deadlines.due(u64::MAX), [], "it is no more");
+        deadlines.handle_scan(now, "busy", found(now, None));
+        assert_eq!(deadlines.due_scans(u64::MAX), [], "it is no more");
     }
 
     #[test]
-    fn looks_rest_and_rest_longer_where_they_take_long_or_fail() {
-        let (mut deadlines, rest) = (Deadlines::default(), nanos(REST));
-        deadlines.seen(0, "a", 1, TIMEOUT);
+    fn scans_pause_and_pause_longer_where_they_take_long_or_fail() {
+        let (mut deadlines, rest) = (PodDeadlines::default(), nanos(SCAN_PAUSE));
+        deadlines.update_in_flight(0, "a", 1, TIMEOUT);
         let now = 100 * SECOND;
-        let over = Looked { at_ns: now, oldest_ns: Some(0), ended: 0, took: Duration::ZERO };
-        deadlines.looked(now, "a", Some(over));
-        assert_eq!(deadlines.next_ns(), Some(now + rest), "the next one is over already");
-        deadlines.looked(now, "a", Some(Looked { took: REST, ..over }));
-        assert_eq!(deadlines.next_ns(), Some(now + rest * u64::from(PARTS)));
-        deadlines.looked(now, "a", None);
-        assert_eq!(deadlines.next_ns(), Some(now + nanos(REST_FAILED)));
+        let over =
+            DeadlineScan { at_ns: now, oldest_ns: Some(0), closed: 0, cpu_time: Duration::ZERO };
+        deadlines.handle_scan(now, "a", Some(over));
+        assert_eq!(deadlines.next_scan_ns(), Some(now + rest), "the next one is over already");
+        deadlines.handle_scan(now, "a", Some(DeadlineScan { cpu_time: SCAN_PAUSE, ..over }));
+        assert_eq!(deadlines.next_scan_ns(), Some(now + rest * u64::from(CPU_BUDGET_DIVISOR)));
+        deadlines.handle_scan(now, "a", None);
+        assert_eq!(deadlines.next_scan_ns(), Some(now + nanos(FAILED_SCAN_PAUSE)));
     }
 
     #[test]
-    fn a_request_is_over_once_it_has_taken_as_long_as_it_may() {
-        assert!(!is_over(20 * SECOND - 1, TIMEOUT, 10 * SECOND));
-        assert!(is_over(20 * SECOND, TIMEOUT, 10 * SECOND));
-        assert!(!is_over(20 * SECOND, TIMEOUT, 21 * SECOND), "another CPU's clock");
+    fn a_request_is_overdue_once_it_has_taken_its_timeout() {
+        assert!(!is_overdue(20 * SECOND - 1, TIMEOUT, 10 * SECOND));
+        assert!(is_overdue(20 * SECOND, TIMEOUT, 10 * SECOND));
+        assert!(!is_overdue(20 * SECOND, TIMEOUT, 21 * SECOND), "another CPU's clock");
     }
 
     /// Generates requests of one pod: the start and duration of each, in hundredths of a second.
@@ -208,27 +217,27 @@ mod tests {
     proptest! {
         /// The loop as the agent runs it: reads the requests in flight once a second, and wakes when a scan is due.
         #[test]
-        fn every_request_is_ended_within_a_second_of_its_time_and_none_before(requests in requests()) {
+        fn every_request_is_closed_within_a_second_of_its_timeout_and_none_before(requests in requests()) {
             let tick = SECOND / 100;
             let mut open: Vec<_> = requests.iter().map(|(began, takes)| (*began, began + takes)).collect();
-            let (mut deadlines, mut looks, mut ended) = (Deadlines::default(), 0, 0);
+            let (mut deadlines, mut looks, mut ended) = (PodDeadlines::default(), 0, 0);
             for now in 0..9_000 {
                 let in_flight = |(began, ends): &&(u64, u64)| *began <= now && now < *ends;
                 let is_late = |(began, _): &(u64, u64)| now - began > 1_100;
                 prop_assert!(!open.iter().filter(in_flight).any(is_late), "{:?} at {}", open, now);
                 if now % 100 == 0 {
                     let count = open.iter().filter(in_flight).count() as u64;
-                    deadlines.seen(now * tick, "a", count, TIMEOUT);
+                    deadlines.update_in_flight(now * tick, "a", count, TIMEOUT);
                 }
-                if deadlines.due(now * tick).is_empty() {
+                if deadlines.due_scans(now * tick).is_empty() {
                     continue;
                 }
                 looks += 1;
                 let all = open.len();
-                open.retain(|it| !(in_flight(&it) && is_over(now * tick, TIMEOUT, it.0 * tick)));
+                open.retain(|it| !(in_flight(&it) && is_overdue(now * tick, TIMEOUT, it.0 * tick)));
                 ended += all - open.len();
                 let oldest = open.iter().filter(in_flight).map(|(began, _)| began * tick).min();
-                deadlines.looked(now * tick, "a", found(now * tick, oldest));
+                deadlines.handle_scan(now * tick, "a", found(now * tick, oldest));
             }
             let too_long = requests.iter().filter(|(_, takes)| *takes > 1_000 + 25).count();
             prop_assert!(ended >= too_long, "{} of {}", ended, too_long);

@@ -5,16 +5,16 @@
 use common::abi::Bit;
 
 use crate::{
-    btf::{self, Types},
+    btf::{self, KernelBtf},
     sys,
 };
 
 /// Type of the sock_ops programs (`enum bpf_prog_type`).
-const SOCK_OPS: u32 = 13;
+const PROG_SOCK_OPS: u32 = 13;
 /// Type of the programs on addresses of sockets (`enum bpf_prog_type`).
-const SOCK_ADDR: u32 = 18;
+const PROG_SOCK_ADDR: u32 = 18;
 /// Attach type of IPv4 connects (`enum bpf_attach_type`).
-const CONNECT4: u32 = 10;
+const ATTACH_CONNECT4: u32 = 10;
 
 /// Number of a helper (`include/uapi/linux/bpf.h`); numbers never change. This one reads any kernel memory.
 const PROBE_READ_KERNEL: i32 = 113;
@@ -26,14 +26,14 @@ const SET_RETVAL: i32 = 187;
 const SKC_TO_MPTCP_SOCK: i32 = 196;
 
 /// Register that holds the end of the stack.
-const STACK: u8 = 10;
+const FRAME_POINTER: u8 = 10;
 
 /// Offset of `sk` in `struct bpf_sock_addr`.
-const SOCKET: i16 = 64;
+const SK_OFFSET: i16 = 64;
 
 /// Helpers that the eBPF programs can do without, each by a fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features {
+pub struct VerifierFeatures {
     /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
     pub set_retval: bool,
     /// If true, a listener whose bind was not seen is counted too (usually 5.15).
@@ -45,7 +45,7 @@ pub struct Features {
     pub v6_only: Bit,
 }
 
-impl Features {
+impl VerifierFeatures {
     /// No helper at all, as on the oldest kernel.
     pub const NONE: Self = Self {
         set_retval: false,
@@ -55,23 +55,33 @@ impl Features {
     };
 
     /// Detects the features of the running kernel.
-    pub fn probe() -> Self {
-        let first_argument = Instruction::number(1, -1);
-        let socket = Instruction::load(1, 1, SOCKET);
+    pub fn detect() -> Self {
+        let first_argument = BpfInstruction::mov_imm(1, -1);
+        let socket = BpfInstruction::load_u64(1, 1, SK_OFFSET);
         // Arguments of a read of eight bytes from address 0 to the stack.
         let nowhere = [
-            Instruction::copy(1, STACK),
-            Instruction::add(1, -8),
-            Instruction::number(2, 8),
-            Instruction::number(3, 0),
+            BpfInstruction::mov_reg(1, FRAME_POINTER),
+            BpfInstruction::add_imm(1, -8),
+            BpfInstruction::mov_imm(2, 8),
+            BpfInstruction::mov_imm(3, 0),
         ];
         Self {
             // Each call has valid arguments, so that only a missing helper is a reason to refuse it.
-            set_retval: takes(SOCK_ADDR, CONNECT4, &[first_argument], SET_RETVAL),
-            sock_ops_cookie: takes(SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
-            mptcp_sock: takes(SOCK_ADDR, CONNECT4, &[socket], SKC_TO_MPTCP_SOCK),
-            v6_only: takes(SOCK_OPS, 0, &nowhere, PROBE_READ_KERNEL)
-                .then(v6_only)
+            set_retval: accepts_helper(
+                PROG_SOCK_ADDR,
+                ATTACH_CONNECT4,
+                &[first_argument],
+                SET_RETVAL,
+            ),
+            sock_ops_cookie: accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
+            mptcp_sock: accepts_helper(
+                PROG_SOCK_ADDR,
+                ATTACH_CONNECT4,
+                &[socket],
+                SKC_TO_MPTCP_SOCK,
+            ),
+            v6_only: accepts_helper(PROG_SOCK_OPS, 0, &nowhere, PROBE_READ_KERNEL)
+                .then(find_v6_only_bit)
                 .flatten()
                 .unwrap_or_default(),
         }
@@ -79,23 +89,24 @@ impl Features {
 }
 
 /// Returns the bit of a socket's IPV6_V6ONLY, from the kernel's BTF.
-fn v6_only() -> Option<Bit> {
-    Types::read(&std::fs::read(btf::FILE).ok()?)?.v6_only()
+fn find_v6_only_bit() -> Option<Bit> {
+    KernelBtf::parse(&std::fs::read(btf::FILE).ok()?)?.v6_only()
 }
 
 /// Returns true if the verifier accepts a program that calls this helper with the context, or with the arguments that
 /// `before` sets.
-fn takes(program: u32, attach: u32, before: &[Instruction], helper: i32) -> bool {
-    let call = [Instruction::call(helper), Instruction::number(0, 1), Instruction::EXIT];
+fn accepts_helper(program: u32, attach: u32, before: &[BpfInstruction], helper: i32) -> bool {
+    let call =
+        [BpfInstruction::call_helper(helper), BpfInstruction::mov_imm(0, 1), BpfInstruction::EXIT];
     let code: Vec<u64> = before.iter().copied().chain(call).map(|it| it.0).collect();
-    sys::takes_program(program, attach, &code)
+    sys::accepts_program(program, attach, &code)
 }
 
 /// One instruction as the kernel reads it: code, registers, offset, number.
 #[derive(Clone, Copy)]
-struct Instruction(u64);
+struct BpfInstruction(u64);
 
-impl Instruction {
+impl BpfInstruction {
     const EXIT: Self = Self::new(0x95, 0, 0, 0);
 
     const fn new(code: u8, registers: u8, offset: i16, number: i32) -> Self {
@@ -104,26 +115,26 @@ impl Instruction {
     }
 
     /// Encodes the instruction `register = number`.
-    const fn number(register: u8, number: i32) -> Self {
+    const fn mov_imm(register: u8, number: i32) -> Self {
         Self::new(0xB7, register, 0, number)
     }
 
     /// Encodes the instruction `to = from`.
-    const fn copy(to: u8, from: u8) -> Self {
+    const fn mov_reg(to: u8, from: u8) -> Self {
         Self::new(0xBF, to | from << 4, 0, 0)
     }
 
     /// Encodes the instruction `register += number`.
-    const fn add(register: u8, number: i32) -> Self {
+    const fn add_imm(register: u8, number: i32) -> Self {
         Self::new(0x07, register, 0, number)
     }
 
     /// Encodes the instruction `to = *(u64 *)(from + offset)`.
-    const fn load(to: u8, from: u8, offset: i16) -> Self {
+    const fn load_u64(to: u8, from: u8, offset: i16) -> Self {
         Self::new(0x79, to | from << 4, offset, 0)
     }
 
-    const fn call(helper: i32) -> Self {
+    const fn call_helper(helper: i32) -> Self {
         Self::new(0x85, 0, 0, helper)
     }
 }
@@ -133,12 +144,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_stand_as_the_kernel_reads_them() {
-        let bytes = |it: Instruction| it.0.to_le_bytes();
-        assert_eq!(bytes(Instruction::number(1, -1)), [0xB7, 1, 0, 0, 255, 255, 255, 255]);
-        assert_eq!(bytes(Instruction::copy(1, STACK)), [0xBF, 0xA1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(bytes(Instruction::add(1, -8)), [0x07, 1, 0, 0, 0xF8, 255, 255, 255]);
-        assert_eq!(bytes(Instruction::load(1, 1, SOCKET)), [0x79, 0x11, 64, 0, 0, 0, 0, 0]);
-        assert_eq!(bytes(Instruction::call(187)), [0x85, 0, 0, 0, 187, 0, 0, 0]);
+    fn instructions_are_encoded_as_the_kernel_reads_them() {
+        let bytes = |it: BpfInstruction| it.0.to_le_bytes();
+        assert_eq!(bytes(BpfInstruction::mov_imm(1, -1)), [0xB7, 1, 0, 0, 255, 255, 255, 255]);
+        assert_eq!(
+            bytes(BpfInstruction::mov_reg(1, FRAME_POINTER)),
+            [0xBF, 0xA1, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(bytes(BpfInstruction::add_imm(1, -8)), [0x07, 1, 0, 0, 0xF8, 255, 255, 255]);
+        assert_eq!(
+            bytes(BpfInstruction::load_u64(1, 1, SK_OFFSET)),
+            [0x79, 0x11, 64, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(bytes(BpfInstruction::call_helper(187)), [0x85, 0, 0, 0, 187, 0, 0, 0]);
     }
 }

@@ -22,35 +22,35 @@
 mod admin;
 mod agent;
 pub mod audit;
-mod autoscaler;
 mod btf;
+mod cgroup_search;
 pub mod cgroups;
 mod clock;
 pub mod config;
-mod controller;
-pub mod cookies;
 mod deadlines;
-pub mod door;
 pub mod features;
-mod growth;
-pub mod kept;
-mod kernel;
-mod kubepods;
-mod listeners;
+mod growth_throttle;
+pub mod idle_connections;
+pub mod incompatible;
+mod listener_counts;
 pub mod maps;
 mod netfilter;
 mod netlink;
-pub mod oddities;
+pub mod netns_cookies;
 pub mod plan;
+pub mod pod_server;
+mod pod_slots;
 pub mod pods;
-pub mod probe;
+mod program_supervisor;
 pub mod programs;
-pub mod reach;
-mod revisions;
-mod slots;
+pub mod reachability;
+pub mod readiness;
+mod revision_totals;
+mod revision_totals_store;
+mod route_stream;
 pub mod sockdiag;
 pub mod sys;
-mod tallies;
+mod usage_reporter;
 
 use std::{
     io,
@@ -69,15 +69,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
 use crate::{
-    admin::{Metrics, Troubles},
-    agent::{Agent, Ends},
-    config::{Config, Places},
-    controller::Routes,
-    cookies::Cookies,
-    door::drain::Drains,
-    kept::end::Clients,
-    pods::{find::Answers, mark::Marks},
-    revisions::Revisions,
+    admin::{AgentMetrics, NotReadyReasons},
+    agent::{Agent, AgentHandles},
+    config::{AgentConfig, AgentPaths},
+    idle_connections::close::StaleConnectionCloser,
+    netns_cookies::NetnsCookies,
+    pod_server::prestop::PreStopHooks,
+    pods::{finder::PodServerDeps, probe_marks::ProbeMarks},
+    revision_totals_store::RevisionTotalsStore,
+    route_stream::RouteBatchStream,
 };
 
 /// Capabilities that the agent needs, each with its reason. A manifest gives it these, besides user 0, the host's
@@ -100,34 +100,34 @@ pub const CAPABILITIES: [(&str, &str); 3] = [
 ];
 
 /// Capacity of the channel of the finder's events.
-const FOUND: usize = 1_024;
+const FINDER_EVENTS_MAX: usize = 1_024;
 
 /// Reason for which an agent stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum AgentError {
     /// A setting is invalid.
     #[error(transparent)]
-    Config(#[from] config::Invalid),
+    Config(#[from] config::AgentConfigError),
     /// The eBPF programs cannot be loaded or attached.
     #[error(transparent)]
-    Programs(#[from] programs::Error),
+    Programs(#[from] programs::EbpfProgramsError),
     /// A kernel map cannot be opened, read or written.
     #[error(transparent)]
-    Maps(#[from] maps::Error),
+    Maps(#[from] maps::KernelMapError),
     /// The ring of kernel events cannot be polled.
     #[error("cannot wait for the kernel's events")]
     Events(#[source] io::Error),
     /// The search for pods cannot start.
     #[error("cannot start looking for pods")]
-    Find(#[source] io::Error),
+    PodFinder(#[source] io::Error),
     /// The admin pages cannot be served.
     #[error(transparent)]
     Admin(#[from] pages::AdminError),
 }
 
 /// Makes the replica resolvers of controller and autoscaler, and renews the certificate if an identity is configured.
-fn finders(
-    config: &Config,
+fn replica_resolvers(
+    config: &AgentConfig,
     tasks: &TaskTracker,
     shutdown: &CancellationToken,
 ) -> (Arc<Finder>, Arc<Finder>) {
@@ -144,7 +144,7 @@ fn finders(
 
 /// Returns a token that is cancelled after `asked`, but not before each waiting kubelet has its response. A preStop
 /// request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
-fn when_answered(asked: CancellationToken, drains: Drains) -> CancellationToken {
+fn shutdown_after_prestop(asked: CancellationToken, drains: PreStopHooks) -> CancellationToken {
     let end = CancellationToken::new();
     let ended = end.clone();
     tokio::spawn(async move {
@@ -154,55 +154,56 @@ fn when_answered(asked: CancellationToken, drains: Drains) -> CancellationToken 
             () = ended.cancelled() => return,
         }
         info!("agent ends once no pod is waited for");
-        drains.all_answered().await;
+        drains.wait_until_all_answered().await;
         ended.cancel();
     });
     end
 }
 
 /// Streams to the controllers and the autoscalers.
-struct Streams {
-    routes: Arc<Routes>,
+struct AgentOutboundStreams {
+    routes: Arc<RouteBatchStream>,
     reports: Outbox<PodKey, PodItem>,
-    settled: CancellationToken,
-    usage: autoscaler::Usage,
+    reports_ready: CancellationToken,
+    usage: usage_reporter::PodUsageReporter,
 }
 
-impl Streams {
+impl AgentOutboundStreams {
     /// Opens the streams and keeps them open until `shutdown`.
-    fn open(config: &Config, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
-        let (controllers, autoscalers) = finders(config, tasks, shutdown);
-        let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), ourselves(config), shutdown.clone());
-        let routes = Arc::new(Routes::default());
+    fn open(config: &AgentConfig, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
+        let (controllers, autoscalers) = replica_resolvers(config, tasks, shutdown);
+        let link =
+            |to: &Arc<Finder>| Link::to(Arc::clone(to), own_subscriber(config), shutdown.clone());
+        let routes = Arc::new(RouteBatchStream::default());
         let routes_link = link(&controllers)
             .tells(Part::Controller, Arc::clone(&controllers))
             .tells(Part::Autoscaler, Arc::clone(&autoscalers));
         let following = Arc::clone(&routes);
-        tasks.spawn(async move { following.follow(Arc::new(routes_link)).await });
-        let (reports, settled) = (Outbox::new(), CancellationToken::new());
-        tasks.spawn(controller::report(
+        tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
+        let (reports, reports_ready) = (Outbox::new(), CancellationToken::new());
+        tasks.spawn(route_stream::report_pods(
             Arc::new(link(&controllers)),
             reports.clone(),
-            settled.clone(),
+            reports_ready.clone(),
             shutdown.clone(),
         ));
-        let usage = autoscaler::Usage::default();
+        let usage = usage_reporter::PodUsageReporter::default();
         let (totals, usage_link) = (usage.outbox(), link(&autoscalers));
         tasks.spawn(async move { usage_link.report_usage(&totals).await });
-        Self { routes, reports, settled, usage }
+        Self { routes, reports, reports_ready, usage }
     }
 }
 
 /// Runs the agent until `shutdown`. Its programs and map entries stay in force afterwards.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
     config.validate()?;
     info!(?config, "agent starts");
-    let drains = Drains::default();
-    let shutdown = when_answered(shutdown, drains.clone());
+    let drains = PreStopHooks::default();
+    let shutdown = shutdown_after_prestop(shutdown, drains.clone());
     let tasks = TaskTracker::new();
-    let shown = revisions::Shown::default();
-    let (metrics, registry) = Metrics::new(shown.clone());
-    let troubles = Troubles::default();
+    let shown = revision_totals_store::SharedRevisionTotals::default();
+    let (metrics, registry) = AgentMetrics::new(shown.clone());
+    let troubles = NotReadyReasons::default();
     troubles.set("programs", Some("not in force yet".to_owned()));
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let pages = pages::serve(
@@ -213,41 +214,43 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     );
     let mut pages = std::pin::pin!(pages);
     let (places, (kernel, maps, events, ender)) = tokio::select! {
-        started = kernel::start(&config, &troubles) => started?,
-        ended = &mut pages => return ended.map_err(Error::Admin),
+        started = program_supervisor::start(&config, &troubles) => started?,
+        ended = &mut pages => return ended.map_err(AgentError::Admin),
         () = shutdown.cancelled() => return Ok(()),
     };
     troubles.set("programs", None);
-    let marks = Marks::open(&places.pins())?;
-    let events = sys::readable(events).map_err(Error::Events)?;
+    let marks = ProbeMarks::open(&places.pins())?;
+    let events = sys::register_readable(events).map_err(AgentError::Events)?;
 
-    let (stage, stages) = watch::channel(kernel::Stage::default());
-    tasks.spawn(kernel.watch(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
+    let (stage, stages) = watch::channel(program_supervisor::ProgramTakeoverStage::default());
+    tasks.spawn(kernel.run(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
-    let Streams { routes, reports, settled, usage } = Streams::open(&config, &tasks, &shutdown);
-    let (found, finds) = mpsc::channel(FOUND);
-    let answers = Answers { drains: drains.clone(), conns: maps.conns() };
-    let finder = look_for_pods(&config, &places, answers, found)?;
-    let revisions = Revisions::resume(&maps, shown);
-    let ends = Ends {
+    let AgentOutboundStreams { routes, reports, reports_ready: settled, usage } =
+        AgentOutboundStreams::open(&config, &tasks, &shutdown);
+    let (found, finds) = mpsc::channel(FINDER_EVENTS_MAX);
+    let answers = PodServerDeps { prestop_hooks: drains.clone(), conns: maps.conns() };
+    let finder = start_pod_finder(&config, &places, answers, found)?;
+    let revisions = RevisionTotalsStore::resume(&maps, shown);
+    let ends = AgentHandles {
         maps,
-        marks,
-        finder,
+        probe_marks: marks,
+        finder_commands: finder,
         reports,
         usage,
-        revisions,
-        settled,
+        revision_totals: revisions,
+        reports_ready: settled,
         metrics,
-        troubles,
-        drains,
+        not_ready: troubles,
+        prestop_hooks: drains,
         tunnel_drain: config.tunnel_drain(),
-        stage,
+        takeover_stage: stage,
     };
-    let agent = Agent::new(config.node.clone(), Clients::new(places.clients, ender), ends)?;
+    let agent =
+        Agent::new(config.node.clone(), StaleConnectionCloser::new(places.clients, ender), ends)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
-        ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(Error::Events),
-        ended = pages => ended.map_err(Error::Admin),
+        ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(AgentError::Events),
+        ended = pages => ended.map_err(AgentError::Admin),
     };
     shutdown.cancel();
     // Their last writes, such as reports of pods, are waited for.
@@ -257,22 +260,22 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 }
 
 /// Subscriber identity of this agent: one agent for each node, so the node's name is enough.
-fn ourselves(config: &Config) -> Subscriber {
+fn own_subscriber(config: &AgentConfig) -> Subscriber {
     Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() }
 }
 
 /// Starts the search for this node's pods below their cgroup.
-fn look_for_pods(
-    config: &Config,
-    places: &Places,
-    answers: Answers,
-    found: mpsc::Sender<pods::Event>,
-) -> Result<mpsc::Sender<pods::find::Command>, Error> {
+fn start_pod_finder(
+    config: &AgentConfig,
+    places: &AgentPaths,
+    answers: PodServerDeps,
+    found: mpsc::Sender<pods::PodTrackerEvent>,
+) -> Result<mpsc::Sender<pods::finder::FinderCommand>, AgentError> {
     let namespaces = config.namespaces.clone();
     let answers = config.wait_for_drain.then_some(answers);
-    let (cgroups, cookies) = (places.pods.clone(), Cookies::new(places));
-    let places = pods::find::Places { cgroups, namespaces, cookies, answers };
-    pods::find::start(places, found).map_err(Error::Find)
+    let (cgroups, cookies) = (places.pods.clone(), NetnsCookies::new(places));
+    let places = pods::finder::FinderConfig { cgroups, namespaces, cookies, pod_servers: answers };
+    pods::finder::start(places, found).map_err(AgentError::PodFinder)
 }
 
 /// Locks a mutex, and ignores the poison of a panic: no lock of this crate guards a half-done change.

@@ -5,13 +5,13 @@ use std::{fs, io, os::fd::AsFd as _};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::oddities;
+use crate::incompatible;
 
 /// Names of iptables' tables in a namespace, for each family.
-const TABLES: [&str; 2] =
+const TABLE_NAMES_FILES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 /// Timeout of an answer of netfilter, in ms.
-const PATIENCE_MS: u16 = 500;
+const ANSWER_TIMEOUT_MS: u16 = 500;
 
 // From include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h.
 const NEW_CHAIN: u16 = 10 << 8 | 3;
@@ -19,45 +19,46 @@ const GET_CHAIN: u16 = 10 << 8 | 4;
 const CHAIN_TYPE: u16 = 7;
 const REQUEST_DUMP: u16 = 0x301;
 const HEADER: usize = 16;
-const FAMILY: usize = 4;
+const NFGENMSG: usize = 4;
 
 /// Returns true if the namespace has a table or chain of type nat. A kernel without netfilter rewrites nothing.
-pub(crate) fn redirects() -> bool {
-    let legacy = |path: &str| fs::read_to_string(path).is_ok_and(|it| oddities::redirects(&it));
-    TABLES.iter().any(|path| legacy(path)) || chains().unwrap_or(false)
+pub(crate) fn has_redirection() -> bool {
+    let legacy =
+        |path: &str| fs::read_to_string(path).is_ok_and(|it| incompatible::has_nat_table(&it));
+    TABLE_NAMES_FILES.iter().any(|path| legacy(path)) || has_nat_chain().unwrap_or(false)
 }
 
-fn chains() -> io::Result<bool> {
+fn has_nat_chain() -> io::Result<bool> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
     // Written by hand, as the library has no nf_tables messages: struct nlmsghdr first.
-    let mut question = Vec::with_capacity(HEADER + FAMILY);
-    question.extend(((HEADER + FAMILY) as u32).to_ne_bytes());
+    let mut question = Vec::with_capacity(HEADER + NFGENMSG);
+    question.extend(((HEADER + NFGENMSG) as u32).to_ne_bytes());
     question.extend(GET_CHAIN.to_ne_bytes());
     question.extend(REQUEST_DUMP.to_ne_bytes());
     // Sequence number and port; then struct nfgenmsg for any family.
-    question.extend([0; 8 + FAMILY]);
+    question.extend([0; 8 + NFGENMSG]);
     socket.send(&question, 0)?;
     let mut buffer = Vec::with_capacity(64 * 1024);
     loop {
         let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut ready, PollTimeout::from(PATIENCE_MS))? == 0 {
+        if poll(&mut ready, PollTimeout::from(ANSWER_TIMEOUT_MS))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
         buffer.clear();
         socket.recv(&mut buffer, 0)?;
-        match read(&buffer) {
-            Read::More => {}
-            Read::End => return Ok(false),
-            Read::Nat => return Ok(true),
+        match read_datagram(&buffer) {
+            ChainDumpState::More => {}
+            ChainDumpState::End => return Ok(false),
+            ChainDumpState::Nat => return Ok(true),
         }
     }
 }
 
 /// Result of one datagram of answers.
 #[derive(Debug, PartialEq, Eq)]
-enum Read {
+enum ChainDumpState {
     /// No chain of type nat yet: further datagrams follow.
     More,
     /// End of the dump without such a chain, or an error.
@@ -66,28 +67,28 @@ enum Read {
     Nat,
 }
 
-fn read(mut bytes: &[u8]) -> Read {
+fn read_datagram(mut bytes: &[u8]) -> ChainDumpState {
     const ERROR: u16 = 2;
     const DONE: u16 = 3;
-    while let Some(kind) = half(bytes, 4) {
+    while let Some(kind) = u16_at(bytes, 4) {
         // A length below the header's ends the loop, so that a malformed datagram cannot run it forever.
-        let length = half(bytes, 0).map_or(0, usize::from);
+        let length = u16_at(bytes, 0).map_or(0, usize::from);
         let Some(message) = bytes.get(..length).filter(|it| it.len() >= HEADER) else { break };
         match kind {
-            NEW_CHAIN if is_nat(message.get(HEADER + FAMILY..).unwrap_or_default()) => {
-                return Read::Nat;
+            NEW_CHAIN if is_nat(message.get(HEADER + NFGENMSG..).unwrap_or_default()) => {
+                return ChainDumpState::Nat;
             }
-            ERROR | DONE => return Read::End,
+            ERROR | DONE => return ChainDumpState::End,
             _ => {}
         }
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    Read::More
+    ChainDumpState::More
 }
 
 /// Returns true if a chain's attributes give its type as nat.
 fn is_nat(mut attributes: &[u8]) -> bool {
-    while let (Some(length), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
+    while let (Some(length), Some(kind)) = (u16_at(attributes, 0), u16_at(attributes, 2)) {
         let length = usize::from(length).max(4);
         if kind == CHAIN_TYPE {
             return attributes.get(4..length).is_some_and(|text| text.starts_with(b"nat\0"));
@@ -97,7 +98,7 @@ fn is_nat(mut attributes: &[u8]) -> bool {
     false
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
 }
 
@@ -117,9 +118,9 @@ mod tests {
     fn message(kind: u16, attributes: &[Vec<u8>]) -> Vec<u8> {
         let body = attributes.concat();
         let mut out = Vec::new();
-        out.extend(((HEADER + FAMILY + body.len()) as u32).to_ne_bytes());
+        out.extend(((HEADER + NFGENMSG + body.len()) as u32).to_ne_bytes());
         out.extend(kind.to_ne_bytes());
-        out.extend([0; 10 + FAMILY]);
+        out.extend([0; 10 + NFGENMSG]);
         out.extend(body);
         out
     }
@@ -130,10 +131,10 @@ mod tests {
         let nat = message(NEW_CHAIN, &[attribute(3, b"out\0"), attribute(7, b"nat\0")]);
         let plain = message(NEW_CHAIN, &[attribute(3, b"nat\0")]);
         let done = message(3, &[]);
-        assert_eq!(read(&[filter.clone(), nat].concat()), Read::Nat);
-        assert_eq!(read(&[filter.clone(), plain.clone()].concat()), Read::More);
-        assert_eq!(read(&[filter, plain, done].concat()), Read::End);
-        assert_eq!(read(&message(2, &[])), Read::End, "no netfilter here");
-        assert_eq!(read(&[9, 0, 0, 0, 1, 2]), Read::More, "cut short");
+        assert_eq!(read_datagram(&[filter.clone(), nat].concat()), ChainDumpState::Nat);
+        assert_eq!(read_datagram(&[filter.clone(), plain.clone()].concat()), ChainDumpState::More);
+        assert_eq!(read_datagram(&[filter, plain, done].concat()), ChainDumpState::End);
+        assert_eq!(read_datagram(&message(2, &[])), ChainDumpState::End, "no netfilter here");
+        assert_eq!(read_datagram(&[9, 0, 0, 0, 1, 2]), ChainDumpState::More, "cut short");
     }
 }

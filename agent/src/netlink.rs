@@ -10,18 +10,18 @@ use netlink_sys::{Socket, SocketAddr};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Timeout of an answer in ms. The kernel answers by itself, so a later answer will not come.
-const PATIENCE_MS: u16 = 2_000;
+const ANSWER_TIMEOUT_MS: u16 = 2_000;
 
 /// Size of one read in bytes. The kernel fills dumps up to 32 KiB.
-const READ: usize = 64 * 1024;
+const READ_BYTES: usize = 64 * 1024;
 
 /// Socket of one netlink family. It stays in the namespace in which it was opened.
 #[derive(Debug)]
-pub(crate) struct Netlink {
+pub(crate) struct NetlinkSocket {
     socket: Socket,
 }
 
-impl Netlink {
+impl NetlinkSocket {
     /// Opens a socket of `family` (`NETLINK_ROUTE`, `NETLINK_SOCK_DIAG`).
     pub(crate) fn open(family: isize) -> io::Result<Self> {
         let mut socket = Socket::new(family)?;
@@ -41,17 +41,17 @@ impl Netlink {
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
         self.send(question, NLM_F_REQUEST | NLM_F_DUMP)?;
-        self.answers(&mut each)
+        self.receive_answers(&mut each)
     }
 
     /// Requests one object and passes the answer to `each`. Returns an error if there is no such object.
-    pub(crate) fn ask<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
+    pub(crate) fn get<T>(&self, question: T, mut each: impl FnMut(T)) -> io::Result<()>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
         // Acknowledged, so that the end of the answer is known.
         self.send(question, NLM_F_REQUEST | NLM_F_ACK)?;
-        self.answers(&mut each)
+        self.receive_answers(&mut each)
     }
 
     /// Sends a command and waits for its acknowledgement.
@@ -60,7 +60,7 @@ impl Netlink {
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
     {
         self.send(command, NLM_F_REQUEST | NLM_F_ACK)?;
-        self.answers(&mut |_: T| ())
+        self.receive_answers(&mut |_: T| ())
     }
 
     fn send<T>(&self, what: T, flags: u16) -> io::Result<()>
@@ -75,21 +75,24 @@ impl Netlink {
         self.socket.send(&bytes, 0).map(drop)
     }
 
-    fn answers<T: NetlinkDeserializable>(&self, each: &mut impl FnMut(T)) -> io::Result<()> {
-        let mut buffer = Vec::with_capacity(READ);
+    fn receive_answers<T: NetlinkDeserializable>(
+        &self,
+        each: &mut impl FnMut(T),
+    ) -> io::Result<()> {
+        let mut buffer = Vec::with_capacity(READ_BYTES);
         loop {
-            self.wait()?;
+            self.wait_readable()?;
             buffer.clear();
             self.socket.recv(&mut buffer, 0)?;
-            if absorb(&buffer, each)? {
+            if handle_datagram(&buffer, each)? {
                 return Ok(());
             }
         }
     }
 
-    fn wait(&self) -> io::Result<()> {
+    fn wait_readable(&self) -> io::Result<()> {
         let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut ready, PollTimeout::from(PATIENCE_MS))? {
+        match poll(&mut ready, PollTimeout::from(ANSWER_TIMEOUT_MS))? {
             0 => Err(io::ErrorKind::TimedOut.into()),
             _ => Ok(()),
         }
@@ -97,7 +100,7 @@ impl Netlink {
 }
 
 /// Handles one datagram of answers. Returns true if it was the last.
-fn absorb<T: NetlinkDeserializable>(
+fn handle_datagram<T: NetlinkDeserializable>(
     mut bytes: &[u8],
     each: &mut impl FnMut(T),
 ) -> io::Result<bool> {

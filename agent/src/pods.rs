@@ -17,127 +17,127 @@ use common::{
 };
 
 use crate::{
-    kept,
-    oddities::Oddity,
-    probe::{self, Readiness},
+    idle_connections,
+    incompatible::Incompatibility,
+    readiness::{self, ReadinessMachine},
 };
 
-pub mod find;
-pub mod mark;
+pub mod finder;
 pub mod namespace;
+pub mod probe_marks;
 
 /// Time that a draining pod must have been idle before it may stop (design: stopping a pod).
 const DRAINED_AFTER: Duration = Duration::from_secs(1);
 
 /// Time after a preStop request in which the RouteTable may name the pod as draining. After that no other node is told
 /// of the draining, and only the pod's own idleness counts.
-const UNTOLD: Duration = Duration::from_secs(2);
+const DRAINING_ROUTE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time after a preStop request in which a connected controller may name the pod as draining. A pod that is not
 /// draining by then has a container restarted: its liveness or startup probe has failed.
-const RESTARTS_AFTER: Duration = Duration::from_secs(5);
+const RESTART_ASSUMED_AFTER: Duration = Duration::from_secs(5);
 
 /// Time for which such a pod gets no requests while its serving container still listens. Then another container
 /// restarts, or the application ignores SIGTERM.
-const RESTARTS_WITHIN: Duration = Duration::from_secs(30);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Period in which a draining pod's upgraded connections are counted, once they alone keep it.
-const COUNT_EVERY: Duration = Duration::from_secs(1);
+const UPGRADED_COUNT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Shortest time between two reports that differ only in the requests in flight.
-const IN_FLIGHT_EVERY: Duration = Duration::from_secs(1);
+const IN_FLIGHT_REPORT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Period in which a pod's namespace is inspected if the kernel did not see its listener open.
-const INSPECT_EVERY: Duration = Duration::from_secs(1);
+const INSPECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Inspection period of a pod that did not listen within its first minute, [`LATE`].
-const INSPECT_LATE: Duration = Duration::from_secs(10);
+const LATE_INSPECT_PERIOD: Duration = Duration::from_secs(10);
 /// Age from which a pod without a listener is inspected less often.
-const LATE: Duration = Duration::from_secs(60);
+const LATE_AFTER: Duration = Duration::from_secs(60);
 
 /// Period in which registration is tried again for a pod that found no room in the kernel's maps.
-const REGISTER_EVERY: Duration = Duration::from_secs(1);
+const REGISTER_RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// All pods of this node. Pass every event to [`step`](Self::step) and perform the actions that it returns.
 #[derive(Debug)]
-pub struct Pods {
-    pods: BTreeMap<String, Tracked>,
+pub struct PodTracker {
+    pods: BTreeMap<String, TrackedPod>,
     /// True if a controller is connected: a pod that it does not name as draining is then not draining.
-    informed: bool,
+    controller_connected: bool,
     /// Time that a draining pod waits for its upgraded connections.
     tunnel_drain: Duration,
 }
 
 #[derive(Debug)]
-struct Tracked {
+struct TrackedPod {
     pod: wire::Pod,
-    since: Instant,
-    facts: Option<Facts>,
+    tracked_since: Instant,
+    facts: Option<NamespaceFacts>,
     /// Reason for which the pod has no namespace of its own.
-    unfindable: Option<Oddity>,
-    registered: bool,
+    namespace_missing: Option<Incompatibility>,
+    is_registered: bool,
     /// Time of the next attempt to register the pod, if the maps had no room for it.
-    crowded: Option<Instant>,
-    kernel: Kernel,
+    register_retry_at: Option<Instant>,
+    kernel_state: PodKernelState,
     /// Result of the newest inspection of its namespace; `None`: not inspected yet.
-    sockets: Option<Sockets>,
+    sockets: Option<NamespaceSockets>,
     next_inspection: Option<Instant>,
     listening_since_ns: u64,
-    readiness: Readiness,
+    readiness: ReadinessMachine,
     /// Time since which the RouteTable has named the pod as draining.
-    draining: Option<Instant>,
+    draining_since: Option<Instant>,
     drained: bool,
     /// Time and number of the newest count of upgraded connections. The number holds while no request has ended since
     /// that time.
-    upgraded: Option<(Instant, u64)>,
+    upgraded_count: Option<(Instant, u64)>,
     /// Time of the next count of upgraded connections.
-    next_count: Option<Instant>,
+    next_upgraded_count: Option<Instant>,
     /// Time of the preStop request, since which the kubelet waits to stop the pod.
-    asked: Option<Instant>,
+    prestop_since: Option<Instant>,
     /// True if the preStop request has got its response.
-    released: bool,
+    prestop_answered: bool,
     /// True if the RouteTable no longer names the pod, while the kubelet still waits.
-    dropped: bool,
+    route_removed: bool,
     /// True if the pod's first listener has opened since the preStop request.
-    reopened: bool,
-    sent: Option<(Instant, PodSeen)>,
+    reopened_since_prestop: bool,
+    last_report: Option<(Instant, PodSeen)>,
 }
 
 /// Facts of a pod's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct NamespaceFacts {
     /// Cookie of the namespace: the kernel's number for it, unique until reboot.
     pub cookie: u64,
     /// Global addresses of the namespace, IPv4 first.
     pub addresses: Vec<IpAddr>,
     /// Incompatibility of the pod, if it has one.
-    pub oddity: Option<Oddity>,
+    pub incompatibility: Option<Incompatibility>,
 }
 
 /// One pod's state in the kernel's maps at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kernel {
+pub struct PodKernelState {
     /// Listeners on the serving port that other hosts can reach, if the eBPF programs saw them open.
     pub listeners: u32,
     /// Listeners on the serving port that only the pod itself can reach.
-    pub loopback: u32,
+    pub loopback_listeners: u32,
     /// Address families of clients that the listeners serve, as `SERVES_*` bits; 0: not known.
-    pub serves: u32,
+    pub served_families: u32,
     /// Time at which the newest listener opened, CLOCK_MONOTONIC in ns.
-    pub since_ns: u64,
+    pub listener_opened_ns: u64,
     /// Requests in flight in the pod.
     pub in_flight: u64,
     /// Open connections of the pod.
     pub connections: u64,
     /// Open connections that have not carried a request yet.
-    pub fresh: u64,
+    pub unused_connections: u64,
     /// Time since a request ended or a connection was established.
     pub idle: Duration,
 }
 
 /// A listener that an inspection found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub struct NamespaceListener {
     /// Address and port of the listener.
     pub at: SocketAddr,
     /// True if the listener is IPv6-only, as its program asked for the wildcard `::`.
@@ -146,72 +146,72 @@ pub struct Listener {
 
 /// Result of one inspection of a pod's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sockets {
+pub struct NamespaceSockets {
     /// Listeners of the namespace's processes.
-    pub listeners: Vec<Listener>,
+    pub listeners: Vec<NamespaceListener>,
     /// True if rules in the namespace redirect connections.
-    pub redirects: bool,
+    pub has_redirection: bool,
 }
 
 /// Event that concerns the pods of this node.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum PodTrackerEvent {
     /// The RouteTable names this pod, new or changed.
-    Named(Box<wire::Pod>),
+    RouteUpdated(Box<wire::Pod>),
     /// The RouteTable no longer names this pod.
-    Dropped(String),
+    RouteRemoved(String),
     /// The pod's namespace was found, or changed.
-    Found(String, Facts),
+    NamespaceFound(String, NamespaceFacts),
     /// The pod has no namespace of its own, for this reason. If it gets one later, that is found.
-    Unfindable(String, Oddity),
+    NamespaceMissing(String, Incompatibility),
     /// The kernel's maps hold the pod: its listeners are seen from now on.
     Registered(String),
     /// The kernel's maps have no room for the pod.
     Crowded(String),
     /// The maps were read for this pod.
-    Kernel(String, Kernel),
+    KernelStateRead(String, PodKernelState),
     /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).
-    Inspected(String, Sockets, u64),
+    Inspected(String, NamespaceSockets, u64),
     /// Number of the pod's upgraded connections, counted by a scan that began at this time.
-    Upgraded(String, u64, Instant),
+    UpgradedCounted(String, u64, Instant),
     /// The kubelet sent a preStop request for the pod, and waits for the response.
-    Asked(String),
+    PreStopRequested(String),
     /// The pod's last process has ended.
-    Emptied(String),
+    ProcessesEnded(String),
     /// The probe attempt with this number ended.
-    Tried(String, u64, Result<(), String>),
+    ProbeEnded(String, u64, Result<(), String>),
     /// Time has passed; carries no other fact.
     Tick,
 }
 
 /// Action that the shell is to perform now.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action {
+pub enum PodTrackerAction {
     /// Search for the pod's namespace until it is found, and again whenever its processes change.
-    Find(String),
+    FindNamespace(String),
     /// Write the pod into the kernel's maps.
-    Register(String, Facts),
+    Register(String, NamespaceFacts),
     /// Delete the pod from the kernel's maps and stop the search for it.
-    Forget(String),
+    Unregister(String),
     /// Inspect the pod's namespace for listeners.
     Inspect(String),
     /// Count the pod's upgraded connections.
     CountUpgraded(String),
     /// Make one attempt of the pod's readiness probe.
-    Try(Attempt),
+    StartProbe(PodProbeAttempt),
     /// Answer the preStop request: the kubelet may stop the pod.
-    Release(String),
+    AnswerPreStop(String),
     /// End the pod's exclusion: a container was restarted, and the pod continues.
-    GoOn(String),
+    EndExclusion(String),
     /// Report this state of the pod.
     Report(PodSeen),
     /// Report that the pod is gone.
-    Gone(String),
+    ReportGone(String),
 }
 
 /// One attempt of a pod's readiness probe.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attempt {
+pub struct PodProbeAttempt {
     /// Uid of the pod.
     pub uid: String,
     /// Number of the attempt, repeated in its result.
@@ -224,74 +224,82 @@ pub struct Attempt {
     pub probe: Probe,
 }
 
-impl Pods {
+impl PodTracker {
     /// Starts without pods. `tunnel_drain` is the time that a draining pod waits for its upgraded connections.
     pub fn new(tunnel_drain: Duration) -> Self {
-        Self { pods: BTreeMap::new(), informed: false, tunnel_drain }
+        Self { pods: BTreeMap::new(), controller_connected: false, tunnel_drain }
     }
 
     /// Sets the flag that a controller is connected.
-    pub fn set_informed(&mut self, informed: bool) {
-        self.informed = informed;
+    pub fn set_controller_connected(&mut self, informed: bool) {
+        self.controller_connected = informed;
     }
 
     /// Handles one event. Returns the actions to perform.
-    pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
+    pub fn step(&mut self, now: Instant, event: PodTrackerEvent) -> Vec<PodTrackerAction> {
         let mut out = Vec::new();
         match event {
-            Event::Named(pod) => self.named(now, *pod, &mut out),
-            Event::Dropped(uid) => {
-                self.with(&uid, |pod| pod.drop_out(now));
-                self.sweep(&uid, &mut out);
+            PodTrackerEvent::RouteUpdated(pod) => self.handle_route_update(now, *pod, &mut out),
+            PodTrackerEvent::RouteRemoved(uid) => {
+                self.with_pod(&uid, |pod| pod.handle_route_removed(now));
+                self.forget_if_done(&uid, &mut out);
             }
-            Event::Asked(uid) => {
-                self.with(&uid, |pod| pod.asked(now, &mut out));
-                self.sweep(&uid, &mut out);
+            PodTrackerEvent::PreStopRequested(uid) => {
+                self.with_pod(&uid, |pod| pod.handle_prestop(now, &mut out));
+                self.forget_if_done(&uid, &mut out);
             }
-            Event::Emptied(uid) => {
+            PodTrackerEvent::ProcessesEnded(uid) => {
                 // Without a process nothing is in flight, and the preStop request needs no response.
-                self.with(&uid, |pod| pod.released = true);
-                self.sweep(&uid, &mut out);
+                self.with_pod(&uid, |pod| pod.prestop_answered = true);
+                self.forget_if_done(&uid, &mut out);
             }
-            Event::Found(uid, facts) => self.with(&uid, |pod| pod.found(now, facts, &mut out)),
-            Event::Unfindable(uid, oddity) => self.with(&uid, |pod| {
-                pod.unfindable = Some(oddity);
+            PodTrackerEvent::NamespaceFound(uid, facts) => {
+                self.with_pod(&uid, |pod| pod.handle_namespace(now, facts, &mut out))
+            }
+            PodTrackerEvent::NamespaceMissing(uid, oddity) => self.with_pod(&uid, |pod| {
+                pod.namespace_missing = Some(oddity);
                 pod.report(now, &mut out);
             }),
-            Event::Registered(uid) => self.with(&uid, |pod| pod.registered(now, &mut out)),
-            Event::Crowded(uid) => self.with(&uid, |pod| {
-                pod.crowded = Some(now + REGISTER_EVERY);
+            PodTrackerEvent::Registered(uid) => {
+                self.with_pod(&uid, |pod| pod.handle_registered(now, &mut out))
+            }
+            PodTrackerEvent::Crowded(uid) => self.with_pod(&uid, |pod| {
+                pod.register_retry_at = Some(now + REGISTER_RETRY_PERIOD);
                 pod.report(now, &mut out);
             }),
-            Event::Kernel(uid, read) => {
-                let (informed, patience) = (self.informed, self.tunnel_drain);
-                self.with(&uid, |pod| pod.kernel(now, read, informed, patience, &mut out));
-                self.sweep(&uid, &mut out);
+            PodTrackerEvent::KernelStateRead(uid, read) => {
+                let (informed, patience) = (self.controller_connected, self.tunnel_drain);
+                self.with_pod(&uid, |pod| {
+                    pod.handle_kernel_state(now, read, informed, patience, &mut out)
+                });
+                self.forget_if_done(&uid, &mut out);
             }
-            Event::Inspected(uid, seen, at_ns) => {
-                self.with(&uid, |pod| pod.inspected(now, seen, at_ns, &mut out));
+            PodTrackerEvent::Inspected(uid, seen, at_ns) => {
+                self.with_pod(&uid, |pod| pod.handle_inspection(now, seen, at_ns, &mut out));
             }
             // Stored until the next reading of the maps, which alone decides if the pod is drained.
-            Event::Upgraded(uid, count, at) => {
-                self.with(&uid, |pod| pod.upgraded = Some((at, count)));
+            PodTrackerEvent::UpgradedCounted(uid, count, at) => {
+                self.with_pod(&uid, |pod| pod.upgraded_count = Some((at, count)));
             }
-            Event::Tried(uid, seq, result) => {
-                let event = probe::Event::Tried { seq, result };
-                self.with(&uid, |pod| pod.settle(now, event, &mut out));
+            PodTrackerEvent::ProbeEnded(uid, seq, result) => {
+                let event = readiness::ReadinessEvent::AttemptEnded { seq, result };
+                self.with_pod(&uid, |pod| pod.update_readiness(now, event, &mut out));
             }
-            Event::Tick => self.pods.values_mut().for_each(|pod| pod.tick(now, &mut out)),
+            PodTrackerEvent::Tick => {
+                self.pods.values_mut().for_each(|pod| pod.handle_tick(now, &mut out))
+            }
         }
         out
     }
 
     /// Returns the latest time for the next [`step`](Self::step) with [`Event::Tick`].
     pub fn next_wake(&self) -> Option<Instant> {
-        self.pods.values().filter_map(Tracked::next_wake).min()
+        self.pods.values().filter_map(TrackedPod::next_wake).min()
     }
 
     /// Returns the uids of the pods, each with true if the kernel's maps hold the pod.
     pub fn uids(&self) -> impl Iterator<Item = (&str, bool)> {
-        self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod.registered))
+        self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod.is_registered))
     }
 
     /// Returns the pod as the RouteTable names it.
@@ -300,62 +308,71 @@ impl Pods {
     }
 
     /// Returns the pods that wait for their last requests, and are therefore read more often.
-    pub fn draining(&self) -> Vec<String> {
-        let leaves = |pod: &&Tracked| pod.draining.is_some() || pod.waits_to_stop();
-        self.pods.values().filter(leaves).map(Tracked::uid).collect()
+    pub fn draining_uids(&self) -> Vec<String> {
+        let leaves = |pod: &&TrackedPod| pod.draining_since.is_some() || pod.is_waiting_to_stop();
+        self.pods.values().filter(leaves).map(TrackedPod::uid).collect()
     }
 
     /// Returns true if the kubelet stops the pod, whatever the RouteTable states of it.
     pub fn is_stopping(&self, uid: &str) -> bool {
-        self.pods.get(uid).is_some_and(|pod| pod.asked.is_some())
+        self.pods.get(uid).is_some_and(|pod| pod.prestop_since.is_some())
     }
 
     /// Returns true if a pod has a listener, but none that the eBPF programs saw open.
-    pub fn is_unseen(&self, uid: &str) -> bool {
-        let unseen = |pod: &Tracked| pod.is_listening() && pod.kernel.listeners == 0;
+    pub fn is_listener_unseen(&self, uid: &str) -> bool {
+        let unseen = |pod: &TrackedPod| pod.is_listening() && pod.kernel_state.listeners == 0;
         self.pods.get(uid).is_some_and(unseen)
     }
 
     /// Returns true if every pod that the RouteTable names as ready is ready here. A new agent reports only then, or
     /// after a while. Otherwise serving pods would leave the table while it still searches for them.
-    pub fn is_settled(&self) -> bool {
-        let settled = |pod: &Tracked| pod.pod.phase != PodPhase::Ready || pod.readiness.is_ready();
+    pub fn has_caught_up(&self) -> bool {
+        let settled =
+            |pod: &TrackedPod| pod.pod.phase != PodPhase::Ready || pod.readiness.is_ready();
         self.pods.values().all(settled)
     }
 
     /// Returns the numbers of pods that are named, listen, are ready, and found no room.
-    pub fn counts(&self) -> Counts {
-        let count = |is: fn(&Tracked) -> bool| self.pods.values().filter(|pod| is(pod)).count();
-        Counts {
-            named: self.pods.len(),
-            listening: count(Tracked::is_listening),
+    pub fn counts(&self) -> PodStateCounts {
+        let count = |is: fn(&TrackedPod) -> bool| self.pods.values().filter(|pod| is(pod)).count();
+        PodStateCounts {
+            in_table: self.pods.len(),
+            listening: count(TrackedPod::is_listening),
             ready: count(|pod| pod.readiness.is_ready()),
-            crowded: count(|pod| pod.crowded.is_some()),
+            crowded: count(|pod| pod.register_retry_at.is_some()),
         }
     }
 
-    fn named(&mut self, now: Instant, pod: wire::Pod, out: &mut Vec<Action>) {
+    fn handle_route_update(
+        &mut self,
+        now: Instant,
+        pod: wire::Pod,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
         if let Some(tracked) = self.pods.get_mut(&pod.uid) {
-            tracked.renamed(now, pod, out);
+            tracked.handle_route_update(now, pod, out);
             return;
         }
-        out.push(Action::Find(pod.uid.clone()));
-        let mut tracked = Tracked::new(now, pod);
-        tracked.mark_draining(now);
+        out.push(PodTrackerAction::FindNamespace(pod.uid.clone()));
+        let mut tracked = TrackedPod::new(now, pod);
+        tracked.update_draining(now);
         tracked.report(now, out);
         self.pods.insert(tracked.pod.uid.clone(), tracked);
     }
 
     /// Forgets a pod that the RouteTable has dropped, unless the kubelet still waits for its last requests.
-    fn sweep(&mut self, uid: &str, out: &mut Vec<Action>) {
-        if self.pods.get(uid).is_some_and(|pod| pod.dropped && !pod.waits_to_stop()) {
+    fn forget_if_done(&mut self, uid: &str, out: &mut Vec<PodTrackerAction>) {
+        if self.pods.get(uid).is_some_and(|pod| pod.route_removed && !pod.is_waiting_to_stop()) {
             self.pods.remove(uid);
-            out.extend([Action::Forget(uid.to_owned()), Action::Gone(uid.to_owned())]);
+            out.extend([
+                PodTrackerAction::Unregister(uid.to_owned()),
+                PodTrackerAction::ReportGone(uid.to_owned()),
+            ]);
         }
     }
 
     /// Applies `each` to a pod, if it still exists: a pod that is gone needs nothing.
-    fn with(&mut self, uid: &str, each: impl FnOnce(&mut Tracked)) {
+    fn with_pod(&mut self, uid: &str, each: impl FnOnce(&mut TrackedPod)) {
         if let Some(pod) = self.pods.get_mut(uid) {
             each(pod);
         }
@@ -364,9 +381,9 @@ impl Pods {
 
 /// Numbers of this node's pods by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PodStateCounts {
     /// Pods that the RouteTable names.
-    pub named: usize,
+    pub in_table: usize,
     /// Pods that listen on their serving port.
     pub listening: usize,
     /// Pods that are ready for requests.
@@ -375,142 +392,173 @@ pub struct Counts {
     pub crowded: usize,
 }
 
-impl Tracked {
+impl TrackedPod {
     fn new(now: Instant, pod: wire::Pod) -> Self {
         Self {
-            readiness: Readiness::new(pod.probe.clone()),
+            readiness: ReadinessMachine::new(pod.probe.clone()),
             pod,
-            since: now,
+            tracked_since: now,
             facts: None,
-            unfindable: None,
-            registered: false,
-            crowded: None,
-            kernel: Kernel::default(),
+            namespace_missing: None,
+            is_registered: false,
+            register_retry_at: None,
+            kernel_state: PodKernelState::default(),
             sockets: None,
             next_inspection: None,
             listening_since_ns: 0,
-            draining: None,
+            draining_since: None,
             drained: false,
-            upgraded: None,
-            next_count: None,
-            asked: None,
-            released: false,
-            dropped: false,
-            reopened: false,
-            sent: None,
+            upgraded_count: None,
+            next_upgraded_count: None,
+            prestop_since: None,
+            prestop_answered: false,
+            route_removed: false,
+            reopened_since_prestop: false,
+            last_report: None,
         }
     }
 
-    fn renamed(&mut self, now: Instant, pod: wire::Pod, out: &mut Vec<Action>) {
+    fn handle_route_update(
+        &mut self,
+        now: Instant,
+        pod: wire::Pod,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
         let old = mem::replace(&mut self.pod, pod);
         // A snapshot may name a pod that an earlier table had dropped.
-        self.dropped = false;
+        self.route_removed = false;
         // Another port or probe makes a new pod of it: what is known of the old port proves nothing.
         if old.probe != self.pod.probe || old.port != self.pod.port {
-            self.readiness = Readiness::new(self.pod.probe.clone());
-            self.registered = false;
-            self.kernel = Kernel::default();
-            out.extend(self.facts.clone().map(|facts| Action::Register(self.uid(), facts)));
+            self.readiness = ReadinessMachine::new(self.pod.probe.clone());
+            self.is_registered = false;
+            self.kernel_state = PodKernelState::default();
+            out.extend(
+                self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)),
+            );
         }
-        self.mark_draining(now);
-        self.settle(now, probe::Event::Tick, out);
+        self.update_draining(now);
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
-    fn found(&mut self, now: Instant, facts: Facts, out: &mut Vec<Action>) {
+    fn handle_namespace(
+        &mut self,
+        now: Instant,
+        facts: NamespaceFacts,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
         if self.facts.as_ref() == Some(&facts) {
             return;
         }
         // A new sandbox: readings and inspections of the old namespace prove nothing.
         if self.facts.as_ref().is_some_and(|old| old.cookie != facts.cookie) {
-            self.registered = false;
-            self.kernel = Kernel::default();
+            self.is_registered = false;
+            self.kernel_state = PodKernelState::default();
             self.sockets = None;
         }
         self.facts = Some(facts.clone());
-        out.push(Action::Register(self.uid(), facts));
-        self.settle(now, probe::Event::Tick, out);
+        out.push(PodTrackerAction::Register(self.uid(), facts));
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
     /// Handles the registration. A listener may have opened before the maps held the pod, so its namespace is inspected
     /// once.
-    fn registered(&mut self, now: Instant, out: &mut Vec<Action>) {
-        self.crowded = None;
-        if !mem::replace(&mut self.registered, true) {
-            self.inspect(now, out);
+    fn handle_registered(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        self.register_retry_at = None;
+        if !mem::replace(&mut self.is_registered, true) {
+            self.request_inspection(now, out);
         }
     }
 
-    fn inspect(&mut self, now: Instant, out: &mut Vec<Action>) {
-        out.push(Action::Inspect(self.uid()));
-        let late = now.duration_since(self.since) >= LATE && !self.is_listening();
-        self.next_inspection = Some(now + if late { INSPECT_LATE } else { INSPECT_EVERY });
+    fn request_inspection(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        out.push(PodTrackerAction::Inspect(self.uid()));
+        let late = now.duration_since(self.tracked_since) >= LATE_AFTER && !self.is_listening();
+        self.next_inspection = Some(now + if late { LATE_INSPECT_PERIOD } else { INSPECT_PERIOD });
     }
 
-    fn kernel(
+    fn handle_kernel_state(
         &mut self,
         now: Instant,
-        read: Kernel,
+        read: PodKernelState,
         informed: bool,
         patience: Duration,
-        out: &mut Vec<Action>,
+        out: &mut Vec<PodTrackerAction>,
     ) {
         let was_listening = self.is_listening();
-        let before = mem::replace(&mut self.kernel, read);
+        let before = mem::replace(&mut self.kernel_state, read);
         let opened = before.listeners == 0 && read.listeners > 0;
         // An inspection may have found this listener before; then it is not a new one.
         if opened && !was_listening {
-            self.listening_since_ns = read.since_ns;
-            self.go_on(now, out);
+            self.listening_since_ns = read.listener_opened_ns;
+            self.handle_reopened(now, out);
         }
         let closed = before.listeners > 0 && read.listeners == 0;
         if closed && self.sockets.take().is_some() {
             // The newest inspection is older than the close: only another one can find other listeners.
-            self.inspect(now, out);
+            self.request_inspection(now, out);
         }
-        self.watch_drain(now, patience, out);
-        self.watch_restart(now, informed, out);
-        self.settle(now, probe::Event::Tick, out);
+        self.update_drained(now, patience, out);
+        self.update_restart(now, informed, out);
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
-    fn inspected(&mut self, now: Instant, seen: Sockets, at_ns: u64, out: &mut Vec<Action>) {
+    fn handle_inspection(
+        &mut self,
+        now: Instant,
+        seen: NamespaceSockets,
+        at_ns: u64,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
         let was_listening = self.is_listening();
         self.sockets = Some(seen);
         if !was_listening && self.is_listening() {
             self.listening_since_ns = at_ns;
-            self.go_on(now, out);
+            self.handle_reopened(now, out);
         }
-        self.settle(now, probe::Event::Tick, out);
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
-    fn tick(&mut self, now: Instant, out: &mut Vec<Action>) {
+    fn handle_tick(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
         let due = self.next_inspection.is_some_and(|at| at <= now);
-        if due && self.wants_inspection() {
-            self.inspect(now, out);
+        if due && self.needs_inspection() {
+            self.request_inspection(now, out);
         }
-        if let Some(at) = self.crowded.as_mut().filter(|at| **at <= now) {
-            *at = now + REGISTER_EVERY;
-            out.extend(self.facts.clone().map(|facts| Action::Register(self.uid(), facts)));
+        if let Some(at) = self.register_retry_at.as_mut().filter(|at| **at <= now) {
+            *at = now + REGISTER_RETRY_PERIOD;
+            out.extend(
+                self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)),
+            );
         }
-        self.settle(now, probe::Event::Tick, out);
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
     }
 
     /// Returns true if the pod needs inspections: the kernel reports its own listeners, but not those that opened
     /// earlier.
-    fn wants_inspection(&self) -> bool {
-        self.registered && self.kernel.listeners == 0
+    fn needs_inspection(&self) -> bool {
+        self.is_registered && self.kernel_state.listeners == 0
     }
 
     /// Updates readiness by the listeners, then by `event`, and reports.
-    fn settle(&mut self, now: Instant, event: probe::Event, out: &mut Vec<Action>) {
+    fn update_readiness(
+        &mut self,
+        now: Instant,
+        event: readiness::ReadinessEvent,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
         // A probe needs an address to connect to.
         let listening = self.is_listening() && self.address().is_some() && self.serves_clients();
-        let first = self.readiness.step(now, probe::Event::Listening(listening));
+        let first = self.readiness.step(now, readiness::ReadinessEvent::Listening(listening));
         let then = self.readiness.step(now, event);
         if let (Some(attempt), Some(at)) = (then.or(first), self.address()) {
             let probe = self.readiness.probe().clone();
             let at = SocketAddr::new(at.ip(), probe.port.unwrap_or(self.pod.port).get());
-            let probe::Try { seq, timeout } = attempt;
-            out.push(Action::Try(Attempt { uid: self.uid(), seq, timeout, at, probe }));
+            let readiness::ReadinessAttempt { seq, timeout } = attempt;
+            out.push(PodTrackerAction::StartProbe(PodProbeAttempt {
+                uid: self.uid(),
+                seq,
+                timeout,
+                at,
+                probe,
+            }));
         }
         if !self.is_listening() {
             self.listening_since_ns = 0;
@@ -518,76 +566,95 @@ impl Tracked {
         self.report(now, out);
     }
 
-    fn mark_draining(&mut self, now: Instant) {
-        self.draining = match self.pod.phase {
-            PodPhase::Draining => self.draining.or(Some(now)),
+    fn update_draining(&mut self, now: Instant) {
+        self.draining_since = match self.pod.phase {
+            PodPhase::Draining => self.draining_since.or(Some(now)),
             PodPhase::Starting | PodPhase::Ready => None,
         };
-        self.drained &= self.draining.is_some();
+        self.drained &= self.draining_since.is_some();
     }
 
     /// Decides from a reading of the maps if the pod is drained. Time that passes between two readings proves nothing.
-    fn watch_drain(&mut self, now: Instant, patience: Duration, out: &mut Vec<Action>) {
-        let Kernel { connections, fresh, idle, .. } = self.kernel;
+    fn update_drained(
+        &mut self,
+        now: Instant,
+        patience: Duration,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let PodKernelState { connections, unused_connections: fresh, idle, .. } = self.kernel_state;
         // If the RouteTable never names it as draining, the pod counts as such a moment after the preStop request.
-        let told = self.draining.or_else(|| self.asked.map(|at| at + UNTOLD));
-        let in_flight = self.in_flight(now, told.is_some_and(|at| now >= at + patience), out);
+        let told = self
+            .draining_since
+            .or_else(|| self.prestop_since.map(|at| at + DRAINING_ROUTE_TIMEOUT));
+        let in_flight =
+            self.awaited_requests(now, told.is_some_and(|at| now >= at + patience), out);
         // Clients' agents are closing the idle connections: a pod that stopped with one open would lose a request that
         // arrives at the same moment.
-        let enough = if connections > 0 { kept::STAYS } else { DRAINED_AFTER };
+        let enough = if connections > 0 {
+            idle_connections::OPEN_CONNECTION_DRAIN_TIME
+        } else {
+            DRAINED_AFTER
+        };
         let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
         let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
-        self.drained = quiet && self.draining.is_some_and(long);
-        if quiet && self.waits_to_stop() && told.is_some_and(long) {
-            self.released = true;
-            out.push(Action::Release(self.uid()));
+        self.drained = quiet && self.draining_since.is_some_and(long);
+        if quiet && self.is_waiting_to_stop() && told.is_some_and(long) {
+            self.prestop_answered = true;
+            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
         }
     }
 
     /// Returns the requests in flight that the pod must wait for. If it is `late`, upgraded connections do not count:
     /// the application closes them best itself, and learns from its SIGTERM that it is time.
-    fn in_flight(&mut self, now: Instant, late: bool, out: &mut Vec<Action>) -> u64 {
-        let Kernel { in_flight, idle, .. } = self.kernel;
+    fn awaited_requests(
+        &mut self,
+        now: Instant,
+        late: bool,
+        out: &mut Vec<PodTrackerAction>,
+    ) -> u64 {
+        let PodKernelState { in_flight, idle, .. } = self.kernel_state;
         if !late || in_flight == 0 {
             return in_flight;
         }
-        if self.next_count.is_none_or(|at| now >= at) {
-            self.next_count = Some(now + COUNT_EVERY);
-            out.push(Action::CountUpgraded(self.uid()));
+        if self.next_upgraded_count.is_none_or(|at| now >= at) {
+            self.next_upgraded_count = Some(now + UPGRADED_COUNT_PERIOD);
+            out.push(PodTrackerAction::CountUpgraded(self.uid()));
         }
         // As no request has ended since the count, all counted connections are among those in flight.
-        let counted = self.upgraded.filter(|(at, _)| now.saturating_duration_since(*at) <= idle);
+        let counted =
+            self.upgraded_count.filter(|(at, _)| now.saturating_duration_since(*at) <= idle);
         in_flight.saturating_sub(counted.map_or(0, |(_, count)| count))
     }
 
     /// Handles a container's restart. The kubelet may restart it without waiting for requests that it may never answer,
     /// and the pod returns to service afterwards. Without a controller nothing happens here, because the pod may as
     /// well be one that stops.
-    fn watch_restart(&mut self, now: Instant, informed: bool, out: &mut Vec<Action>) {
-        let Some(asked) = self.asked.filter(|_| informed && self.draining.is_none()) else {
+    fn update_restart(&mut self, now: Instant, informed: bool, out: &mut Vec<PodTrackerAction>) {
+        let Some(asked) = self.prestop_since.filter(|_| informed && self.draining_since.is_none())
+        else {
             return;
         };
         let since = now.saturating_duration_since(asked);
-        if since >= RESTARTS_AFTER && self.waits_to_stop() {
-            self.released = true;
-            out.push(Action::Release(self.uid()));
+        if since >= RESTART_ASSUMED_AFTER && self.is_waiting_to_stop() {
+            self.prestop_answered = true;
+            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
         }
         // Reopened: the new container listens. Otherwise the serving container never closed, and another one restarted.
-        let is_over =
-            (self.reopened && since >= UNTOLD) || since >= RESTARTS_AFTER + RESTARTS_WITHIN;
+        let is_over = (self.reopened_since_prestop && since >= DRAINING_ROUTE_TIMEOUT)
+            || since >= RESTART_ASSUMED_AFTER + RESTART_TIMEOUT;
         if is_over && self.is_listening() {
             self.end_restart(out);
         }
     }
 
     /// Handles a preStop request. The kubelet sends one for each container, and each gets the same response.
-    fn asked(&mut self, now: Instant, out: &mut Vec<Action>) {
-        if self.asked.is_none() {
-            self.asked = Some(now);
-            self.reopened = false;
+    fn handle_prestop(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        if self.prestop_since.is_none() {
+            self.prestop_since = Some(now);
+            self.reopened_since_prestop = false;
         }
-        if self.released {
-            out.push(Action::Release(self.uid()));
+        if self.prestop_answered {
+            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
         }
         // Reports the pod as not ready: no new request may come from here on.
         self.report(now, out);
@@ -596,65 +663,65 @@ impl Tracked {
     /// Handles the opening of the first listener. The kubelet also sends a preStop request before it restarts a
     /// container whose liveness probe failed. A later preStop request then counts as the first one. A pod that really
     /// stops is draining by now.
-    fn go_on(&mut self, now: Instant, out: &mut Vec<Action>) {
-        self.reopened = self.asked.is_some();
-        let early = |asked| now.saturating_duration_since(asked) < UNTOLD;
-        if self.draining.is_some() || self.asked.is_some_and(early) {
+    fn handle_reopened(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        self.reopened_since_prestop = self.prestop_since.is_some();
+        let early = |asked| now.saturating_duration_since(asked) < DRAINING_ROUTE_TIMEOUT;
+        if self.draining_since.is_some() || self.prestop_since.is_some_and(early) {
             return;
         }
         self.end_restart(out);
     }
 
     /// Ends the restart: the container that the preStop request was for runs again.
-    fn end_restart(&mut self, out: &mut Vec<Action>) {
-        let was_asked = self.asked.take().is_some();
-        if mem::take(&mut self.released) || was_asked {
-            out.push(Action::GoOn(self.uid()));
+    fn end_restart(&mut self, out: &mut Vec<PodTrackerAction>) {
+        let was_asked = self.prestop_since.take().is_some();
+        if mem::take(&mut self.prestop_answered) || was_asked {
+            out.push(PodTrackerAction::EndExclusion(self.uid()));
         }
     }
 
     /// Marks the pod as dropped from the RouteTable: no client is routed to it.
-    fn drop_out(&mut self, now: Instant) {
-        self.dropped = true;
-        self.draining.get_or_insert(now);
+    fn handle_route_removed(&mut self, now: Instant) {
+        self.route_removed = true;
+        self.draining_since.get_or_insert(now);
     }
 
-    fn waits_to_stop(&self) -> bool {
-        self.asked.is_some() && !self.released
+    fn is_waiting_to_stop(&self) -> bool {
+        self.prestop_since.is_some() && !self.prestop_answered
     }
 
-    fn report(&mut self, now: Instant, out: &mut Vec<Action>) {
+    fn report(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
         // Requests in flight change all the time: a report for them alone waits for its turn.
-        let seen = self.seen();
-        if let Some((at, old)) = &self.sent {
-            let early = now.duration_since(*at) < IN_FLIGHT_EVERY;
+        let seen = self.to_report();
+        if let Some((at, old)) = &self.last_report {
+            let early = now.duration_since(*at) < IN_FLIGHT_REPORT_PERIOD;
             let minor = PodSeen { in_flight: old.in_flight, ..seen.clone() } == *old;
             if *old == seen || (minor && early) {
                 return;
             }
         }
-        self.sent = Some((now, seen.clone()));
-        out.push(Action::Report(seen));
+        self.last_report = Some((now, seen.clone()));
+        out.push(PodTrackerAction::Report(seen));
     }
 
-    fn seen(&self) -> PodSeen {
+    fn to_report(&self) -> PodSeen {
         PodSeen {
             uid: self.uid(),
             address: self.address(),
-            also: self.also(),
+            also: self.other_family_address(),
             listening: self.is_listening(),
             // A container that is about to end gets no further request, even if its pod continues.
-            ready: self.readiness.is_ready() && self.asked.is_none(),
+            ready: self.readiness.is_ready() && self.prestop_since.is_none(),
             drained: self.drained,
-            in_flight: self.kernel.in_flight,
+            in_flight: self.kernel_state.in_flight,
             listening_since_ns: self.listening_since_ns,
-            trouble: self.trouble(),
+            trouble: self.not_ready_reason(),
         }
     }
 
     fn next_wake(&self) -> Option<Instant> {
-        let inspection = self.next_inspection.filter(|_| self.wants_inspection());
-        [self.readiness.next_wake(), inspection, self.crowded].into_iter().flatten().min()
+        let inspection = self.next_inspection.filter(|_| self.needs_inspection());
+        [self.readiness.next_wake(), inspection, self.register_retry_at].into_iter().flatten().min()
     }
 
     fn uid(&self) -> String {
@@ -664,25 +731,25 @@ impl Tracked {
     /// Returns the serving address: an address of the pod's own namespace, in its listener's family if that is known.
     fn address(&self) -> Option<SocketAddr> {
         let addresses = &self.facts.as_ref()?.addresses;
-        let serves = self.serves();
-        let wanted = |ip: &&IpAddr| serves & family(**ip) != 0;
+        let serves = self.served_families();
+        let wanted = |ip: &&IpAddr| serves & family_bit(**ip) != 0;
         let ip = addresses.iter().find(wanted).or_else(|| addresses.first())?;
         Some(SocketAddr::new(*ip, self.pod.port.get()))
     }
 
     /// Returns the pod's address of the other family, if it serves that family too.
-    fn also(&self) -> Option<IpAddr> {
-        let others = self.serves() & !family(self.address()?.ip());
+    fn other_family_address(&self) -> Option<IpAddr> {
+        let others = self.served_families() & !family_bit(self.address()?.ip());
         let addresses = &self.facts.as_ref()?.addresses;
-        addresses.iter().find(|ip| others & family(**ip) != 0).copied()
+        addresses.iter().find(|ip| others & family_bit(**ip) != 0).copied()
     }
 
     /// Returns the families of clients that the pod serves, as `SERVES_*` bits; 0: not known.
-    fn serves(&self) -> u32 {
-        if self.kernel.listeners > 0 {
-            return self.kernel.serves;
+    fn served_families(&self) -> u32 {
+        if self.kernel_state.listeners > 0 {
+            return self.kernel_state.served_families;
         }
-        self.serving().fold(0, |all, it| all | families(it))
+        self.serving_listeners().fold(0, |all, it| all | listener_families(it))
     }
 
     /// Returns true if the pod serves the family of its first address, which clients use. Also true while the families
@@ -691,61 +758,63 @@ impl Tracked {
     /// Knative's sidecar probes the application at 127.0.0.1 and calls it ready by that alone.
     fn serves_clients(&self) -> bool {
         let first = self.facts.as_ref().and_then(|facts| facts.addresses.first());
-        self.serves() == 0 || first.is_none_or(|ip| self.serves() & family(*ip) != 0)
+        self.served_families() == 0
+            || first.is_none_or(|ip| self.served_families() & family_bit(*ip) != 0)
     }
 
     /// Returns the listeners on the serving port that other hosts can reach, by the newest inspection.
-    fn serving(&self) -> impl Iterator<Item = &Listener> {
+    fn serving_listeners(&self) -> impl Iterator<Item = &NamespaceListener> {
         let port = self.pod.port.get();
         let all = self.listeners().iter();
         all.filter(move |it| it.at.port() == port && !is_loopback(it.at.ip()))
     }
 
-    fn listeners(&self) -> &[Listener] {
+    fn listeners(&self) -> &[NamespaceListener] {
         self.sockets.as_ref().map_or(&[], |sockets| &sockets.listeners)
     }
 
     fn is_listening(&self) -> bool {
-        self.kernel.listeners > 0 || self.serving().next().is_some()
+        self.kernel_state.listeners > 0 || self.serving_listeners().next().is_some()
     }
 
-    fn trouble(&self) -> String {
-        if let Some(oddity) = self.oddity() {
+    fn not_ready_reason(&self) -> String {
+        if let Some(oddity) = self.incompatibility() {
             return oddity.to_string();
         }
         if !self.is_listening() {
-            return self.not_listening();
+            return self.not_listening_reason();
         }
         if !self.serves_clients() {
-            return self.wrong_family();
+            return self.wrong_family_reason();
         }
-        match self.readiness.trouble() {
+        match self.readiness.last_failure() {
             "" => String::new(),
             failed => format!("readiness probe failed: {failed}"),
         }
     }
 
     /// Returns the reason for which a pod that listens for one address family does not serve.
-    fn wrong_family(&self) -> String {
+    fn wrong_family_reason(&self) -> String {
         let port = self.pod.port;
-        let (have, want, any) = match self.serves() & abi::SERVES_V4 {
+        let (have, want, any) = match self.served_families() & abi::SERVES_V4 {
             0 => ("IPv6", "IPv4", "0.0.0.0, or on :: without IPV6_V6ONLY"),
             _ => ("IPv4", "IPv6", "::"),
         };
         format!("port {port} is open for {have} only, and clients come by {want}: listen on {any}")
     }
 
-    fn oddity(&self) -> Option<Oddity> {
-        let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.redirects);
-        let found = self.facts.as_ref().map_or(self.unfindable, |facts| facts.oddity);
-        let crowded = self.crowded.map(|_| Oddity::Crowded);
-        found.or(crowded).or_else(|| redirects.then_some(Oddity::Redirected))
+    fn incompatibility(&self) -> Option<Incompatibility> {
+        let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.has_redirection);
+        let found =
+            self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
+        let crowded = self.register_retry_at.map(|_| Incompatibility::Crowded);
+        found.or(crowded).or_else(|| redirects.then_some(Incompatibility::Redirected))
     }
 
     /// Returns the reason for which an inspected pod does not serve; empty before an inspection.
-    fn not_listening(&self) -> String {
+    fn not_listening_reason(&self) -> String {
         let port = self.pod.port;
-        let seen_on_loopback = self.kernel.loopback > 0;
+        let seen_on_loopback = self.kernel_state.loopback_listeners > 0;
         if self.sockets.is_none() && !seen_on_loopback {
             return String::new();
         }
@@ -767,17 +836,17 @@ fn is_loopback(ip: IpAddr) -> bool {
 }
 
 /// Returns the `SERVES_*` bit of an address's own family.
-fn family(ip: IpAddr) -> u32 {
+fn family_bit(ip: IpAddr) -> u32 {
     if ip.is_ipv4() { abi::SERVES_V4 } else { abi::SERVES_V6 }
 }
 
 /// Returns the families of clients that reach a listener. The wildcard `::` serves both, unless it is IPv6-only.
-fn families(listener: &Listener) -> u32 {
+fn listener_families(listener: &NamespaceListener) -> u32 {
     match listener.at.ip().to_canonical() {
         IpAddr::V6(ip) if ip.is_unspecified() && !listener.v6_only => {
             abi::SERVES_V4 | abi::SERVES_V6
         }
-        ip => family(ip),
+        ip => family_bit(ip),
     }
 }
 

@@ -29,18 +29,18 @@ use nix::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    cgroup_search,
     clock::monotonic_ns,
-    cookies,
-    features::Features,
-    kept::locked::{self, Ender, Offer},
-    kubepods,
-    maps::{self as tables, Maps},
-    oddities::Owner,
-    sys,
+    features::VerifierFeatures,
+    idle_connections::locked_close::{self, LockedCloseSupport, LockedCloser},
+    incompatible::ForeignProgramOwner,
+    maps::{self as tables, KernelMaps},
+    netns_cookies, sys,
 };
 
 use self::versions::{
-    has_any, other_version, remove_link, remove_others, remove_pin, retire, retire_others, stays,
+    has_any_link, remove_link, remove_other_versions, remove_pin, retire, retire_or_keep,
+    retire_other_versions, version_in_force,
 };
 
 mod versions;
@@ -50,7 +50,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ro
 
 /// Reason for which the eBPF programs are not in force.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum EbpfProgramsError {
     /// The build contains no eBPF programs.
     #[error(
         "this build has no eBPF programs: run `cargo xtask build-ebpf` and build with \
@@ -62,13 +62,13 @@ pub enum Error {
         "the eBPF programs are not of ABI version {}: run `cargo xtask build-ebpf` again",
         abi::ABI_VERSION
     )]
-    Abi,
+    AbiMismatch,
     /// A pinned map does not match this version's layout.
     #[error(
         "pinned map {name} has shape {found:?} instead of {wanted:?} (type, key, value, entries): stop the agent \
          and remove {}", pins.display()
     )]
-    Shape {
+    MapShape {
         /// Name of the map.
         name: &'static str,
         /// Shape of the pinned map: type, key size, value size, entries.
@@ -80,7 +80,7 @@ pub enum Error {
     },
     /// A folder, file or mount cannot be used.
     #[error("cannot {attempt} {}", path.display())]
-    Place {
+    Path {
         /// Verb of the failed operation.
         attempt: &'static str,
         /// Path that the operation was on.
@@ -109,7 +109,7 @@ pub enum Error {
     },
     /// The maps cannot be used.
     #[error(transparent)]
-    Maps(#[from] tables::Error),
+    Maps(#[from] tables::KernelMapError),
     /// The programs are attached, and yet do not see events in the cgroup.
     #[error("the canary in {} was not seen: {what}", cgroup.display())]
     Canary {
@@ -120,10 +120,10 @@ pub enum Error {
     },
 }
 
-pub use crate::config::Places;
+pub use crate::config::AgentPaths;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cgroup {
+enum AttachCgroup {
     Clients,
     Pods,
 }
@@ -131,25 +131,25 @@ enum Cgroup {
 /// Attached programs: name, the kernel's attach type (`enum bpf_attach_type`), cgroup.
 ///
 /// Pods' programs come first: a connect that is redirected to a local pod relies on their records.
-const PROGRAMS: [(&str, u32, Cgroup); 10] = [
-    ("bind4", 8, Cgroup::Pods),
-    ("bind6", 9, Cgroup::Pods),
-    ("sockets", 3, Cgroup::Pods),
-    ("ingress", 0, Cgroup::Pods),
-    ("egress", 1, Cgroup::Pods),
-    ("release", 34, Cgroup::Clients),
-    ("getpeername4", 29, Cgroup::Clients),
-    ("getpeername6", 30, Cgroup::Clients),
-    ("connect4", 10, Cgroup::Clients),
-    ("connect6", 11, Cgroup::Clients),
+const CGROUP_PROGRAMS: [(&str, u32, AttachCgroup); 10] = [
+    ("bind4", 8, AttachCgroup::Pods),
+    ("bind6", 9, AttachCgroup::Pods),
+    ("sockets", 3, AttachCgroup::Pods),
+    ("ingress", 0, AttachCgroup::Pods),
+    ("egress", 1, AttachCgroup::Pods),
+    ("release", 34, AttachCgroup::Clients),
+    ("getpeername4", 29, AttachCgroup::Clients),
+    ("getpeername6", 30, AttachCgroup::Clients),
+    ("connect4", 10, AttachCgroup::Clients),
+    ("connect6", 11, AttachCgroup::Clients),
 ];
 
 /// Programs among them that follow the tables.
-const CONNECTS: [&str; 2] = ["connect4", "connect6"];
+const CONNECT_PROGRAMS: [&str; 2] = ["connect4", "connect6"];
 
 /// Targets of tail calls: the program, the array that holds it, its index. The first entry of an array is the calling
 /// program itself. The others inspect connections from the node itself, or read another protocol than HTTP/1.
-const JUMPS: [(&str, &str, u32); 17] = [
+const TAIL_CALLS: [(&str, &str, u32); 17] = [
     ("ingress", maps::INGRESS, 0),
     ("suspects", maps::INGRESS, 1),
     ("ingress_http2", maps::INGRESS, 2),
@@ -170,97 +170,112 @@ const JUMPS: [(&str, &str, u32); 17] = [
 ];
 
 /// Program that marks the kubelet's connections, in the kubelet's own cgroup.
-const KUBELET: &str = "kubelet";
+const KUBELET_PROGRAM: &str = "kubelet";
 /// Attach type of the program `kubelet`, which is that of `sockets`.
-const SOCK_OPS: u32 = 3;
+const ATTACH_SOCK_OPS: u32 = 3;
 
 /// Program that assigns connections to the activator's listener, attached to a network namespace instead of a cgroup.
-const PORTS: &str = "ports";
+const PORTS_PROGRAM: &str = "ports";
 /// Attach type of the program `ports`.
-const SK_LOOKUP: u32 = 36;
+const ATTACH_SK_LOOKUP: u32 = 36;
 
 /// The loaded eBPF programs. A drop leaves all of them in force.
 #[derive(Debug)]
-pub struct Programs {
+pub struct EbpfPrograms {
     ebpf: Ebpf,
-    places: Places,
+    paths: AgentPaths,
     /// Cgroup of the kubelet that was found, if no setting names one.
-    kubelet: Option<PathBuf>,
+    found_kubelet: Option<PathBuf>,
     /// Network namespace where one listener serves the ports of all services.
-    ports: Option<PathBuf>,
+    activator_netns: Option<PathBuf>,
     /// Pins of the previous version, whose programs still count the connections that they saw established.
-    old: Option<PathBuf>,
+    previous_pins: Option<PathBuf>,
     /// True if connects still follow the previous version's tables, as this version's are empty.
-    follows_old: bool,
+    follows_previous: bool,
     /// Pins of versions that count nothing any more, while client sockets are open whose connects they rewrote.
-    outlived: Vec<PathBuf>,
+    outlived_pins: Vec<PathBuf>,
     /// Closer of stale connections until it is taken; `None` if the kernel does not support it.
-    ender: Option<Ender>,
+    locked_closer: Option<LockedCloser>,
 }
 
-impl Programs {
+impl EbpfPrograms {
     /// Loads the embedded programs, resumes from pinned maps, and replaces the programs in force.
-    pub fn load(places: Places) -> Result<Self, Error> {
+    pub fn load(places: AgentPaths) -> Result<Self, EbpfProgramsError> {
         Self::load_object(OBJECT, places)
     }
 
     /// Loads a given object like [`load`](Self::load). `object` must be aligned to 8 bytes.
-    pub fn load_object(object: &[u8], places: Places) -> Result<Self, Error> {
-        Self::load_with(object, places, Features::probe())
+    pub fn load_object(object: &[u8], places: AgentPaths) -> Result<Self, EbpfProgramsError> {
+        Self::load_with(object, places, VerifierFeatures::detect())
     }
 
     /// Loads a given object like [`load_object`](Self::load_object), with these features instead of the kernel's.
-    pub fn load_with(object: &[u8], places: Places, features: Features) -> Result<Self, Error> {
+    pub fn load_with(
+        object: &[u8],
+        places: AgentPaths,
+        features: VerifierFeatures,
+    ) -> Result<Self, EbpfProgramsError> {
         let pins = places.pins();
-        let opened = open(object, &places, features, VerifierLogLevel::default())?;
-        let Opened { mut ebpf, old, offer } = opened;
-        let ender = offer.and_then(|()| Ender::load(&mut ebpf));
+        let opened = open_object(object, &places, features, VerifierLogLevel::default())?;
+        let OpenedObject { mut ebpf, previous_pins: old, locked_close: offer } = opened;
+        let ender = offer.and_then(|()| LockedCloser::load(&mut ebpf));
         // An agent that completed the takeover continues with its own tables; one that stopped halfway repeats it.
-        let follows_old = old.as_ref().is_some_and(|old| has_any(old, &CONNECTS));
-        let (kubelet, ports, outlived, ender) = (None, None, Vec::new(), said(ender));
-        let mut programs = Self { ebpf, places, kubelet, ports, old, follows_old, outlived, ender };
+        let follows_old = old.as_ref().is_some_and(|old| has_any_link(old, &CONNECT_PROGRAMS));
+        let (kubelet, ports, outlived, ender) = (None, None, Vec::new(), log_unsupported(ender));
+        let mut programs = Self {
+            ebpf,
+            paths: places,
+            found_kubelet: kubelet,
+            activator_netns: ports,
+            previous_pins: old,
+            follows_previous: follows_old,
+            outlived_pins: outlived,
+            locked_closer: ender,
+        };
         load_programs(&mut programs.ebpf)?;
         // Before the attach: without its tail calls a program would not count the rest of a packet.
-        for (name, array, index) in JUMPS {
-            jump(&mut programs.ebpf, name, array, index)?;
+        for (name, array, index) in TAIL_CALLS {
+            set_tail_call(&mut programs.ebpf, name, array, index)?;
         }
         // Before the attach: the first canary needs its address.
-        Maps::open(&pins)?.set_canary()?;
-        programs.attach(programs.programs())?;
+        KernelMaps::open(&pins)?.set_canary()?;
+        programs.attach_or_replace(programs.wanted_programs())?;
         programs.mark_kubelet();
-        if let Some(old) = &programs.old {
+        if let Some(old) = &programs.previous_pins {
             info!(pins = %old.display(), "programs of another version go on counting what they count");
         }
-        programs.outlived = retire_others(&programs.places, programs.old.as_deref());
+        programs.outlived_pins =
+            retire_other_versions(&programs.paths, programs.previous_pins.as_deref());
         info!(pins = %pins.display(), abi = abi::ABI_VERSION, ?features, "eBPF programs in force");
         Ok(programs)
     }
 
     /// Returns the closer of stale connections at the first call; `None` later, or if the kernel does not support it.
-    pub fn take_ender(&mut self) -> Option<Ender> {
-        self.ender.take()
+    pub fn take_locked_closer(&mut self) -> Option<LockedCloser> {
+        self.locked_closer.take()
     }
 
     /// Returns the pins of the previous version, while its programs are also in force.
-    pub fn old(&self) -> Option<&Path> {
-        self.old.as_deref()
+    pub fn previous_pins(&self) -> Option<&Path> {
+        self.previous_pins.as_deref()
     }
 
     /// Lets connects follow this version's tables, which the caller has filled, instead of the previous version's.
     ///
     /// After an error, call it again: completed steps stay.
-    pub fn take_over(&mut self) -> Result<(), Error> {
-        if !self.follows_old {
+    pub fn take_over(&mut self) -> Result<(), EbpfProgramsError> {
+        if !self.follows_previous {
             return Ok(());
         }
         // Both are in force for a moment: an address that one has rewritten is no service's address to the other.
-        let connects = PROGRAMS.into_iter().filter(|(name, ..)| CONNECTS.contains(name));
-        self.attach(connects)?;
-        if let Some(old) = &self.old {
-            CONNECTS.iter().try_for_each(|name| remove_link(old, name))?;
+        let connects =
+            CGROUP_PROGRAMS.into_iter().filter(|(name, ..)| CONNECT_PROGRAMS.contains(name));
+        self.attach_or_replace(connects)?;
+        if let Some(old) = &self.previous_pins {
+            CONNECT_PROGRAMS.iter().try_for_each(|name| remove_link(old, name))?;
             info!(old = %old.display(), "connects follow this version's tables");
         }
-        self.follows_old = false;
+        self.follows_previous = false;
         Ok(())
     }
 
@@ -268,61 +283,72 @@ impl Programs {
     /// sockets stay while sockets are open whose connects they rewrote.
     ///
     /// After an error, call it again.
-    pub fn retire_old(&mut self) -> Result<(), Error> {
+    pub fn retire_previous(&mut self) -> Result<(), EbpfProgramsError> {
         self.take_over()?;
-        let Some(old) = &self.old else { return Ok(()) };
+        let Some(old) = &self.previous_pins else { return Ok(()) };
         let stays = retire(old)?;
-        self.outlived.extend(self.old.take().filter(|_| stays));
+        self.outlived_pins.extend(self.previous_pins.take().filter(|_| stays));
         Ok(())
     }
 
     /// Removes the rest of other versions whose clients' sockets have all closed. Returns the number of versions left.
-    pub fn remove_outlived(&mut self) -> usize {
-        self.outlived.retain(|pins| stays(pins));
-        self.outlived.len()
+    pub fn remove_outlived_pins(&mut self) -> usize {
+        self.outlived_pins.retain(|pins| retire_or_keep(pins));
+        self.outlived_pins.len()
     }
 
     /// Lets one listener serve the ports of all services in an activator's network namespace: attaches the program
     /// `ports` there, until its pin is removed.
-    pub fn serve_ports(&mut self, netns: &Path) -> Result<(), Error> {
+    pub fn serve_ports(&mut self, netns: &Path) -> Result<(), EbpfProgramsError> {
         let (target, inode) = open_netns(netns)?;
-        self.ports = Some(netns.to_owned());
+        self.activator_netns = Some(netns.to_owned());
         // A link in another namespace belongs to an earlier activator, and is replaced.
-        let Some(link) = self.leads_into(inode) else { return self.lead_into(netns, &target) };
-        let replaced = self.with_program(PORTS, |it| sys::link_update(link.as_fd(), it))?;
-        replaced.map_err(|source| place("put a program into link", &self.link(PORTS), source))
+        let Some(link) = self.ports_link_in(inode) else {
+            return self.attach_ports(netns, &target);
+        };
+        let replaced = self.with_program(PORTS_PROGRAM, |it| sys::link_update(link.as_fd(), it))?;
+        replaced.map_err(|source| {
+            path_error("put a program into link", &self.link_pin(PORTS_PROGRAM), source)
+        })
     }
 
     /// Returns the pinned link of the program `ports`, if it is attached to this namespace.
-    fn leads_into(&self, inode: u64) -> Option<OwnedFd> {
-        let link = sys::open_pin(&self.link(PORTS)).ok()?;
+    fn ports_link_in(&self, inode: u64) -> Option<OwnedFd> {
+        let link = sys::open_pin(&self.link_pin(PORTS_PROGRAM)).ok()?;
         sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode).then_some(link)
     }
 
-    fn lead_into(&self, netns: &Path, target: &File) -> Result<(), Error> {
-        let made =
-            self.with_program(PORTS, |it| sys::link_create(it, target.as_fd(), SK_LOOKUP))?;
-        self.pin_link(PORTS, made.map_err(|e| place("use network namespace", netns, e))?)?;
-        info!(program = PORTS, netns = %netns.display(), "program attached");
+    fn attach_ports(&self, netns: &Path, target: &File) -> Result<(), EbpfProgramsError> {
+        let made = self.with_program(PORTS_PROGRAM, |it| {
+            sys::link_create(it, target.as_fd(), ATTACH_SK_LOOKUP)
+        })?;
+        self.pin_link(
+            PORTS_PROGRAM,
+            made.map_err(|e| path_error("use network namespace", netns, e))?,
+        )?;
+        info!(program = PORTS_PROGRAM, netns = %netns.display(), "program attached");
         Ok(())
     }
 
     /// Returns the number of foreign programs that redirect connects in the clients' cgroup or above it, by owner.
     /// Rouse's programs run first if the foreign ones are in a cgroup above. In the same cgroup, the one that was
     /// attached first runs first.
-    pub fn others(&self) -> BTreeMap<Owner, usize> {
+    pub fn foreign_programs(&self) -> BTreeMap<ForeignProgramOwner, usize> {
         let mut found = BTreeMap::new();
-        let clients = &self.places.clients;
+        let clients = &self.paths.clients;
         for cgroup in clients.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
             // The agent's own programs are attached to these cgroups, by the same names.
-            let own = cgroup == clients || cgroup == self.places.pods;
-            for (name, attach_type, _) in PROGRAMS.into_iter().filter(|it| CONNECTS.contains(&it.0))
+            let own = cgroup == clients || cgroup == self.paths.pods;
+            for (name, attach_type, _) in
+                CGROUP_PROGRAMS.into_iter().filter(|it| CONNECT_PROGRAMS.contains(&it.0))
             {
                 let Ok(folder) = File::open(cgroup) else { continue };
                 // Only for information: a hook that cannot be read counts as empty.
-                let names = sys::attached(folder.as_fd(), attach_type).unwrap_or_default();
+                let names = sys::attached_programs(folder.as_fd(), attach_type).unwrap_or_default();
                 let others = names.iter().filter(|it| !(own && it.as_str() == name));
-                others.for_each(|it| *found.entry(Owner::of(it)).or_default() += 1);
+                others.for_each(|it| {
+                    *found.entry(ForeignProgramOwner::from_program_name(it)).or_default() += 1
+                });
             }
         }
         found
@@ -330,12 +356,12 @@ impl Programs {
 
     /// Returns the folder of the pinned maps, for [`Maps::open`].
     pub fn pins(&self) -> PathBuf {
-        self.places.pins()
+        self.paths.pins()
     }
 
     /// Returns the number of instructions that the verifier walked for each loaded program (5.16; 0 before). Its limit
     /// is a million.
-    pub fn verified(&self) -> Vec<(&str, u32)> {
+    pub fn verified_instructions(&self) -> Vec<(&str, u32)> {
         let count = |program: &Program| {
             Some(program.info().ok()?.verified_instruction_count().unwrap_or(0))
         };
@@ -344,21 +370,21 @@ impl Programs {
 
     /// Attaches programs again that are not attached any more: a cgroup or namespace that was removed and made again is
     /// a new one. Returns the number of programs attached. Call it from time to time.
-    pub fn keep_attached(&self) -> Result<usize, Error> {
+    pub fn keep_attached(&self) -> Result<usize, EbpfProgramsError> {
         let mut anew = 0;
-        for (name, attach_type, cgroup) in self.programs() {
-            let path = self.cgroup(cgroup);
+        for (name, attach_type, cgroup) in self.wanted_programs() {
+            let path = self.cgroup_path(cgroup);
             let folder = open_folder(path)?;
             if !self.is_attached(name, &folder)? {
-                self.attach_anew(name, attach_type, path, &folder)?;
+                self.attach_new(name, attach_type, path, &folder)?;
                 anew += 1;
             }
         }
         self.mark_kubelet();
-        if let Some(netns) = &self.ports {
+        if let Some(netns) = &self.activator_netns {
             let (target, inode) = open_netns(netns)?;
-            if self.leads_into(inode).is_none() {
-                self.lead_into(netns, &target)?;
+            if self.ports_link_in(inode).is_none() {
+                self.attach_ports(netns, &target)?;
                 anew += 1;
             }
         }
@@ -366,22 +392,24 @@ impl Programs {
     }
 
     /// Returns the programs that should be in force now.
-    fn programs(&self) -> impl Iterator<Item = (&'static str, u32, Cgroup)> {
-        let waits = self.follows_old;
-        PROGRAMS.into_iter().filter(move |(name, ..)| !(waits && CONNECTS.contains(name)))
+    fn wanted_programs(&self) -> impl Iterator<Item = (&'static str, u32, AttachCgroup)> {
+        let waits = self.follows_previous;
+        CGROUP_PROGRAMS
+            .into_iter()
+            .filter(move |(name, ..)| !(waits && CONNECT_PROGRAMS.contains(name)))
     }
 
-    fn attach(
+    fn attach_or_replace(
         &self,
-        programs: impl Iterator<Item = (&'static str, u32, Cgroup)>,
-    ) -> Result<(), Error> {
+        programs: impl Iterator<Item = (&'static str, u32, AttachCgroup)>,
+    ) -> Result<(), EbpfProgramsError> {
         for (name, attach_type, cgroup) in programs {
-            let path = self.cgroup(cgroup);
+            let path = self.cgroup_path(cgroup);
             let folder = open_folder(path)?;
-            if self.replace(name, &folder)? {
+            if self.try_replace(name, &folder)? {
                 debug!(program = name, "program replaced in place");
             } else {
-                self.attach_anew(name, attach_type, path, &folder)?;
+                self.attach_new(name, attach_type, path, &folder)?;
             }
         }
         Ok(())
@@ -390,13 +418,13 @@ impl Programs {
     /// Searches for the kubelet's cgroup, if no setting names one. A cgroup that is gone stays known: the kubelet makes
     /// it again when it restarts, mostly as a new one of the same name.
     pub fn find_kubelet(&mut self) {
-        if self.places.kubelet.is_some() {
+        if self.paths.kubelet.is_some() {
             return;
         }
-        let found = kubepods::kubelet(&self.places.pods);
-        if found.is_some() && found != self.kubelet {
+        let found = cgroup_search::find_kubelet_cgroup(&self.paths.pods);
+        if found.is_some() && found != self.found_kubelet {
             info!(cgroup = ?found, "cgroup of this node's kubelet found");
-            self.kubelet = found;
+            self.found_kubelet = found;
             self.mark_kubelet();
         }
     }
@@ -404,15 +432,21 @@ impl Programs {
     /// Marks the kubelet's connections, if its cgroup is known. Otherwise its probes are known by their User-Agent
     /// only, so a failure here is no error of the agent.
     fn mark_kubelet(&self) {
-        let Some(path) = self.places.kubelet.as_ref().or(self.kubelet.as_ref()) else { return };
+        let Some(path) = self.paths.kubelet.as_ref().or(self.found_kubelet.as_ref()) else {
+            return;
+        };
         let marked = open_folder(path).and_then(|folder| {
             // A cgroup that also holds pods would mark their requests as probes.
-            if self.places.pods.starts_with(path) {
-                return Err(place("mark connections of", path, io::ErrorKind::InvalidInput.into()));
+            if self.paths.pods.starts_with(path) {
+                return Err(path_error(
+                    "mark connections of",
+                    path,
+                    io::ErrorKind::InvalidInput.into(),
+                ));
             }
-            match self.replace(KUBELET, &folder)? {
+            match self.try_replace(KUBELET_PROGRAM, &folder)? {
                 true => Ok(()),
-                false => self.attach_anew(KUBELET, SOCK_OPS, path, &folder),
+                false => self.attach_new(KUBELET_PROGRAM, ATTACH_SOCK_OPS, path, &folder),
             }
         });
         if let Err(error) = marked {
@@ -420,51 +454,51 @@ impl Programs {
         }
     }
 
-    fn cgroup(&self, cgroup: Cgroup) -> &Path {
+    fn cgroup_path(&self, cgroup: AttachCgroup) -> &Path {
         match cgroup {
-            Cgroup::Clients => &self.places.clients,
-            Cgroup::Pods => &self.places.pods,
+            AttachCgroup::Clients => &self.paths.clients,
+            AttachCgroup::Pods => &self.paths.pods,
         }
     }
 
-    fn link(&self, name: &str) -> PathBuf {
+    fn link_pin(&self, name: &str) -> PathBuf {
         self.pins().join("links").join(name)
     }
 
-    fn is_attached(&self, name: &'static str, cgroup: &File) -> Result<bool, Error> {
-        let Ok(link) = sys::open_pin(&self.link(name)) else { return Ok(false) };
+    fn is_attached(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
+        let Ok(link) = sys::open_pin(&self.link_pin(name)) else { return Ok(false) };
         let wanted = cgroup.metadata().map(|found| found.ino());
-        let path = || self.link(name);
-        let wanted = wanted.map_err(|source| place("stat the cgroup for", &path(), source))?;
+        let path = || self.link_pin(name);
+        let wanted = wanted.map_err(|source| path_error("stat the cgroup for", &path(), source))?;
         let found = sys::link_cgroup(link.as_fd());
-        Ok(found.map_err(|source| place("ask about link", &path(), source))? == wanted)
+        Ok(found.map_err(|source| path_error("ask about link", &path(), source))? == wanted)
     }
 
     /// Puts the program into the pinned link, if that is still attached to this cgroup. Returns true if it did.
-    fn replace(&self, name: &'static str, cgroup: &File) -> Result<bool, Error> {
+    fn try_replace(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
         if !self.is_attached(name, cgroup)? {
             return Ok(false);
         }
-        let path = self.link(name);
-        let link = sys::open_pin(&path).map_err(|source| place("open link", &path, source))?;
+        let path = self.link_pin(name);
+        let link = sys::open_pin(&path).map_err(|source| path_error("open link", &path, source))?;
         let replaced =
             self.with_program(name, |program| sys::link_update(link.as_fd(), program))?;
         match replaced {
             Ok(()) => Ok(true),
             // The cgroup was removed between the two calls.
             Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
-            Err(source) => Err(place("put a program into link", &path, source)),
+            Err(source) => Err(path_error("put a program into link", &path, source)),
         }
     }
 
-    fn attach_anew(
+    fn attach_new(
         &self,
         name: &'static str,
         attach_type: u32,
         path: &Path,
         cgroup: &File,
-    ) -> Result<(), Error> {
-        let refused = |source| Error::Attach { name, cgroup: path.to_owned(), source };
+    ) -> Result<(), EbpfProgramsError> {
+        let refused = |source| EbpfProgramsError::Attach { name, cgroup: path.to_owned(), source };
         let made = self
             .with_program(name, |program| sys::link_create(program, cgroup.as_fd(), attach_type))?;
         self.pin_link(name, made.map_err(refused)?)?;
@@ -472,30 +506,31 @@ impl Programs {
         Ok(())
     }
 
-    fn pin_link(&self, name: &str, link: OwnedFd) -> Result<(), Error> {
-        let pin = self.link(name);
+    fn pin_link(&self, name: &str, link: OwnedFd) -> Result<(), EbpfProgramsError> {
+        let pin = self.link_pin(name);
         remove_pin(&pin)?;
-        sys::pin(link.as_fd(), &pin).map_err(|source| place("pin link", &pin, source))
+        sys::pin(link.as_fd(), &pin).map_err(|source| path_error("pin link", &pin, source))
     }
 
     fn with_program<T>(
         &self,
         name: &'static str,
         act: impl FnOnce(BorrowedFd<'_>) -> T,
-    ) -> Result<T, Error> {
-        let program = self.ebpf.program(name).ok_or(Error::Abi)?;
-        let fd = program.fd().map_err(|e| Error::Program { name, source: Box::new(e) })?;
+    ) -> Result<T, EbpfProgramsError> {
+        let program = self.ebpf.program(name).ok_or(EbpfProgramsError::AbiMismatch)?;
+        let fd =
+            program.fd().map_err(|e| EbpfProgramsError::Program { name, source: Box::new(e) })?;
         Ok(act(fd.as_fd()))
     }
 
     /// Proves that the programs see events below the pods' cgroup: a process there connects to the canary's address and
     /// listens. Takes a few milliseconds; blocks.
-    pub fn canary(&self, maps: &mut Maps) -> Result<(), Error> {
-        if self.follows_old {
+    pub fn verify_by_canary(&self, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
+        if self.follows_previous {
             // The other version's programs see the canary, and count it in their own maps.
             return Ok(());
         }
-        let cgroup = self.places.pods.join(format!("rouse-canary-{}", std::process::id()));
+        let cgroup = self.paths.pods.join(format!("rouse-canary-{}", std::process::id()));
         make_folder(&cgroup)?;
         let seen = self.run_canary(&cgroup, maps);
         // The canary has just been waited for. A busy folder is removed at the next call, before it is made again.
@@ -505,13 +540,13 @@ impl Programs {
         seen
     }
 
-    fn run_canary(&self, cgroup: &Path, maps: &mut Maps) -> Result<(), Error> {
-        let failed = |what: String| Error::Canary { cgroup: cgroup.to_owned(), what };
-        let (before, began_ns) = (maps.control(abi::CONTROL_CANARY), monotonic_ns());
-        let canary =
-            sys::Canary::start(cgroup, None).map_err(|e| failed(format!("it did not run: {e}")))?;
+    fn run_canary(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
+        let failed = |what: String| EbpfProgramsError::Canary { cgroup: cgroup.to_owned(), what };
+        let (before, began_ns) = (maps.control_word(abi::CONTROL_CANARY), monotonic_ns());
+        let canary = sys::CanaryProcess::start(cgroup, None)
+            .map_err(|e| failed(format!("it did not run: {e}")))?;
         let report = canary.report();
-        let seen = maps.control(abi::CONTROL_CANARY).wrapping_sub(before);
+        let seen = maps.control_word(abi::CONTROL_CANARY).wrapping_sub(before);
         if seen < u64::from(report.connects) {
             let mut what = format!("its connect went by (errno {})", report.connect_errno);
             if seen > 0 {
@@ -528,14 +563,16 @@ impl Programs {
         }
         let cookie = match report.cookie {
             // The kernel gives no cookie: the namespace is the one whose listener has just opened.
-            0 => cookies::listening(&maps.listeners()?, report.port, began_ns).first().copied(),
+            0 => netns_cookies::listening_namespaces(&maps.listeners()?, report.port, began_ns)
+                .first()
+                .copied(),
             told => Some(told),
         };
         let cookie = cookie.unwrap_or_default();
-        let found = maps.listen(cookie, report.port)?;
+        let found = maps.listener(cookie, report.port)?;
         // Dropped first: a close after the removal would leave an entry with a count below zero.
         drop(canary);
-        maps.forget_listener(cookie, report.port)?;
+        maps.delete_listener(cookie, report.port)?;
         if found.loopback == 0 {
             return Err(failed(format!("its listen on port {} went by", report.port)));
         }
@@ -544,7 +581,7 @@ impl Programs {
 }
 
 /// Returns the eBPF programs inside this build; empty in a plain build.
-pub fn embedded() -> &'static [u8] {
+pub fn embedded_object() -> &'static [u8] {
     OBJECT
 }
 
@@ -552,8 +589,12 @@ pub fn embedded() -> &'static [u8] {
 /// aligned to 8 bytes.
 ///
 /// `log` is the level of the verifier's log for a program that the kernel refuses.
-pub fn unloaded(object: &[u8], places: &Places, log: VerifierLogLevel) -> Result<Ebpf, Error> {
-    open(object, places, Features::probe(), log).map(|opened| opened.ebpf)
+pub fn open_unloaded(
+    object: &[u8],
+    places: &AgentPaths,
+    log: VerifierLogLevel,
+) -> Result<Ebpf, EbpfProgramsError> {
+    open_object(object, places, VerifierFeatures::detect(), log).map(|opened| opened.ebpf)
 }
 
 /// Returns the path of the map that the activator puts its one listener for all services' ports into.
@@ -562,81 +603,82 @@ pub fn ports_map(bpffs: &Path) -> PathBuf {
 }
 
 /// Removes the pins of all versions: programs detach at once, maps end with their last user. For `rouse down`.
-pub fn remove_pins(places: &Places) -> Result<(), Error> {
-    remove_others(places);
+pub fn remove_pins(places: &AgentPaths) -> Result<(), EbpfProgramsError> {
+    remove_other_versions(places);
     match fs::remove_dir_all(places.pins()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(place("remove", &places.pins(), source))
+            Err(path_error("remove", &places.pins(), source))
         }
         _ => Ok(()),
     }
 }
 
 /// An object whose maps were created, or found where they are pinned.
-struct Opened {
+struct OpenedObject {
     ebpf: Ebpf,
     /// Pins of the previous version, if it is in force.
-    old: Option<PathBuf>,
+    previous_pins: Option<PathBuf>,
     /// Error if the kernel cannot load the program that closes connections under their locks.
-    offer: Result<(), locked::Error>,
+    locked_close: Result<(), locked_close::LockedCloseError>,
 }
 
-fn open(
+fn open_object(
     object: &[u8],
-    places: &Places,
-    features: Features,
+    places: &AgentPaths,
+    features: VerifierFeatures,
     log: VerifierLogLevel,
-) -> Result<Opened, Error> {
+) -> Result<OpenedObject, EbpfProgramsError> {
     check_object(object)?;
     mount_bpffs(&places.bpffs)?;
     let pins = places.pins();
     make_folder(&pins.join("links"))?;
     // Before the load: the loader reuses pinned maps without comparing their shape.
     check_pins(&pins)?;
-    let old = other_version(places);
+    let old = version_in_force(places);
     // Decided before the load: the place of the call is filled in the object itself.
-    let offer = Offer::look().and_then(|offer| Ok((offer.fill_in(object)?, offer.fields)));
+    let offer = LockedCloseSupport::detect()
+        .and_then(|offer| Ok((offer.patch_object(object)?, offer.fields)));
     let (object, fields) = match &offer {
         Ok((filled, fields)) => (filled.bytes(), *fields),
         Err(_) => (object, SocketFields::default()),
     };
     let ebpf = load_object(object, &pins, old.as_deref(), (&fields, features), log)?;
-    Ok(Opened { ebpf, old, offer: offer.map(drop) })
+    Ok(OpenedObject { ebpf, previous_pins: old, locked_close: offer.map(drop) })
 }
 
-fn check_object(object: &[u8]) -> Result<(), Error> {
+fn check_object(object: &[u8]) -> Result<(), EbpfProgramsError> {
     if object.is_empty() {
-        return Err(Error::Stub);
+        return Err(EbpfProgramsError::Stub);
     }
     let marked = object.windows(abi::ABI_MARK.len()).any(|bytes| bytes == abi::ABI_MARK);
-    if marked { Ok(()) } else { Err(Error::Abi) }
+    if marked { Ok(()) } else { Err(EbpfProgramsError::AbiMismatch) }
 }
 
-fn mount_bpffs(folder: &Path) -> Result<(), Error> {
+fn mount_bpffs(folder: &Path) -> Result<(), EbpfProgramsError> {
     make_folder(folder)?;
-    let found = statfs(folder).map_err(|e| place("look at", folder, e.into()))?;
+    let found = statfs(folder).map_err(|e| path_error("look at", folder, e.into()))?;
     if found.filesystem_type() == BPF_FS_MAGIC {
         return Ok(());
     }
     let none: Option<&str> = None;
     nix::mount::mount(Some("bpf"), folder, Some("bpf"), MsFlags::empty(), none)
-        .map_err(|e| place("mount a bpf filesystem on", folder, e.into()))
+        .map_err(|e| path_error("mount a bpf filesystem on", folder, e.into()))
 }
 
 /// Returns the rows of counters: for each pod one for each possible CPU, and one that only user space writes.
-fn rows() -> Result<u32, Error> {
-    Ok(abi::PODS_MAX * (cpus()? + 1))
+fn counter_row_count() -> Result<u32, EbpfProgramsError> {
+    Ok(abi::PODS_MAX * (possible_cpus()? + 1))
 }
 
 /// Returns the number of possible CPUs.
-fn cpus() -> Result<u32, Error> {
+fn possible_cpus() -> Result<u32, EbpfProgramsError> {
     let cpus = aya::util::nr_cpus();
-    let cpus = cpus.map_err(|(path, source)| place("read", Path::new(path), source))?;
+    let cpus = cpus.map_err(|(path, source)| path_error("read", Path::new(path), source))?;
     Ok(u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
 }
 
 /// Refuses pinned maps of another shape, which the loader would reuse unchecked.
-fn check_pins(pins: &Path) -> Result<(), Error> {
+fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;
     let size = |bytes: usize| bytes as u32;
@@ -650,8 +692,8 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
         (maps::LISTENERS, [HASH, 8, 4, abi::LISTENERS_MAX]),
         (maps::PODS, [HASH, 8, size(size_of::<abi::Pod>()), abi::PODS_MAX]),
         (maps::POD_STATE, [ARRAY, 4, size(size_of::<abi::PodState>()), abi::PODS_MAX]),
-        (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::Counters>()), rows()?]),
-        (maps::RESPONSES, [ARRAY, 4, size(size_of::<abi::Responses>()), rows()?]),
+        (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::Counters>()), counter_row_count()?]),
+        (maps::RESPONSES, [ARRAY, 4, size(size_of::<abi::Responses>()), counter_row_count()?]),
         (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
         (maps::NODE, [HASH, 16, 4, abi::NODE_MAX]),
         (maps::CLAIMS, [ARRAY, 4, 8, abi::CLIENTS_MAX]),
@@ -661,16 +703,19 @@ fn check_pins(pins: &Path) -> Result<(), Error> {
         let path = pins.join(name);
         // The loader creates and pins a missing map.
         let Ok(map) = sys::open_pin(&path) else { continue };
-        let found = sys::map_shape(map.as_fd()).map_err(|e| place("ask about map", &path, e))?;
+        let found =
+            sys::map_shape(map.as_fd()).map_err(|e| path_error("ask about map", &path, e))?;
         if found != wanted {
-            return Err(Error::Shape { name, found, wanted, pins: pins.to_owned() });
+            return Err(EbpfProgramsError::MapShape { name, found, wanted, pins: pins.to_owned() });
         }
     }
     Ok(())
 }
 
 /// Logs the reason if connections are not closed under their locks. No error: they are closed in two steps instead.
-fn said(ender: Result<Ender, locked::Error>) -> Option<Ender> {
+fn log_unsupported(
+    ender: Result<LockedCloser, locked_close::LockedCloseError>,
+) -> Option<LockedCloser> {
     let without = |error| {
         let reason = common::link::chain(&error);
         info!(reason, "kept connections are not ended under their locks");
@@ -682,13 +727,13 @@ fn load_object(
     object: &[u8],
     pins: &Path,
     old: Option<&Path>,
-    (fields, features): (&SocketFields, Features),
+    (fields, features): (&SocketFields, VerifierFeatures),
     log: VerifierLogLevel,
-) -> Result<Ebpf, Error> {
-    let rows = rows()?;
+) -> Result<Ebpf, EbpfProgramsError> {
+    let rows = counter_row_count()?;
     // An LRU map keeps free entries by CPU. With too few of them it would evict marks of probes under way.
-    let probes = abi::PROBES_MAX.max(256 * cpus()?);
-    let Features { set_retval, sock_ops_cookie, mptcp_sock, v6_only } = features;
+    let probes = abi::PROBES_MAX.max(256 * possible_cpus()?);
+    let VerifierFeatures { set_retval, sock_ops_cookie, mptcp_sock, v6_only } = features;
     let (retval, cookie, mptcp) =
         (u8::from(set_retval), u8::from(sock_ops_cookie), u8::from(mptcp_sock));
     // Without another version, a map of its own that stays empty.
@@ -711,27 +756,27 @@ fn load_object(
         .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
         .override_global("V6_ONLY", &v6_only, true)
         .load(object);
-    loaded.map_err(|e| Error::Load(Box::new(e)))
+    loaded.map_err(|e| EbpfProgramsError::Load(Box::new(e)))
 }
 
 /// Returns the names of all programs that every kernel must accept.
-fn names() -> impl Iterator<Item = &'static str> {
-    let attached = PROGRAMS.iter().map(|(name, ..)| *name);
-    let others = JUMPS
+fn required_programs() -> impl Iterator<Item = &'static str> {
+    let attached = CGROUP_PROGRAMS.iter().map(|(name, ..)| *name);
+    let others = TAIL_CALLS
         .iter()
         .map(|(name, ..)| *name)
-        .filter(|it| PROGRAMS.iter().all(|(name, ..)| name != it));
-    attached.chain(others).chain([PORTS, KUBELET])
+        .filter(|it| CGROUP_PROGRAMS.iter().all(|(name, ..)| name != it));
+    attached.chain(others).chain([PORTS_PROGRAM, KUBELET_PROGRAM])
 }
 
 /// Loads all programs in parallel: the verifier takes most of a second for each of three.
-fn load_programs(ebpf: &mut Ebpf) -> Result<(), Error> {
+fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfProgramsError> {
     let mut all: HashMap<String, &mut Program> =
         ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
     thread::scope(|scope| {
         let mut loading = Vec::new();
-        for name in names() {
-            let program = all.remove(name).ok_or(Error::Abi)?;
+        for name in required_programs() {
+            let program = all.remove(name).ok_or(EbpfProgramsError::AbiMismatch)?;
             loading.push(scope.spawn(move || load_program(name, program)));
         }
         let mut loaded = loading.into_iter().map(ScopedJoinHandle::join);
@@ -739,51 +784,56 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), Error> {
     })
 }
 
-fn load_program(name: &'static str, program: &mut Program) -> Result<(), Error> {
+fn load_program(name: &'static str, program: &mut Program) -> Result<(), EbpfProgramsError> {
     let loaded = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),
         Program::SkLookup(program) => program.load(),
-        _ => return Err(Error::Abi),
+        _ => return Err(EbpfProgramsError::AbiMismatch),
     };
-    loaded.map_err(|e| Error::Program { name, source: Box::new(e) })
+    loaded.map_err(|e| EbpfProgramsError::Program { name, source: Box::new(e) })
 }
 
 /// Puts a program into an array of tail calls, so that it continues with a packet that needs more than one run.
-fn jump(ebpf: &mut Ebpf, name: &'static str, array: &'static str, index: u32) -> Result<(), Error> {
-    let refused = |e: ProgramError| Error::Program { name, source: Box::new(e) };
+fn set_tail_call(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    array: &'static str,
+    index: u32,
+) -> Result<(), EbpfProgramsError> {
+    let refused = |e: ProgramError| EbpfProgramsError::Program { name, source: Box::new(e) };
     let program = match ebpf.program(name) {
         Some(Program::CgroupSkb(program)) => program.fd().map_err(refused)?,
         Some(Program::SockOps(program)) => program.fd().map_err(refused)?,
-        _ => return Err(Error::Abi),
+        _ => return Err(EbpfProgramsError::AbiMismatch),
     };
     // Cloned, to end the borrow of `ebpf` that the program holds.
     let program = program.try_clone().map_err(|e| refused(e.into()))?;
-    let array = ebpf.map_mut(array).ok_or(Error::Abi)?;
+    let array = ebpf.map_mut(array).ok_or(EbpfProgramsError::AbiMismatch)?;
     let mut array = ProgramArray::try_from(array).map_err(|e| refused(e.into()))?;
     array.set(index, &program, 0).map_err(|e| refused(e.into()))
 }
 
-fn make_folder(path: &Path) -> Result<(), Error> {
-    fs::create_dir_all(path).map_err(|source| place("make folder", path, source))
+fn make_folder(path: &Path) -> Result<(), EbpfProgramsError> {
+    fs::create_dir_all(path).map_err(|source| path_error("make folder", path, source))
 }
 
-fn open_folder(path: &Path) -> Result<File, Error> {
-    File::open(path).map_err(|source| place("open cgroup", path, source))
+fn open_folder(path: &Path) -> Result<File, EbpfProgramsError> {
+    File::open(path).map_err(|source| path_error("open cgroup", path, source))
 }
 
 /// Opens a network namespace. Returns it with its inode.
-fn open_netns(path: &Path) -> Result<(File, u64), Error> {
-    let failed = |source| place("use network namespace", path, source);
+fn open_netns(path: &Path) -> Result<(File, u64), EbpfProgramsError> {
+    let failed = |source| path_error("use network namespace", path, source);
     let file = File::open(path).map_err(failed)?;
     let inode = file.metadata().map_err(failed)?.ino();
     Ok((file, inode))
 }
 
-fn place(attempt: &'static str, path: &Path, source: io::Error) -> Error {
-    Error::Place { attempt, path: path.to_owned(), source }
+fn path_error(attempt: &'static str, path: &Path, source: io::Error) -> EbpfProgramsError {
+    EbpfProgramsError::Path { attempt, path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -798,7 +848,10 @@ mod tests {
 
     #[test]
     fn an_object_of_another_version_is_refused() {
-        assert!(matches!(check_object(b"....rouse-abi-999999...."), Err(Error::Abi)));
+        assert!(matches!(
+            check_object(b"....rouse-abi-999999...."),
+            Err(EbpfProgramsError::AbiMismatch)
+        ));
         let mut object = b"....".to_vec();
         object.extend(abi::ABI_MARK);
         assert!(check_object(&object).is_ok());
@@ -807,7 +860,7 @@ mod tests {
     #[test]
     fn pins_are_named_after_the_version() {
         let (bpffs, clients, pods) = ("/b".into(), "/c".into(), "/c/p".into());
-        let places = Places { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
+        let places = AgentPaths { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
         assert_eq!(places.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
     }
 }

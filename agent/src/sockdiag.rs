@@ -9,43 +9,43 @@ use netlink_packet_sock_diag::{
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
-use crate::netlink::Netlink;
+use crate::netlink::NetlinkSocket;
 
-mod stored;
+mod socket_storage;
 
 /// One established connection, seen from one of its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
+pub struct DiagConnection {
     /// Address and port of this end.
     pub local: SocketAddr,
     /// Address and port of the other end.
     pub peer: SocketAddr,
     /// Activity of the connection so far.
-    pub seen: Seen,
+    pub activity: TcpActivity,
     id: SocketId,
     family: u8,
 }
 
 /// Activity of a connection, seen from its own end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct TcpActivity {
     /// Time since this end sent its last byte; if it never has, since the connection was established.
-    pub sent: Duration,
+    pub since_sent: Duration,
     /// True if this end has sent any data.
-    pub spoke: bool,
+    pub has_sent: bool,
     /// Time since the last byte was received; `None` if none ever was.
-    pub received: Option<Duration>,
+    pub since_received: Option<Duration>,
     /// Time since the last acknowledgement from the other end.
-    pub acknowledged: Duration,
+    pub since_acknowledged: Duration,
     /// Number of bytes that the other end has acknowledged, its first sequence number included.
     pub bytes_acked: u64,
     /// Number of bytes that this end has received.
     pub bytes_received: u64,
     /// Number of segments with data that this end has sent.
-    pub segments: u32,
+    pub sent_segments: u32,
 }
 
-impl Connection {
+impl DiagConnection {
     /// Returns the socket's cookie, which is unique until reboot.
     pub fn cookie(&self) -> u64 {
         let half = |at: usize| {
@@ -57,46 +57,46 @@ impl Connection {
     }
 
     /// Returns the other end as a plain address: an IPv4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
-    pub fn plain_peer(&self) -> SocketAddr {
-        plain(self.peer)
+    pub fn canonical_peer(&self) -> SocketAddr {
+        canonical(self.peer)
     }
 
     /// Returns this end as a plain address.
-    pub fn plain_local(&self) -> SocketAddr {
-        plain(self.local)
+    pub fn canonical_local(&self) -> SocketAddr {
+        canonical(self.local)
     }
 
     /// Returns the identity of this socket, for requests about it alone.
-    fn exact(&self) -> SocketId {
+    fn exact_id(&self) -> SocketId {
         // An IPv4-mapped peer stays an IPv6 address here, as it was listed.
         SocketId { interface_id: 0, ..self.id.clone() }
     }
 }
 
 #[cfg(test)]
-impl Connection {
+impl DiagConnection {
     /// Makes a connection as a dump would list it.
-    pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, seen: Seen) -> Self {
-        Self { local, peer, seen, id: SocketId::new_v4(), family: AF_INET }
+    pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, activity: TcpActivity) -> Self {
+        Self { local, peer, activity, id: SocketId::new_v4(), family: AF_INET }
     }
 }
 
 /// Sock_diag socket. It stays in the namespace in which it was opened.
 #[derive(Debug)]
 pub struct SockDiag {
-    netlink: Netlink,
+    netlink: NetlinkSocket,
 }
 
 impl SockDiag {
     /// Opens a socket in the namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { netlink: Netlink::open(NETLINK_SOCK_DIAG)? })
+        Ok(Self { netlink: NetlinkSocket::open(NETLINK_SOCK_DIAG)? })
     }
 
     /// Returns the listeners, each with true if it is IPv6-only, as a program may ask of the wildcard `::`.
     pub fn listeners(&self) -> io::Result<Vec<(SocketAddr, bool)>> {
         let mut found = Vec::new();
-        self.each(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
+        self.dump_sockets(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
             let v6_only = socket.nlas.iter().any(|it| matches!(it, Nla::SkV6Only(true)));
             found.push((local(&socket.header.socket_id), v6_only));
         })?;
@@ -106,41 +106,42 @@ impl SockDiag {
     }
 
     /// Returns the established connections of the namespace.
-    pub fn connections(&self) -> io::Result<Vec<Connection>> {
+    pub fn connections(&self) -> io::Result<Vec<DiagConnection>> {
         let mut found = Vec::new();
-        self.each(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
+        self.dump_sockets(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
             found.push(connection(&socket));
         })?;
         Ok(found)
     }
 
     /// Returns a listed connection as it is now. `NotFound` if it is not established any more.
-    pub fn look_again(&self, connection: &Connection) -> io::Result<Connection> {
-        let (state, seen) = self.now(connection)?;
+    pub fn refresh(&self, connection: &DiagConnection) -> io::Result<DiagConnection> {
+        let (state, seen) = self.query(connection)?;
         let is_established = state == TCP_ESTABLISHED;
         is_established
-            .then(|| Connection { seen, ..connection.clone() })
+            .then(|| DiagConnection { activity: seen, ..connection.clone() })
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Returns the number of segments with data that this end has sent. `NotFound` if it cannot send any more, or its
     /// other end is gone.
-    pub fn segments(&self, connection: &Connection) -> io::Result<u32> {
-        match self.now(connection)? {
+    pub fn sent_segments(&self, connection: &DiagConnection) -> io::Result<u32> {
+        match self.query(connection)? {
             // In CLOSE_WAIT the other end has finished sending, but this end may still send.
-            (TCP_ESTABLISHED | TCP_CLOSE_WAIT, seen) => Ok(seen.segments),
+            (TCP_ESTABLISHED | TCP_CLOSE_WAIT, seen) => Ok(seen.sent_segments),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
     /// Returns a connection's state and activity.
-    fn now(&self, connection: &Connection) -> io::Result<(u8, Seen)> {
+    fn query(&self, connection: &DiagConnection) -> io::Result<(u8, TcpActivity)> {
         let mut found = None;
         let states = StateFlags::ESTABLISHED;
-        let request = request(connection.family, states, ExtensionFlags::INFO, connection.exact());
-        self.netlink.ask(SockDiagMessage::InetRequest(request), |answer| {
+        let request =
+            request(connection.family, states, ExtensionFlags::INFO, connection.exact_id());
+        self.netlink.get(SockDiagMessage::InetRequest(request), |answer| {
             if let SockDiagMessage::InetResponse(socket) = answer {
-                found = Some((socket.header.state, seen(&socket)));
+                found = Some((socket.header.state, tcp_activity(&socket)));
             }
         })?;
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -163,20 +164,20 @@ impl SockDiag {
     ///
     /// `NotFound` if it has closed by itself. Needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY; `Unsupported`
     /// without.
-    pub fn destroy(&self, connection: &Connection) -> io::Result<()> {
+    pub fn destroy(&self, connection: &DiagConnection) -> io::Result<()> {
         let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
-        let request = request(connection.family, states, extensions, connection.exact());
+        let request = request(connection.family, states, extensions, connection.exact_id());
         let request = SockDiagMessage::InetRequest(request);
         self.netlink.command(SockDiagDestroy::new(request))
     }
 
-    fn each(
+    fn dump_sockets(
         &self,
         states: StateFlags,
         extensions: ExtensionFlags,
         mut each: impl FnMut(InetResponse),
     ) -> io::Result<()> {
-        for request in of_both_families(&states, &extensions) {
+        for request in requests_for_both_families(&states, &extensions) {
             self.netlink.dump(SockDiagMessage::InetRequest(request), |answer| {
                 if let SockDiagMessage::InetResponse(socket) = answer {
                     each(*socket);
@@ -188,19 +189,22 @@ impl SockDiag {
 }
 
 /// Converts a listed socket to a connection.
-fn connection(socket: &InetResponse) -> Connection {
+fn connection(socket: &InetResponse) -> DiagConnection {
     let id = socket.header.socket_id.clone();
-    Connection {
+    DiagConnection {
         local: local(&id),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
-        seen: seen(socket),
+        activity: tcp_activity(socket),
         family: socket.header.family,
         id,
     }
 }
 
 /// Returns one request for each address family.
-fn of_both_families(states: &StateFlags, extensions: &ExtensionFlags) -> [InetRequest; 2] {
+fn requests_for_both_families(
+    states: &StateFlags,
+    extensions: &ExtensionFlags,
+) -> [InetRequest; 2] {
     let families = [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())];
     families.map(|(family, id)| request(family, states.clone(), extensions.clone(), id))
 }
@@ -219,14 +223,14 @@ fn local(id: &SocketId) -> SocketAddr {
 }
 
 /// Returns an IPv4 address that is mapped into IPv6 as a plain one.
-fn plain(at: SocketAddr) -> SocketAddr {
+fn canonical(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
 /// Reads `struct tcp_info` (include/uapi/linux/tcp.h). In ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`
 /// (52), `tcpi_last_ack_recv` (56). In bytes: `tcpi_bytes_acked` (120), `tcpi_bytes_received` (128). Segments:
 /// `tcpi_data_segs_in` (152), `tcpi_data_segs_out` (156). Zero, as if just used, if the kernel gives no value.
-fn seen(socket: &InetResponse) -> Seen {
+fn tcp_activity(socket: &InetResponse) -> TcpActivity {
     let info = socket.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(bytes) => Some(bytes.as_slice()),
         _ => None,
@@ -242,14 +246,14 @@ fn seen(socket: &InetResponse) -> Seen {
     let ms = |at| Duration::from_millis(word(at).into());
     // Without a segment the kernel counts this time from the connection's start.
     let received = (word(152) > 0).then(|| ms(52));
-    Seen {
-        sent: ms(44),
-        spoke: word(156) > 0,
-        received,
-        acknowledged: ms(56),
+    TcpActivity {
+        since_sent: ms(44),
+        has_sent: word(156) > 0,
+        since_received: received,
+        since_acknowledged: ms(56),
         bytes_acked: long(120),
         bytes_received: long(128),
-        segments: word(156),
+        sent_segments: word(156),
     }
 }
 
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_a_wildcard_of_ipv6_alone_from_one_of_both_families() {
+    fn an_ipv6_only_wildcard_is_distinguished_from_one_of_both_families() {
         use nix::sys::socket::{
             AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, getsockname, listen,
             setsockopt, socket, sockopt::Ipv6V6Only,
@@ -309,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_ends_connections_says_so_and_ends_none() {
+    fn the_check_for_support_closes_no_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let at = listener.local_addr().expect("bound");
         let mut client = TcpStream::connect(at).expect("connects");
@@ -329,18 +333,18 @@ mod tests {
         let diag = SockDiag::open().expect("netlink");
         let seen = diag.connections().expect("a dump");
         let own = seen.iter().find(|it| it.peer == here).expect("it is listed").clone();
-        assert_eq!(diag.segments(&own).expect("it stands"), 0);
+        assert_eq!(diag.sent_segments(&own).expect("it stands"), 0);
         client.shutdown(Shutdown::Write).expect("it stands");
         assert_eq!(std::io::Read::read(&mut server, &mut [0]).expect("the end"), 0);
         server.write_all(b"x").expect("it stands");
-        assert_eq!(diag.segments(&own).expect("it half stands"), 1);
+        assert_eq!(diag.sent_segments(&own).expect("it half stands"), 1);
         drop((client, server));
-        let gone = diag.segments(&own).expect_err("it has ended");
+        let gone = diag.sent_segments(&own).expect_err("it has ended");
         assert_eq!(gone.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn one_connection_is_asked_for_until_it_has_ended() {
+    fn one_connection_is_refreshed_until_it_has_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let at = listener.local_addr().expect("bound");
         let mut client = TcpStream::connect(at).expect("connects");
@@ -348,18 +352,18 @@ mod tests {
         let diag = SockDiag::open().expect("netlink");
         let seen = diag.connections().expect("a dump");
         let own = seen.iter().find(|it| it.local == here).expect("it is listed").clone();
-        assert_eq!((own.seen.received, own.seen.spoke), (None, false));
+        assert_eq!((own.activity.since_received, own.activity.has_sent), (None, false));
         let (mut server, _) = listener.accept().expect("it came");
         server.write_all(b"x").expect("sent");
         client.peek(&mut [0]).expect("it came");
         client.write_all(b"y").expect("sent");
-        let seen = diag.look_again(&own).expect("it stands").seen;
-        assert!(seen.received.is_some() && seen.spoke, "{seen:?}");
+        let seen = diag.refresh(&own).expect("it stands").activity;
+        assert!(seen.since_received.is_some() && seen.has_sent, "{seen:?}");
         client.shutdown(Shutdown::Write).expect("it stands");
-        let half = diag.look_again(&own).expect_err("no request can come of it any more");
+        let half = diag.refresh(&own).expect_err("no request can come of it any more");
         assert_eq!(half.kind(), io::ErrorKind::NotFound);
         drop((client, server, listener));
-        let gone = diag.look_again(&own).expect_err("it has ended");
+        let gone = diag.refresh(&own).expect_err("it has ended");
         assert_eq!(gone.kind(), io::ErrorKind::NotFound);
     }
 }

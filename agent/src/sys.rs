@@ -18,23 +18,23 @@ use std::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Words of an mmapable array map, shared with the eBPF programs.
-pub struct Words {
+pub struct SharedWords {
     start: NonNull<AtomicU64>,
     count: usize,
 }
 
 // SAFETY: the memory is shared with the kernel anyway; every access is atomic.
-unsafe impl Send for Words {}
+unsafe impl Send for SharedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for SharedWords {}
 
-impl std::fmt::Debug for Words {
+impl std::fmt::Debug for SharedWords {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Words({})", self.count)
     }
 }
 
-impl Words {
+impl SharedWords {
     /// Maps the first `count` words of the array behind `map`, which must have been created mmapable.
     pub fn map(map: BorrowedFd<'_>, count: usize) -> io::Result<Self> {
         // SAFETY: a fresh shared mapping at an address of the kernel's choice; nothing else refers to it.
@@ -62,7 +62,7 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `map`, whose borrows have ended.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * 8) };
@@ -89,7 +89,7 @@ fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
-fn owned(fd: i32) -> OwnedFd {
+fn owned_fd(fd: i32) -> OwnedFd {
     // SAFETY: `fd` was just returned by bpf(2) and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
@@ -103,13 +103,13 @@ fn c_path(path: &Path) -> io::Result<CString> {
 /// it the map.
 pub fn map_ids() -> impl Iterator<Item = u32> {
     #[repr(C)]
-    struct Attr {
+    struct MapGetNextIdAttr {
         after: u32,
         next: u32,
         flags: u32,
     }
     let next = |after: &u32| {
-        let mut attr = Attr { after: *after, next: 0, flags: 0 };
+        let mut attr = MapGetNextIdAttr { after: *after, next: 0, flags: 0 };
         bpf(BPF_MAP_GET_NEXT_ID, &mut attr).ok().map(|_| attr.next)
     };
     std::iter::successors(next(&0), next)
@@ -121,14 +121,14 @@ pub fn link_create(
     cgroup: BorrowedFd<'_>,
     attach_type: u32,
 ) -> io::Result<OwnedFd> {
-    link(program, cgroup.as_raw_fd() as u32, attach_type)
+    create_link(program, cgroup.as_raw_fd() as u32, attach_type)
 }
 
 /// Returns true if the kernel accepts a program of this type, for this attach type. The program is checked and dropped.
-pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
+pub fn accepts_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     /// First part of `union bpf_attr`, as of 4.17.
     #[repr(C)]
-    struct Attr {
+    struct ProgLoadAttr {
         kind: u32,
         length: u32,
         code: u64,
@@ -145,7 +145,7 @@ pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     const TRIES: usize = 5;
     // Some helpers, such as probe_read_kernel, are only for programs under the GPL.
     let license = c"GPL";
-    let mut attr = Attr {
+    let mut attr = ProgLoadAttr {
         kind,
         length: code.len() as u32,
         code: code.as_ptr() as u64,
@@ -158,7 +158,7 @@ pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
         attach_type,
     };
     for _ in 0..TRIES {
-        match bpf(BPF_PROG_LOAD, &mut attr).map(owned) {
+        match bpf(BPF_PROG_LOAD, &mut attr).map(owned_fd) {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
             answer => return answer.is_ok(),
         }
@@ -167,35 +167,35 @@ pub fn takes_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
 }
 
 /// Links a program that iterates over the kernel's objects, for [`walk`]. Since 5.8.
-pub fn link_walk(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const BPF_TRACE_ITER: u32 = 28;
-    link(program, 0, BPF_TRACE_ITER)
+    create_link(program, 0, BPF_TRACE_ITER)
 }
 
-fn link(program: BorrowedFd<'_>, target: u32, attach_type: u32) -> io::Result<OwnedFd> {
+fn create_link(program: BorrowedFd<'_>, target: u32, attach_type: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct Attr {
+    struct LinkCreateAttr {
         program: u32,
         target: u32,
         attach_type: u32,
         flags: u32,
     }
     let program = program.as_raw_fd() as u32;
-    let mut attr = Attr { program, target, attach_type, flags: 0 };
-    bpf(BPF_LINK_CREATE, &mut attr).map(owned)
+    let mut attr = LinkCreateAttr { program, target, attach_type, flags: 0 };
+    bpf(BPF_LINK_CREATE, &mut attr).map(owned_fd)
 }
 
-/// Runs a program from [`link_walk`] on every object: for sockets, on those of the calling thread's network namespace.
+/// Runs a program from [`link_iterator`] on every object: for sockets, on those of the calling thread's network namespace.
 /// The program must print nothing.
-pub fn walk(link: BorrowedFd<'_>) -> io::Result<()> {
+pub fn run_iterator(link: BorrowedFd<'_>) -> io::Result<()> {
     use io::ErrorKind::{Interrupted, WouldBlock};
     #[repr(C)]
-    struct Attr {
+    struct IterCreateAttr {
         link: u32,
         flags: u32,
     }
-    let mut attr = Attr { link: link.as_raw_fd() as u32, flags: 0 };
-    let mut walk = std::fs::File::from(bpf(BPF_ITER_CREATE, &mut attr).map(owned)?);
+    let mut attr = IterCreateAttr { link: link.as_raw_fd() as u32, flags: 0 };
+    let mut walk = std::fs::File::from(bpf(BPF_ITER_CREATE, &mut attr).map(owned_fd)?);
     loop {
         match io::Read::read(&mut walk, &mut [0; 64]) {
             Ok(0) => return Ok(()),
@@ -210,13 +210,13 @@ pub fn walk(link: BorrowedFd<'_>) -> io::Result<()> {
 /// Replaces the link's program by `program`, with no moment without one. Since 5.7.
 pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
-    struct Attr {
+    struct LinkUpdateAttr {
         link: u32,
         program: u32,
         flags: u32,
         old_program: u32,
     }
-    let mut attr = Attr {
+    let mut attr = LinkUpdateAttr {
         link: link.as_raw_fd() as u32,
         program: program.as_raw_fd() as u32,
         flags: 0,
@@ -226,7 +226,7 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
 }
 
 #[repr(C)]
-struct ObjAttr {
+struct ObjPinAttr {
     path: u64,
     fd: u32,
     flags: u32,
@@ -235,31 +235,32 @@ struct ObjAttr {
 /// Pins a link, map or program under a path in a bpf filesystem.
 pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
-    let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: fd.as_raw_fd() as u32, flags: 0 };
+    let mut attr = ObjPinAttr { path: path.as_ptr() as u64, fd: fd.as_raw_fd() as u32, flags: 0 };
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
 /// Creates a hash map with keys and values of these sizes in bytes. An entry takes memory only while it exists.
-pub fn map_hash(key: u32, value: u32, entries: u32) -> io::Result<OwnedFd> {
+pub fn create_hash_map(key: u32, value: u32, entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
     const BPF_F_NO_PREALLOC: u32 = 1;
     #[repr(C)]
-    struct Attr {
+    struct MapCreateAttr {
         kind: u32,
         key: u32,
         value: u32,
         entries: u32,
         flags: u32,
     }
-    let mut attr = Attr { kind: BPF_MAP_TYPE_HASH, key, value, entries, flags: BPF_F_NO_PREALLOC };
-    bpf(BPF_MAP_CREATE, &mut attr).map(owned)
+    let mut attr =
+        MapCreateAttr { kind: BPF_MAP_TYPE_HASH, key, value, entries, flags: BPF_F_NO_PREALLOC };
+    bpf(BPF_MAP_CREATE, &mut attr).map(owned_fd)
 }
 
 /// Opens the object that is pinned under a path in a bpf filesystem.
 pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
-    let mut attr = ObjAttr { path: path.as_ptr() as u64, fd: 0, flags: 0 };
-    bpf(BPF_OBJ_GET, &mut attr).map(owned)
+    let mut attr = ObjPinAttr { path: path.as_ptr() as u64, fd: 0, flags: 0 };
+    bpf(BPF_OBJ_GET, &mut attr).map(owned_fd)
 }
 
 /// Returns the id of the cgroup that a link is attached to; 0 once that cgroup is gone.
@@ -278,10 +279,10 @@ pub fn link_netns(link: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Returns the names of the programs that are attached to a cgroup itself, at one hook. Needs CAP_NET_ADMIN. Without
 /// CAP_SYS_ADMIN the names are empty.
-pub fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<String>> {
+pub fn attached_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<String>> {
     const MOST: usize = 64;
     #[repr(C)]
-    struct Query {
+    struct ProgQueryAttr {
         target: u32,
         attach_type: u32,
         query_flags: u32,
@@ -291,7 +292,7 @@ pub fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<Stri
         reserved: u32,
     }
     let mut ids = [0u32; MOST];
-    let mut query = Query {
+    let mut query = ProgQueryAttr {
         target: cgroup.as_raw_fd() as u32,
         attach_type,
         query_flags: 0,
@@ -308,12 +309,13 @@ pub fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<Stri
 
 fn program_name(id: u32) -> io::Result<String> {
     #[repr(C)]
-    struct Get {
+    struct ProgGetFdAttr {
         id: u32,
         next: u32,
         flags: u32,
     }
-    let program = owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut Get { id, next: 0, flags: 0 })?);
+    let program =
+        owned_fd(bpf(BPF_PROG_GET_FD_BY_ID, &mut ProgGetFdAttr { id, next: 0, flags: 0 })?);
     let mut info = [0u64; 16];
     object_info(program.as_fd(), &mut info)?;
     // struct bpf_prog_info has its name, of 16 bytes, at byte 64.
@@ -333,12 +335,12 @@ pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
 
 fn object_info(fd: BorrowedFd<'_>, info: &mut [u64; 16]) -> io::Result<()> {
     #[repr(C)]
-    struct Attr {
+    struct ObjInfoAttr {
         fd: u32,
         length: u32,
         info: u64,
     }
-    let mut attr = Attr {
+    let mut attr = ObjInfoAttr {
         fd: fd.as_raw_fd() as u32,
         length: size_of_val(info) as u32,
         info: info.as_mut_ptr() as u64,
@@ -365,7 +367,7 @@ pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
 }
 
 /// Registers `inner` with the runtime, so that tasks can wait until it is readable.
-pub(crate) fn readable<T: AsFd + AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
+pub(crate) fn register_readable<T: AsFd + AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: `AsFd` proves that `inner` owns or borrows an open descriptor. Every type used here returns the same one
     // for as long as it lives, and `AsyncFd` owns it from now on.
     let registered = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
@@ -393,12 +395,12 @@ pub struct CanaryReport {
 
 /// A process that runs in a given cgroup, makes the calls that the eBPF programs should see, and listens until dropped.
 #[derive(Debug)]
-pub struct Canary {
+pub struct CanaryProcess {
     pid: libc::pid_t,
     report: CanaryReport,
 }
 
-impl Canary {
+impl CanaryProcess {
     /// Runs a canary in `cgroup`, and in the network namespace `netns` or the agent's own.
     pub fn start(cgroup: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         use std::io::Read as _;
@@ -411,7 +413,7 @@ impl Canary {
         match pid {
             -1 => return Err(io::Error::last_os_error()),
             // SAFETY: in the child; see `canary`.
-            0 => unsafe { canary(parent, procs.as_raw_fd(), netns, into.as_raw_fd()) },
+            0 => unsafe { run_canary(parent, procs.as_raw_fd(), netns, into.as_raw_fd()) },
             _ => {}
         }
         let mut canary = Self { pid, report: CanaryReport::default() };
@@ -441,7 +443,7 @@ impl Canary {
     }
 }
 
-impl Drop for Canary {
+impl Drop for CanaryProcess {
     fn drop(&mut self) {
         // SAFETY: our own child, not waited for yet, so the number is still its own.
         unsafe {
@@ -480,7 +482,7 @@ unsafe fn close_all_but(one: i32, other: i32) {
 /// # Safety
 ///
 /// Only for a child of fork: system calls only, no memory is allocated and no lock taken, and it never returns.
-unsafe fn canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) -> ! {
+unsafe fn run_canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32) -> ! {
     const PATIENCE_S: u32 = 10;
     let mut report = CanaryReport::default();
     // SAFETY: pointers are to live locals with their sizes; file descriptors are the child's own copies.

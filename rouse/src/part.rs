@@ -95,7 +95,7 @@ impl Part {
         let words = std::iter::once(OsString::from("rouse")).chain(args);
         match self {
             Self::Agent => {
-                let config = agent::config::Config::parse_from(words);
+                let config = agent::config::AgentConfig::parse_from(words);
                 Box::pin(async { agent::run(config, shutdown).await.context("agent failed") })
             }
             Self::Activator => {
@@ -113,7 +113,7 @@ impl Part {
             }
             Self::AgentRemove => {
                 // Missing pins are no error: the init container may run again after a restart of its pod.
-                let pins = agent::config::Config::parse_from(words).pins();
+                let pins = agent::config::AgentConfig::parse_from(words).pins();
                 Box::pin(async move {
                     match std::fs::remove_dir_all(&pins) {
                         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -261,7 +261,7 @@ impl Running {
 
     fn agent(&mut self, layout: &Layout) -> Result<()> {
         let cgroups = Mounts::find()?;
-        let config = agent::config::Config {
+        let config = agent::config::AgentConfig {
             node: layout.name().to_owned(),
             controller: endpoint(&layout.controller_socket()),
             autoscaler: endpoint(&layout.autoscaler_socket()),

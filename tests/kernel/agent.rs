@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{maps::Maps, pods::namespace::Namespace};
+use agent::{maps::KernelMaps, pods::namespace::NetworkNamespace};
 use clap::Parser as _;
 use common::{
     abi,
@@ -64,7 +64,7 @@ fn role() {
 
 fn run_agent() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let config = agent::config::Config::parse_from(["agent"]);
+    let config = agent::config::AgentConfig::parse_from(["agent"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime
         .block_on(agent::run(config, CancellationToken::new()))
@@ -414,7 +414,8 @@ impl World {
 
     /// Sends one request from the node's namespace and returns the status line of the response.
     fn request(&self) -> String {
-        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let node =
+            NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let exchange = || {
             let mut stream =
                 TcpStream::connect(ADDRESS.parse::<SocketAddr>().expect("an address"))?;
@@ -423,7 +424,7 @@ impl World {
             stream.read_to_string(&mut text)?;
             Ok(text.lines().next().unwrap_or_default().to_owned())
         };
-        node.within("answer", exchange).expect("an answer")
+        node.run_inside("answer", exchange).expect("an answer")
     }
 
     /// Gets a [`page`] in a namespace of this node.
@@ -458,7 +459,7 @@ impl World {
 
     fn slots(&self) -> BTreeMap<u64, abi::Pod> {
         let pins = self.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-        Maps::open(&pins).and_then(|maps| maps.pods()).expect("pinned maps")
+        KernelMaps::open(&pins).and_then(|maps| maps.pods()).expect("pinned maps")
     }
 }
 
@@ -493,14 +494,14 @@ fn remove(name: &str) {
 
 /// Gets a page of a port over a new connection, in a network namespace; empty if no socket listens.
 fn page(namespace: &str, at: &str, path: &str) -> String {
-    let namespace = Namespace::open(Path::new("/run/netns").join(namespace));
+    let namespace = NetworkNamespace::open(Path::new("/run/netns").join(namespace));
     let exchange = || {
         let mut stream = TcpStream::connect(at)?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text).map(|_| text)
     };
-    namespace.expect("it exists").within("page", exchange).unwrap_or_default()
+    namespace.expect("it exists").run_inside("page", exchange).unwrap_or_default()
 }
 
 /// Removes a cgroup and its descendants, as soon as their last processes have ended.
@@ -687,7 +688,7 @@ fn probes_that_go_on_are_no_requests() {
         let usage = world.wait_usage("three requests", |usage| usage.totals.finished >= 3);
         assert_eq!((usage.totals.started, usage.totals.finished), (3, 3));
         let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-        let state = Maps::open(&pins).expect("pinned maps").state(world.slot());
+        let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(world.slot());
         assert_eq!((state.connections, state.fresh), (0, 0), "{state:?}");
     }
 }
@@ -724,8 +725,9 @@ impl World {
 
     /// Returns true while the pod does not answer. A successful answer counts as a request.
     fn request_fails(&self) -> bool {
-        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
-        let refused = node.within("answer", || TcpStream::connect(ADDRESS).map(drop)).is_err();
+        let node =
+            NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let refused = node.run_inside("answer", || TcpStream::connect(ADDRESS).map(drop)).is_err();
         if refused {
             thread::sleep(Duration::from_millis(1));
         } else {

@@ -18,10 +18,10 @@ use std::{
 };
 
 use agent::{
-    cookies::Cookies,
-    maps::Maps,
-    plan::{Local, Planner},
-    programs::{self, Places, Programs},
+    maps::KernelMaps,
+    netns_cookies::NetnsCookies,
+    plan::{KernelPodIds, RoutePlanner},
+    programs::{self, AgentPaths, EbpfPrograms},
 };
 use common::{
     abi,
@@ -37,14 +37,14 @@ pub(crate) const SERVING: u16 = 8080;
 
 pub(crate) struct Bed {
     name: String,
-    places: Places,
-    pub(crate) programs: Option<Programs>,
-    pub(crate) maps: Maps,
+    places: AgentPaths,
+    pub(crate) programs: Option<EbpfPrograms>,
+    pub(crate) maps: KernelMaps,
     pub(crate) table: RouteTable,
     /// RouteTable as last passed to the planner.
     told: RouteTable,
-    pub(crate) locals: BTreeMap<String, Local>,
-    planner: Planner,
+    pub(crate) locals: BTreeMap<String, KernelPodIds>,
+    planner: RoutePlanner,
     now_ns: u64,
     /// Number of the newest place.
     made: u8,
@@ -143,11 +143,13 @@ impl Place {
 impl Bed {
     /// Makes a bed. In a build without the eBPF programs it fails with the command that builds them.
     pub(crate) fn new() -> Self {
-        Self::with(Programs::load)
+        Self::with(EbpfPrograms::load)
     }
 
     /// Makes a bed whose programs are loaded by `load`.
-    pub(crate) fn with(load: impl FnOnce(Places) -> Result<Programs, programs::Error>) -> Self {
+    pub(crate) fn with(
+        load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
+    ) -> Self {
         let (places, guard) = ground();
         let name = guard.0.clone();
         make_node(&name);
@@ -162,17 +164,21 @@ impl Bed {
         let above = cgroups().join(&self.name);
         let bpffs = folder(&name).join("bpf");
         let (clients, pods) = (above.clone(), above);
-        Self::load(name, Places { bpffs, clients, pods, ..self.places.clone() }, Programs::load)
+        Self::load(
+            name,
+            AgentPaths { bpffs, clients, pods, ..self.places.clone() },
+            EbpfPrograms::load,
+        )
     }
 
     fn load(
         name: String,
-        places: Places,
-        load: impl FnOnce(Places) -> Result<Programs, programs::Error>,
+        places: AgentPaths,
+        load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
         let programs = load(places.clone()).unwrap_or_else(|error| panic!("{}", chain(&error)));
-        let maps = Maps::open(&programs.pins()).expect("the maps are pinned");
-        let planner = Planner::resume(maps.read().expect("readable"), 0);
+        let maps = KernelMaps::open(&programs.pins()).expect("the maps are pinned");
+        let planner = RoutePlanner::resume(maps.read_routes().expect("readable"), 0);
         Self {
             name,
             places,
@@ -199,10 +205,10 @@ impl Bed {
             let ip: std::net::Ipv6Addr = ip.parse().expect("an address");
             ip.octets()
         });
-        self.maps.set_node(&own.into()).expect("room");
+        self.maps.set_node_addresses(&own.into()).expect("room");
     }
 
-    pub(crate) fn places(&self) -> &Places {
+    pub(crate) fn places(&self) -> &AgentPaths {
         &self.places
     }
 
@@ -228,14 +234,14 @@ impl Bed {
         let slot = u32::from(pod.number);
         self.maps.clear_slot(slot);
         self.maps.register(pod.cookie, abi::Pod { slot, port: SERVING, flags }).expect("room");
-        self.locals.insert(uid(pod), Local { cookie: pod.cookie, slot });
+        self.locals.insert(uid(pod), KernelPodIds { cookie: pod.cookie, slot });
     }
 
     /// Removes all services and places, with their processes.
     fn clear(&mut self) {
         self.table = RouteTable::default();
         self.plan();
-        for Local { cookie, .. } in std::mem::take(&mut self.locals).into_values() {
+        for KernelPodIds { cookie, .. } in std::mem::take(&mut self.locals).into_values() {
             self.maps.unregister(cookie).expect("it was registered");
         }
         for folder in [self.places.pods.clone(), self.places.clients.join("clients")] {
@@ -299,8 +305,8 @@ impl Bed {
     }
 
     /// Continues with other maps, whose content the planner reads again.
-    pub(crate) fn begin_anew(&mut self, maps: Maps) {
-        self.planner = Planner::resume(maps.read().expect("readable"), self.now_ns);
+    pub(crate) fn begin_anew(&mut self, maps: KernelMaps) {
+        self.planner = RoutePlanner::resume(maps.read_routes().expect("readable"), self.now_ns);
         self.maps = maps;
         self.told = RouteTable::default();
     }
@@ -309,9 +315,9 @@ impl Bed {
     pub(crate) fn plan(&mut self) -> usize {
         self.now_ns += abi::REST_NS;
         let changes = self.told.changes(&self.table);
-        changes.into_iter().for_each(|change| self.planner.set(change));
+        changes.into_iter().for_each(|change| self.planner.apply_change(change));
         self.told = self.table.clone();
-        self.told.pods.keys().for_each(|uid| self.planner.touch(uid));
+        self.told.pods.keys().for_each(|uid| self.planner.mark_pod_changed(uid));
         let ops = self.planner.plan(self.now_ns, &self.locals).expect("it fits").ops;
         self.maps.apply(&ops).expect("writable");
         ops.len()
@@ -337,7 +343,7 @@ impl Bed {
         ip(&["-n", &netns, "link", "set", "eth0", "up"]);
         ip(&["-n", &netns, "route", "add", "default", "via", "10.99.0.1"]);
         ip(&["-n", &netns, "route", "add", "default", "via", "fd99::1"]);
-        let cookie = cookie(&netns, &Cookies::new(&self.places));
+        let cookie = cookie(&netns, &NetnsCookies::new(&self.places));
         Place { netns, cgroup, number, cookie }
     }
 }
@@ -350,13 +356,13 @@ impl Drop for Bed {
 }
 
 /// Cgroups of a node, without namespaces and programs.
-pub(crate) fn ground() -> (Places, Leftovers) {
+pub(crate) fn ground() -> (AgentPaths, Leftovers) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     remove_stale();
     let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     // The node's cgroup is below another one, to which tests may attach foreign programs.
     let clients = cgroups().join(&name).join("node");
-    let places = Places {
+    let places = AgentPaths {
         bpffs: folder(&name).join("bpf"),
         pods: clients.join("pods"),
         clients,
@@ -419,11 +425,11 @@ pub(crate) fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T 
     ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn cookie(netns: &str, cookies: &Cookies) -> u64 {
+fn cookie(netns: &str, cookies: &NetnsCookies) -> u64 {
     let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("`ip` made it");
     inside(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-        cookies.of(&socket, namespace.as_fd()).expect("the programs are in force")
+        cookies.cookie_of(&socket, namespace.as_fd()).expect("the programs are in force")
     })
 }
 
@@ -471,7 +477,7 @@ fn remove_stale() {
 }
 
 fn remove(name: &str) {
-    let places = Places {
+    let places = AgentPaths {
         bpffs: folder(name).join("bpf"),
         clients: cgroups().join(name),
         pods: cgroups().join(name).join("pods"),

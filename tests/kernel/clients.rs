@@ -1,6 +1,6 @@
 //! Shell: records of clients' connects in the eBPF programs, and their lifetime.
 
-use agent::plan::Backend;
+use agent::plan::BackendTarget;
 use aya::maps::{Array, Map, MapData};
 use common::{
     abi::{self, maps},
@@ -55,14 +55,15 @@ impl Scene {
 
     /// Number of sockets that use socket storage.
     fn overflown(&self) -> u64 {
-        self.bed.maps.control(abi::CONTROL_OVERFLOW)
+        self.bed.maps.control_word(abi::CONTROL_OVERFLOW)
     }
 
     /// Numbers of open connections to the two pods.
     fn open(&self) -> [u64; 2] {
-        let backends = self.bed.maps.read().expect("readable").backends;
+        let backends = self.bed.maps.read_routes().expect("readable").backends;
         let of = |pod: &Place| {
-            let to_pod = |backend: &Backend| backend.address.ends_with(&[10, 99, 0, pod.number]);
+            let to_pod =
+                |backend: &BackendTarget| backend.address.ends_with(&[10, 99, 0, pod.number]);
             let ids = backends.iter().filter(|(_, backend)| to_pod(backend));
             ids.map(|(id, _)| self.bed.maps.open_connections(*id)).sum()
         };
@@ -89,7 +90,7 @@ fn more_sockets_than_rows_come_and_go_without_a_trace() {
     let seen = scene.client.must(&format!("hammer 10.96.0.1:80 {count}"));
     assert_eq!(seen, format!("one={count}"));
     assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
-    assert_eq!(scene.bed.maps.control(abi::CONTROL_UNTRACKED), 0);
+    assert_eq!(scene.bed.maps.control_word(abi::CONTROL_UNTRACKED), 0);
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
         Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
         answer => assert!(answer.expect("it connects").starts_with("one ")),
     }
-    assert_eq!(scene.bed.maps.control(abi::CONTROL_UNTRACKED), 1);
+    assert_eq!(scene.bed.maps.control_word(abi::CONTROL_UNTRACKED), 1);
     scene.client.must("drop");
     assert_eq!((scene.open(), scene.rows_taken(), scene.overflown()), ([0, 0], 0, 0));
 }
@@ -207,7 +208,7 @@ fn the_next_agent_keeps_what_is_remembered() {
     let mut scene = Scene::new();
     scene.client.must("connect 10.96.0.1:80");
     drop(scene.bed.programs.take());
-    let again = agent::programs::Programs::load(scene.bed.places().clone()).expect("as before");
+    let again = agent::programs::EbpfPrograms::load(scene.bed.places().clone()).expect("as before");
     scene.bed.programs = Some(again);
     assert_eq!(scene.open(), [1, 0]);
     scene.client.must("drop");

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::maps::Events;
+use agent::maps::KernelEventRing;
 use common::abi;
 use nix::{
     sched::{CloneFlags, setns},
@@ -74,7 +74,7 @@ impl Case {
 
     /// Number of requests in flight now.
     fn open(&self) -> i64 {
-        self.bed.maps.state(self.slot()).in_flight as i64
+        self.bed.maps.pod_state(self.slot()).in_flight as i64
     }
 
     /// Waits until no request is in flight and no connection open, then compares the totals with the server's log.
@@ -88,7 +88,7 @@ impl Case {
     fn settles_with(&mut self, served: u64, open: impl Fn(&str) -> u64) {
         let until = Instant::now() + Duration::from_secs(30);
         let settled = |case: &Self| {
-            let state = case.bed.maps.state(case.slot());
+            let state = case.bed.maps.pod_state(case.slot());
             let open = open(&case.pod.netns);
             state.in_flight == 0 && state.connections == open && state.fresh <= open
         };
@@ -97,7 +97,7 @@ impl Case {
         }
         let totals = self.bed.maps.totals(self.slot());
         let log = self.server.log();
-        let state = self.bed.maps.state(self.slot());
+        let state = self.bed.maps.pod_state(self.slot());
         assert_eq!((totals.started, totals.finished, log), (served, served, served), "{state:?}");
         assert!(settled(self), "{state:?}");
     }
@@ -253,7 +253,7 @@ fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
 }
 
 /// Number of events that report growth of this pod beyond the armed level.
-fn told(ring: &mut Events, slot: u32) -> usize {
+fn told(ring: &mut KernelEventRing, slot: u32) -> usize {
     let events = std::iter::from_fn(|| ring.next());
     events.filter(|event| (event.kind, event.subject) == (abi::EVENT_BUSY, slot)).count()
 }
@@ -262,7 +262,7 @@ fn told(ring: &mut Events, slot: u32) -> usize {
 fn growth_beyond_the_level_asked_for_is_told_once() {
     let case = Case::new();
     let (slot, maps) = (case.slot(), &case.bed.maps);
-    let mut ring = Events::open(&case.bed.places().pins()).unwrap();
+    let mut ring = KernelEventRing::open(&case.bed.places().pins()).unwrap();
     let mut open = Vec::new();
     let mut grow = |count: usize| {
         for _ in 0..count {
@@ -278,17 +278,17 @@ fn growth_beyond_the_level_asked_for_is_told_once() {
     };
     grow(1);
     assert_eq!(told(&mut ring, slot), 0, "none is asked for");
-    maps.arm(slot, 1);
+    maps.arm_growth_event(slot, 1);
     grow(1);
     assert_eq!(told(&mut ring, slot), 1);
     grow(8);
     assert_eq!(told(&mut ring, slot), 0, "it is told once");
-    maps.arm(slot, 15);
+    maps.arm_growth_event(slot, 15);
     grow(5);
     assert_eq!(told(&mut ring, slot), 0, "as many as are known of");
     grow(1);
-    assert_eq!((told(&mut ring, slot), maps.state(slot).armed), (1, 0));
-    maps.arm(slot, 0);
+    assert_eq!((told(&mut ring, slot), maps.pod_state(slot).armed), (1, 0));
+    maps.arm_growth_event(slot, 0);
     grow(1);
     assert_eq!(told(&mut ring, slot), 1, "any is news of a pod that is taken to be idle");
 }
@@ -370,11 +370,11 @@ fn requests_on_a_deferred_listener_are_counted() {
     }
     let slot = u32::from(pod.number);
     let until = Instant::now() + Duration::from_secs(10);
-    while bed.maps.state(slot).connections != 0 && Instant::now() < until {
+    while bed.maps.pod_state(slot).connections != 0 && Instant::now() < until {
         thread::sleep(Duration::from_millis(10));
     }
     let log = nginx.stop();
-    let (totals, state) = (bed.maps.totals(slot), bed.maps.state(slot));
+    let (totals, state) = (bed.maps.totals(slot), bed.maps.pod_state(slot));
     assert_eq!((totals.started, totals.finished), (log, log), "{state:?}");
     assert_eq!((state.in_flight, state.connections, state.fresh, state.desync), (0, 0, 0, 0));
 }
@@ -465,7 +465,7 @@ impl Case {
     fn counts(&mut self, served: u64, counted: u64) {
         assert_eq!(self.server.log(), served);
         let until = Instant::now() + Duration::from_secs(10);
-        let state = |case: &Self| case.bed.maps.state(case.slot());
+        let state = |case: &Self| case.bed.maps.pod_state(case.slot());
         while (state(self).connections != 0 || state(self).in_flight != 0) && Instant::now() < until
         {
             thread::sleep(Duration::from_millis(10));
@@ -547,11 +547,11 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
     }
     let slot = u32::from(pod.number);
     let end = Instant::now() + Duration::from_secs(10);
-    while bed.maps.state(slot).connections != 0 && Instant::now() < end {
+    while bed.maps.pod_state(slot).connections != 0 && Instant::now() < end {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(nginx.stop(), 60);
-    let (totals, state) = (bed.maps.totals(slot), bed.maps.state(slot));
+    let (totals, state) = (bed.maps.totals(slot), bed.maps.pod_state(slot));
     assert_eq!((totals.started, totals.finished), (40, 40), "{state:?}");
     assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
 }
@@ -563,8 +563,8 @@ fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
     std::fs::create_dir(&kubelet).unwrap();
     drop(case.bed.programs.take());
     let places =
-        agent::programs::Places { kubelet: Some(kubelet.clone()), ..case.bed.places().clone() };
-    let programs = agent::programs::Programs::load(places).unwrap();
+        agent::programs::AgentPaths { kubelet: Some(kubelet.clone()), ..case.bed.places().clone() };
+    let programs = agent::programs::EbpfPrograms::load(places).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     case.bed.programs = Some(programs);
     let url = format!("http://{}:{SERVING}/length/5", case.pod.four());
@@ -595,18 +595,20 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let load = case.hammer(4, 4_000);
 
     let version = case.bed.places().version + 1;
-    let places = agent::programs::Places { version, ..case.bed.places().clone() };
-    let mut programs = agent::programs::Programs::load(places.clone()).unwrap();
-    assert_eq!(programs.old(), Some(old_pins.as_path()));
+    let places = agent::programs::AgentPaths { version, ..case.bed.places().clone() };
+    let mut programs = agent::programs::EbpfPrograms::load(places.clone()).unwrap();
+    assert_eq!(programs.previous_pins(), Some(old_pins.as_path()));
     drop(case.bed.programs.take());
-    let new = agent::maps::Maps::open(&places.pins()).unwrap().beside(programs.old());
+    let new = agent::maps::KernelMaps::open(&places.pins())
+        .unwrap()
+        .with_previous(programs.previous_pins());
     case.bed.maps = new;
     // Another row than in the earlier version, because rows need not be equal.
     let slot = case.slot() + 100;
     let pod = common::abi::Pod { slot, port: SERVING, flags: 0 };
     case.bed.maps.register(case.pod.cookie, pod).unwrap();
     programs.take_over().unwrap();
-    programs.canary(&mut case.bed.maps).unwrap();
+    programs.verify_by_canary(&mut case.bed.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     load.into_iter().for_each(|client| client.join().unwrap());
 
@@ -619,8 +621,8 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
         case.ask(stream, &get("/length/5"), "xxxxx");
     }
     case.server.settled_log();
-    assert!(!case.bed.maps.settle_old(true), "a request is in flight there");
-    let state = case.bed.maps.state(slot);
+    assert!(!case.bed.maps.fold_previous(true), "a request is in flight there");
+    let state = case.bed.maps.pod_state(slot);
     assert_eq!(state.in_flight, 1, "the long one: {state:?}");
     case.server.release();
     until(&mut long, "wait");
@@ -632,12 +634,12 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
         (totals.started, totals.finished)
     };
     assert_eq!(totals(&case), (served, served));
-    let state = case.bed.maps.state(slot);
+    let state = case.bed.maps.pod_state(slot);
     assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
 
-    assert!(case.bed.maps.settle_old(true), "everything there has closed");
+    assert!(case.bed.maps.fold_previous(true), "everything there has closed");
     assert_eq!(totals(&case), (served, served), "taken over");
-    programs.retire_old().unwrap();
+    programs.retire_previous().unwrap();
     assert!(!old_pins.exists());
     let mut stream = case.connect();
     case.ask(&mut stream, &get("/length/5"), "xxxxx");

@@ -16,8 +16,8 @@ use std::{
 
 use crate::bed::{Bed, Place, inside};
 use agent::{
-    kept::locked::{Done, Ender},
-    sockdiag::{Connection, SockDiag},
+    idle_connections::locked_close::{CloseCounts, LockedCloser},
+    sockdiag::{DiagConnection, SockDiag},
 };
 use aya::util::KernelVersion;
 use common::abi;
@@ -32,10 +32,10 @@ const ENDS: u64 = 2_000;
 const PAUSE_US: u64 = 10_000;
 
 /// Makes a bed with one namespace, and a closer of connections; `None` on kernels without support.
-fn scene() -> Option<(Bed, Place, Ender)> {
+fn scene() -> Option<(Bed, Place, LockedCloser)> {
     let mut bed = Bed::new();
     let place = bed.client();
-    let ender = bed.programs.as_mut().and_then(agent::programs::Programs::take_ender);
+    let ender = bed.programs.as_mut().and_then(agent::programs::EbpfPrograms::take_locked_closer);
     let Some(ender) = ender else {
         let kernel = KernelVersion::current().expect("it has a version");
         assert!(kernel < KernelVersion::new(6, 5, 0), "{kernel:?} can end them");
@@ -53,17 +53,17 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// Entry of this connection in the kernel's socket list.
-fn listed(end: &TcpStream) -> Connection {
+fn listed(end: &TcpStream) -> DiagConnection {
     let at = end.local_addr().expect("connected");
     let all = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
     all.into_iter().find(|it| it.local == at).expect("it is listed")
 }
 
 /// Entry of this connection once the peer has acknowledged `bytes` bytes. The SYN counts as one more.
-fn acknowledged(end: &TcpStream, bytes: u64) -> Connection {
+fn acknowledged(end: &TcpStream, bytes: u64) -> DiagConnection {
     loop {
         let seen = listed(end);
-        if seen.seen.bytes_acked > bytes {
+        if seen.activity.bytes_acked > bytes {
             return seen;
         }
         thread::sleep(Duration::from_millis(1));
@@ -73,27 +73,27 @@ fn acknowledged(end: &TcpStream, bytes: u64) -> Connection {
 #[test]
 fn only_a_connection_that_is_as_it_was_listed_is_ended() {
     let Some((_bed, place, mut ender)) = scene() else { return };
-    const SPARED: Done = Done { ended: 0, spared: 1 };
-    const ENDED: Done = Done { ended: 1, spared: 0 };
+    const SPARED: CloseCounts = CloseCounts { closed: 0, spared: 1 };
+    const ENDED: CloseCounts = CloseCounts { closed: 1, spared: 0 };
     inside(&place.netns, || {
         let (mut client, mut server) = pair();
         let before = listed(&client);
         client.write_all(b"request").expect("it stands");
-        assert_eq!(ender.end(&[&before]).expect("a walk"), SPARED, "written to");
+        assert_eq!(ender.close(&[&before]).expect("a walk"), SPARED, "written to");
         server.read_exact(&mut [0; 7]).expect("it stands");
         let asked = acknowledged(&client, 7);
-        assert_eq!(ender.end(&[&asked]).expect("a walk"), SPARED, "not answered");
+        assert_eq!(ender.close(&[&asked]).expect("a walk"), SPARED, "not answered");
         server.write_all(b"response").expect("it stands");
-        assert_eq!(ender.end(&[&asked]).expect("a walk"), SPARED, "answered");
+        assert_eq!(ender.close(&[&asked]).expect("a walk"), SPARED, "answered");
         let answered = listed(&client);
-        assert_eq!(ender.end(&[&answered]).expect("a walk"), SPARED, "not read");
+        assert_eq!(ender.close(&[&answered]).expect("a walk"), SPARED, "not read");
         client.read_exact(&mut [0; 8]).expect("it stands");
-        assert_eq!(ender.end(&[&answered]).expect("a walk"), ENDED, "idle");
+        assert_eq!(ender.close(&[&answered]).expect("a walk"), ENDED, "idle");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
         let reset = server.read(&mut [0]).expect_err("not even a byte came");
         assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
-        assert_eq!(ender.end(&[&answered]).expect("a walk"), Done::default(), "gone");
+        assert_eq!(ender.close(&[&answered]).expect("a walk"), CloseCounts::default(), "gone");
     });
 }
 
@@ -107,7 +107,7 @@ fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
         server.write_all(b"x").expect("it stands");
         client.read_exact(&mut [0]).expect("it stands");
         let (seen, diag) = (listed(&client), SockDiag::open().expect("netlink"));
-        assert_eq!(diag.look_again(&seen).expect("it stands").seen.bytes_received, 1);
+        assert_eq!(diag.refresh(&seen).expect("it stands").activity.bytes_received, 1);
         diag.destroy(&seen).expect("root may");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
@@ -125,8 +125,8 @@ fn connections_of_both_families_are_ended_and_others_left_alone() {
         let connect = |ip: &str| TcpStream::connect(format!("{ip}:{port}")).expect("it listens");
         let clients = ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1"].map(connect);
         let seen = [0, 1, 2].map(|client: usize| listed(&clients[client]));
-        let due: Vec<&Connection> = seen.iter().collect();
-        assert_eq!(ender.end(&due).expect("a walk"), Done { ended: 3, spared: 0 });
+        let due: Vec<&DiagConnection> = seen.iter().collect();
+        assert_eq!(ender.close(&due).expect("a walk"), CloseCounts { closed: 3, spared: 0 });
         let ended = clients.map(|mut client| client.write(b"x").is_err());
         assert_eq!(ended, [true, true, true, false]);
     });
@@ -145,10 +145,11 @@ fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
         let ours: HashSet<_> =
             pairs.iter().map(|(client, _)| client.local_addr().expect("connected")).collect();
         let listed = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
-        let due: Vec<&Connection> = listed.iter().filter(|it| ours.contains(&it.local)).collect();
+        let due: Vec<&DiagConnection> =
+            listed.iter().filter(|it| ours.contains(&it.local)).collect();
         assert_eq!(due.len(), count);
-        let done = ender.end(&due).expect("as many walks as it takes");
-        assert_eq!(done, Done { ended: count as u64, spared: 0 });
+        let done = ender.close(&due).expect("as many walks as it takes");
+        assert_eq!(done, CloseCounts { closed: count as u64, spared: 0 });
     });
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("as before");
 }
@@ -162,8 +163,8 @@ fn a_walk_stays_in_the_namespace_it_began_in() {
         let seen = listed(&client);
         (client, server, seen)
     });
-    let done = inside(&other.netns, || ender.end(&[&seen]).expect("a walk"));
-    assert_eq!(done, Done::default());
+    let done = inside(&other.netns, || ender.close(&[&seen]).expect("a walk"));
+    assert_eq!(done, CloseCounts::default());
     client.write_all(b"x").expect("it stands");
 }
 
@@ -237,7 +238,7 @@ impl Chance {
 }
 
 /// Lets clients write at random moments while `end` closes their connections as fast as it can.
-fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&Connection]) -> u64) -> Tally {
+fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&DiagConnection]) -> u64) -> Tally {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let server = listener.local_addr().expect("bound");
     let (tally, is_closing, mut ended) = (Tally::default(), AtomicBool::new(false), 0);
@@ -275,7 +276,7 @@ fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&Connection]) -> u64
 fn no_request_that_was_written_is_lost_by_an_end() {
     let Some((_bed, place, mut ender)) = scene() else { return };
     let tally = inside(&place.netns, || {
-        end_while_clients_write(|_, kept| ender.end(kept).expect("a walk").ended)
+        end_while_clients_write(|_, kept| ender.close(kept).expect("a walk").closed)
     });
     assert_eq!(tally.lost.load(Relaxed), 0, "requests were written and never answered");
     // A client noticed every close, as an error before a byte was sent.

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
-use agent::{features::Features, maps::Events};
+use agent::{features::VerifierFeatures, maps::KernelEventRing};
 use aya::maps::{HashMap, Map, MapData};
 use common::{
     abi::{self, Bit},
@@ -12,10 +12,10 @@ use common::{
 use crate::bed::{Bed, Place, SERVING};
 
 fn open(bed: &Bed, pod: &Place) -> u32 {
-    bed.maps.listen(pod.cookie, SERVING).expect("readable").open
+    bed.maps.listener(pod.cookie, SERVING).expect("readable").open
 }
 
-fn events(events: &mut Events) -> Vec<(u32, u32, u64)> {
+fn events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
     std::iter::from_fn(|| events.next())
         .map(|event| (event.kind, event.subject, event.cookie))
         .collect()
@@ -25,12 +25,12 @@ fn events(events: &mut Events) -> Vec<(u32, u32, u64)> {
 fn a_listen_and_its_close_are_told_at_once() {
     let mut bed = Bed::new();
     let pod = bed.pod();
-    let mut ring = Events::open(&bed.places().pins()).unwrap();
+    let mut ring = KernelEventRing::open(&bed.places().pins()).unwrap();
     let mut server = pod.actor();
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     let port = u32::from(SERVING);
     assert_eq!(events(&mut ring), [(abi::EVENT_LISTEN, port, pod.cookie)]);
-    let found = bed.maps.listen(pod.cookie, SERVING).unwrap();
+    let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
     assert_eq!((found.open, found.widened, found.loopback), (1, 0, 0));
     assert_ne!(found.since_ns, 0);
     server.must("close");
@@ -77,15 +77,15 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     };
     assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize);
     let beyond = 17_000 - u64::from(abi::LISTEN_EACH);
-    assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_BEYOND), beyond);
+    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_BEYOND), beyond);
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     assert_eq!(open(&bed, &quiet), 1);
     noise.must(&format!("listen 0.0.0.0:{SERVING} noisy"));
     assert_eq!(open(&bed, &noisy), 1, "its own serving port finds room");
-    assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_FULL), 0);
+    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_FULL), 0);
     // Forgotten listeners free their entries.
     for port in 20_000..20_008 {
-        bed.maps.forget_listener(noisy.cookie, port).expect("writable");
+        bed.maps.delete_listener(noisy.cookie, port).expect("writable");
     }
     bed.maps.count_listeners().expect("writable");
     noise.must("ports 40000 100");
@@ -112,11 +112,11 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     assert_eq!((open(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
     let uncounted = [abi::CONTROL_LISTEN_BEYOND, abi::CONTROL_LISTEN_FULL];
-    assert_eq!(uncounted.map(|word| bed.maps.control(word)), [0, 0]);
+    assert_eq!(uncounted.map(|word| bed.maps.control_word(word)), [0, 0]);
     // Namespaces that no longer exist free their entries.
     bed.maps.count_listeners().expect("writable");
     server.must(&format!("ports 40000 {PORTS}"));
-    assert_eq!(bed.maps.control(abi::CONTROL_LISTEN_BEYOND), u64::from(PORTS));
+    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_BEYOND), u64::from(PORTS));
 }
 
 #[test]
@@ -138,13 +138,13 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
     let mut server = pod.actor();
     let mut families = |words: &str| {
         server.must(&format!("listen {words}"));
-        let found = bed.maps.listen(pod.cookie, SERVING).unwrap().families;
+        let found = bed.maps.listener(pod.cookie, SERVING).unwrap().families;
         server.must("close");
         found
     };
     let both = abi::SERVES_V4 | abi::SERVES_V6;
     // Without BTF of its sockets the program cannot read the option.
-    let is_told = Features::probe().v6_only != Bit::default();
+    let is_told = VerifierFeatures::detect().v6_only != Bit::default();
     let six = if is_told { abi::SERVES_V6 } else { both };
     assert_eq!(families(&format!("[::]:{SERVING} six v6only")), six);
     assert_eq!(families(&format!("[::]:{SERVING} both")), both);
@@ -156,10 +156,10 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
 fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
     let mut bed = Bed::new();
     let (one, other) = (bed.pod(), bed.client());
-    let cookies = agent::cookies::Cookies::new(bed.places());
+    let cookies = agent::netns_cookies::NetnsCookies::new(bed.places());
     for place in [&one, &other] {
         let netns = std::fs::File::open(format!("/run/netns/{}", place.netns)).unwrap();
-        assert_eq!(cookies.by_listener(netns.as_fd()).unwrap(), place.cookie);
+        assert_eq!(cookies.find_by_listener(netns.as_fd()).unwrap(), place.cookie);
     }
     assert_eq!(bed.maps.listeners().unwrap().len(), 0);
     let left = std::fs::read_dir(&bed.places().pods).unwrap().flatten();
@@ -174,9 +174,9 @@ fn a_listen_while_the_agent_is_down_stands_in_the_map() {
     let mut server = pod.actor();
     drop(bed.programs.take());
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    let programs = agent::programs::Programs::load(bed.places().clone()).unwrap();
-    let maps = agent::maps::Maps::open(&programs.pins()).unwrap();
-    assert_eq!(maps.listen(pod.cookie, SERVING).unwrap().open, 1);
+    let programs = agent::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
+    let maps = agent::maps::KernelMaps::open(&programs.pins()).unwrap();
+    assert_eq!(maps.listener(pod.cookie, SERVING).unwrap().open, 1);
 }
 
 #[test]
@@ -190,9 +190,9 @@ fn a_full_ring_loses_events_and_nothing_else() {
         server.must("close");
     }
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    assert!(bed.maps.control(abi::CONTROL_DROPPED) > 0);
+    assert!(bed.maps.control_word(abi::CONTROL_DROPPED) > 0);
     assert_eq!(open(&bed, &pod), 1);
-    let mut ring = Events::open(&bed.places().pins()).unwrap();
+    let mut ring = KernelEventRing::open(&bed.places().pins()).unwrap();
     assert!(events(&mut ring).len() > 1_000);
 }
 
@@ -209,7 +209,7 @@ fn a_loopback_bind_of_the_serving_port_is_widened() {
         server.must(&format!("listen 127.0.0.1:{SERVING} one")),
         format!("0.0.0.0:{SERVING}")
     );
-    let found = bed.maps.listen(pod.cookie, SERVING).unwrap();
+    let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
     assert_eq!((found.open, found.widened, found.loopback), (1, 1, 0));
     assert_eq!(client.actor().must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
     server.must("close");
@@ -238,7 +238,7 @@ fn both_loopbacks_one_after_the_other_do_not_collide() {
         format!("0.0.0.0:{SERVING}")
     );
     assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::1]:{SERVING}"));
-    let found = bed.maps.listen(pod.cookie, SERVING).unwrap();
+    let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
     assert_eq!((found.open, found.loopback), (1, 1));
 }
 

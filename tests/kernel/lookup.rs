@@ -169,7 +169,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
     let mut client = client.actor();
     client.send(&format!("hammer {}:20007 500", activator.four()));
     for _ in 0..5 {
-        let again = agent::programs::Programs::load(bed.places().clone()).unwrap();
+        let again = agent::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
         bed.programs = Some(again);
         serve_ports(&mut bed, &activator);
     }

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent::{
-    features::Features,
-    maps::Maps,
-    plan::{Backend, MapOp},
-    programs::{self, Places, Programs},
+    features::VerifierFeatures,
+    maps::KernelMaps,
+    plan::{BackendTarget, MapOp},
+    programs::{self, AgentPaths, EbpfPrograms},
 };
 use aya::util::KernelVersion;
 use common::{
@@ -73,7 +73,7 @@ fn a_service_of_mode_refuse_is_refused() {
     let client = bed.client();
     bed.service(1, Way::Direct);
     bed.plan();
-    let service = *bed.maps.read().unwrap().frontends.values().next().unwrap();
+    let service = *bed.maps.read_routes().unwrap().frontends.values().next().unwrap();
     for service in [service, service + 1] {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
         bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
@@ -145,7 +145,7 @@ fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activat
     let (mut first, mut second) = (one.actor(), two.actor());
     let mut client = client.actor();
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "activator=20");
-    assert_eq!(bed.maps.control(abi::CONTROL_FALLBACK), 20);
+    assert_eq!(bed.maps.control_word(abi::CONTROL_FALLBACK), 20);
     first.must(&format!("listen 0.0.0.0:{SERVING} one"));
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "one=20");
     second.must(&format!("listen 0.0.0.0:{SERVING} two"));
@@ -172,7 +172,7 @@ fn open_connections_are_shared_out_evenly() {
     names.sort();
     assert_eq!(names.iter().filter(|name| **name == names[0]).count(), 10, "{names:?}");
     // The gauge counts open sockets, and decreases with them.
-    let ids: Vec<u32> = bed.maps.read().unwrap().backends.keys().copied().collect();
+    let ids: Vec<u32> = bed.maps.read_routes().unwrap().backends.keys().copied().collect();
     let open = |bed: &Bed| ids.iter().map(|id| bed.maps.open_connections(*id)).sum::<u64>();
     assert_eq!(open(&bed), 20);
     client.must("drop");
@@ -197,7 +197,7 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     // The freer of the two pods is chosen, so one of the first two connects is sent there and times out.
     let first = [0, 1].map(|_| client.ask("connect 10.96.0.1:80"));
     assert!(first.contains(&Err(EHOSTUNREACH)), "{first:?}");
-    assert_ne!(bed.maps.control(abi::CONTROL_UNANSWERED), 0);
+    assert_ne!(bed.maps.control_word(abi::CONTROL_UNANSWERED), 0);
     assert_eq!(client.must("hammer 10.96.0.1:80 50"), "one=50");
     // If it is the only pod, it is tried again.
     bed.set(&pod, 1, PodPhase::Draining, pod.four());
@@ -263,7 +263,7 @@ impl Contended {
     fn backend(id: u32, pod: &Place, port: u16) -> MapOp {
         let address: std::net::Ipv4Addr = pod.four().parse().expect("an address");
         let address = address.to_ipv6_mapped().octets();
-        let backend = Backend { address, cookie: 0, slot: 0, port_be: port.to_be() };
+        let backend = BackendTarget { address, cookie: 0, slot: 0, port_be: port.to_be() };
         MapOp::Backend { id, backend }
     }
 
@@ -285,7 +285,7 @@ impl Contended {
             .expect("writable");
         let turns = |pod: &Place| Self::BACKENDS.map(|id| Self::backend(id, pod, port));
         let (ours, theirs) = (turns(&self.one), turns(&self.two));
-        let mut maps = Maps::open(&self.bed.places().pins()).expect("they are pinned");
+        let mut maps = KernelMaps::open(&self.bed.places().pins()).expect("they are pinned");
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -313,7 +313,7 @@ impl Contended {
 #[test]
 fn a_connect_never_reaches_the_service_that_its_backend_was_given_to_meanwhile() {
     let mut scene = Contended::new();
-    let service = *scene.bed.maps.read().unwrap().frontends.values().next().unwrap();
+    let service = *scene.bed.maps.read_routes().unwrap().frontends.values().next().unwrap();
     let seen = scene.storm(service, SERVING);
     assert!(seen.contains("one=") && !seen.contains("two="), "{seen}");
 }
@@ -344,38 +344,38 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
     );
     client.send("hammer 10.96.0.1:80 500");
     for _ in 0..5 {
-        let again = agent::programs::Programs::load(bed.places().clone()).unwrap();
+        let again = agent::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
         assert_eq!(again.keep_attached().unwrap(), 0);
         bed.programs = Some(again);
     }
     assert_eq!(client.answer(), Ok("one=500".into()));
-    assert_eq!(bed.maps.read().unwrap().frontends.len(), 2);
+    assert_eq!(bed.maps.read_routes().unwrap().frontends.len(), 2);
 }
 
 #[test]
 fn the_canary_is_seen() {
     let mut bed = Bed::new();
     let programs = bed.programs.take().unwrap();
-    programs.canary(&mut bed.maps).unwrap();
+    programs.verify_by_canary(&mut bed.maps).unwrap();
     // Without the links no program sees the canary's connect, and the canary reports that.
     std::fs::remove_dir_all(programs.pins().join("links")).unwrap();
-    let missing = programs.canary(&mut bed.maps).unwrap_err().to_string();
+    let missing = programs.verify_by_canary(&mut bed.maps).unwrap_err().to_string();
     assert!(missing.contains("connect went by"), "{missing}");
     std::fs::create_dir(programs.pins().join("links")).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 10);
-    programs.canary(&mut bed.maps).unwrap();
+    programs.verify_by_canary(&mut bed.maps).unwrap();
 }
 
 #[test]
 fn the_programs_follow_cgroups_that_were_made_anew() {
     let mut bed = Bed::new();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
-    programs.canary(&mut bed.maps).unwrap();
+    programs.verify_by_canary(&mut bed.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     bed.make_cgroups_anew();
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(programs.keep_attached().unwrap(), 0);
-    programs.canary(&mut bed.maps).unwrap();
+    programs.verify_by_canary(&mut bed.maps).unwrap();
 }
 
 /// Upgrade like the one in [`crate::count`], for connects.
@@ -393,14 +393,14 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     let mut client = client.actor();
     client.send("hammer 10.96.0.1:80 2000");
     let version = bed.places().version + 1;
-    let places = agent::programs::Places { version, ..bed.places().clone() };
-    let mut programs = agent::programs::Programs::load(places.clone()).unwrap();
+    let places = agent::programs::AgentPaths { version, ..bed.places().clone() };
+    let mut programs = agent::programs::EbpfPrograms::load(places.clone()).unwrap();
     drop(bed.programs.take());
     assert_eq!(client.answer(), Ok("one=2000".into()), "nothing is known in the new tables yet");
     let kept = client.must("connect 10.96.0.1:80");
     assert_eq!(kept, "one 10.96.0.1:80");
 
-    bed.begin_anew(agent::maps::Maps::open(&places.pins()).unwrap());
+    bed.begin_anew(agent::maps::KernelMaps::open(&places.pins()).unwrap());
     bed.table.pods.clear();
     bed.ready(&two, 1);
     bed.plan();
@@ -411,8 +411,8 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
         seen.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
     assert_eq!(total, 2_000, "{seen}");
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
-    programs.canary(&mut bed.maps).unwrap();
-    programs.retire_old().unwrap();
+    programs.verify_by_canary(&mut bed.maps).unwrap();
+    programs.retire_previous().unwrap();
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
     bed.programs = Some(programs);
 }
@@ -442,7 +442,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     other.ready(&third, 2);
     other.plan();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
-    assert_eq!(programs.others().values().sum::<usize>(), 2, "both hooks are seen");
+    assert_eq!(programs.foreign_programs().values().sum::<usize>(), 2, "both hooks are seen");
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.must("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");
     assert_eq!(client.must("connect [fd96::1]:80"), "ours [fd96::1]:80");
@@ -455,14 +455,14 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.must("hammer 10.96.0.2:80 20"), "third=20");
-    programs.canary(&mut bed.maps).unwrap();
+    programs.verify_by_canary(&mut bed.maps).unwrap();
 }
 
 /// Attaches the same programs under the next version number beside the bed's, which act as the earlier version.
-fn upgrade(bed: &mut Bed) -> (Places, Programs) {
+fn upgrade(bed: &mut Bed) -> (AgentPaths, EbpfPrograms) {
     let version = bed.places().version + 1;
-    let places = Places { version, ..bed.places().clone() };
-    let programs = Programs::load(places.clone()).expect("the kernel takes them");
+    let places = AgentPaths { version, ..bed.places().clone() };
+    let programs = EbpfPrograms::load(places.clone()).expect("the kernel takes them");
     drop(bed.programs.take());
     (places, programs)
 }
@@ -481,7 +481,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
     let mut client = client.actor();
     let old = bed.programs.as_ref().unwrap().pins().join("links");
     let (places, mut programs) = upgrade(&mut bed);
-    bed.begin_anew(Maps::open(&places.pins()).unwrap());
+    bed.begin_anew(KernelMaps::open(&places.pins()).unwrap());
     bed.table.pods.clear();
     bed.ready(&two, 1);
     bed.plan();
@@ -496,7 +496,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
 
     // The retry may also come from a new agent.
     drop(programs);
-    let mut programs = Programs::load(places).unwrap();
+    let mut programs = EbpfPrograms::load(places).unwrap();
     programs.take_over().unwrap();
     assert_eq!(client.must("hammer 10.96.0.1:80 20"), "two=20");
     bed.programs = Some(programs);
@@ -514,21 +514,21 @@ fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
     let mut client = client.actor();
     client.must("connect 10.96.0.1:80");
     let old = bed.programs.as_ref().unwrap().pins();
-    let id = *bed.maps.read().unwrap().backends.keys().next().unwrap();
+    let id = *bed.maps.read_routes().unwrap().backends.keys().next().unwrap();
     let (places, mut programs) = upgrade(&mut bed);
     programs.take_over().unwrap();
-    programs.retire_old().unwrap();
+    programs.retire_previous().unwrap();
     assert_eq!(client.must("peer"), "10.96.0.1:80");
     assert!(!old.join("links/sockets").exists(), "it counts nothing any more");
 
     // A new agent continues with the outlived program.
     drop(programs);
-    let mut programs = Programs::load(places).unwrap();
-    assert_eq!(programs.remove_outlived(), 1);
+    let mut programs = EbpfPrograms::load(places).unwrap();
+    assert_eq!(programs.remove_outlived_pins(), 1);
     assert_eq!(client.must("peer"), "10.96.0.1:80");
     client.must("drop");
     assert_eq!(bed.maps.open_connections(id), 0, "the old gauge is left, too");
-    assert_eq!(programs.remove_outlived(), 0);
+    assert_eq!(programs.remove_outlived_pins(), 0);
     assert!(!old.exists());
     bed.programs = Some(programs);
 }
@@ -553,32 +553,34 @@ fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
 #[test]
 fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     const EPERM: i32 = 1;
-    let load = |places| Programs::load_with(programs::embedded(), places, Features::NONE);
+    let load = |places| {
+        EbpfPrograms::load_with(programs::embedded_object(), places, VerifierFeatures::NONE)
+    };
     let mut bed = Bed::with(load);
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     bed.register(&pod, abi::POD_WIDEN_BIND);
     server.must(&format!("listen 127.0.0.1:{SERVING} one"));
-    assert_eq!(bed.maps.listen(pod.cookie, SERVING).unwrap().open, 1, "its bind was seen");
+    assert_eq!(bed.maps.listener(pod.cookie, SERVING).unwrap().open, 1, "its bind was seen");
     bed.service(1, Way::Direct);
     bed.ready(&pod, 1);
     bed.plan();
     let mut client = client.actor();
     assert_eq!(client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
-    let services: Vec<u32> = bed.maps.read().unwrap().frontends.values().copied().collect();
+    let services: Vec<u32> = bed.maps.read_routes().unwrap().frontends.values().copied().collect();
     for service in services {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
         bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
     }
     assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EPERM));
-    bed.programs.as_ref().unwrap().canary(&mut bed.maps).unwrap();
+    bed.programs.as_ref().unwrap().verify_by_canary(&mut bed.maps).unwrap();
 }
 
 #[test]
 fn what_the_kernel_takes_is_told_by_trying() {
     let kernel = KernelVersion::current().expect("it has a version");
     let have = |major, minor| kernel >= KernelVersion::new(major, minor, 0);
-    let found = Features::probe();
+    let found = VerifierFeatures::detect();
     // Debian's kernels have the features of their version, without backports.
     assert_eq!((found.set_retval, found.sock_ops_cookie), (have(5, 18), have(5, 15)));
     assert!(have(5, 19) || !found.mptcp_sock);

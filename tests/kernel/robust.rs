@@ -82,7 +82,7 @@ impl Scene {
     }
 
     fn state(&self) -> abi::PodState {
-        self.bed.maps.state(u32::from(self.pod.number))
+        self.bed.maps.pod_state(u32::from(self.pod.number))
     }
 
     /// Numbers of requests that have begun and ended.

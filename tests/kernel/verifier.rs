@@ -3,7 +3,7 @@
 
 use std::{env, fs};
 
-use agent::programs::{Places, embedded, unloaded};
+use agent::programs::{AgentPaths, embedded_object, open_unloaded};
 use aya::{
     Btf, Ebpf, VerifierLogLevel,
     programs::{Program, ProgramError},
@@ -82,14 +82,14 @@ fn the_log_tells_the_same_count_as_the_kernel() {
 fn all_programs_are_in_force_side_by_side() {
     let mut bed = Bed::new();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
-    programs.canary(&mut bed.maps).expect("it is seen");
-    println!("verifier: {} programs loaded together", programs.verified().len());
+    programs.verify_by_canary(&mut bed.maps).expect("it is seen");
+    println!("verifier: {} programs loaded together", programs.verified_instructions().len());
 }
 
 /// Opens the object with its maps, without loading a program.
-fn opened(places: &Places, log: VerifierLogLevel) -> Ebpf {
+fn opened(places: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
     let loaded = match env::var_os(OBJECT) {
-        None => unloaded(embedded(), places, log),
+        None => open_unloaded(embedded_object(), places, log),
         Some(file) => {
             let object = fs::read(&file).expect("the object can be read");
             // The ELF parser needs aligned memory.
@@ -97,7 +97,7 @@ fn opened(places: &Places, log: VerifierLogLevel) -> Ebpf {
             let begin = room.as_ptr().align_offset(8);
             let aligned = &mut room[begin..][..object.len()];
             aligned.copy_from_slice(&object);
-            unloaded(aligned, places, log)
+            open_unloaded(aligned, places, log)
         }
     };
     loaded.expect("the maps can be made")

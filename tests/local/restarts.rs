@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-use agent::maps::Maps;
+use agent::maps::KernelMaps;
 use common::abi;
 use tests::parts::{Answer, Kept, PARTS, Parts, get, remains, until, wait};
 
@@ -223,11 +223,12 @@ fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost()
     assert_eq!(same, pod, "the pod outlives every part");
     let answered = seen.answered.load(Ordering::Relaxed);
     assert_eq!(ended - begun, answered + 1, "the application's own count");
-    let maps = Maps::open(&node.layout.bpf().join(format!("v{}", abi::ABI_VERSION))).expect("maps");
+    let maps =
+        KernelMaps::open(&node.layout.bpf().join(format!("v{}", abi::ABI_VERSION))).expect("maps");
     let slots: Vec<u32> = maps.pods().expect("pods").values().map(|pod| pod.slot).collect();
     let [slot] = slots[..] else { panic!("one pod is left, not {slots:?}") };
-    wait("the last connection to end", || (maps.state(slot).connections == 0).then_some(()));
-    let (totals, state) = (maps.totals(slot), maps.state(slot));
+    wait("the last connection to end", || (maps.pod_state(slot).connections == 0).then_some(()));
+    let (totals, state) = (maps.totals(slot), maps.pod_state(slot));
     assert_eq!((totals.started, totals.finished), (ended, ended), "the kernel's counts");
     assert_eq!(state.in_flight, 0);
 }

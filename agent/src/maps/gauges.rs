@@ -12,14 +12,14 @@ use std::{
 
 use common::abi::{self, maps};
 
-use super::{COUNTER_WORDS, Error, STATE_WORDS, capacity, row, settled, words};
+use super::{COUNTER_WORDS, KernelMapError, STATE_WORDS, capacity, map_words, read_counters, row};
 use crate::{
-    audit::{Gauge, Levels, Reading},
-    sys::Words,
+    audit::{GaugeReading, GaugeValues, PodGauge},
+    sys::SharedWords,
 };
 
-/// Word of each gauge in a row of `POD_STATE`, in the order of `Gauge::ALL`.
-const PLACES: [usize; Gauge::ALL.len()] = [
+/// Word of each gauge in a row of `POD_STATE`, in the order of `PodGauge::ALL`.
+const GAUGE_WORDS: [usize; PodGauge::ALL.len()] = [
     offset_of!(abi::PodState, connections) / 8,
     offset_of!(abi::PodState, in_flight) / 8,
     offset_of!(abi::PodState, fresh) / 8,
@@ -28,48 +28,48 @@ const PLACES: [usize; Gauge::ALL.len()] = [
 
 /// Gauges of all pods, in shared memory. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Gauges(Arc<Rows>);
+pub struct PodGauges(Arc<GaugeRows>);
 
 #[derive(Debug)]
-struct Rows {
-    pod_state: Words,
-    counters: Words,
+struct GaugeRows {
+    pod_state: SharedWords,
+    counters: SharedWords,
     count: usize,
 }
 
-impl Gauges {
+impl PodGauges {
     /// Opens the gauges that are pinned in `pins`.
-    pub(super) fn open(pins: &Path) -> Result<Self, Error> {
+    pub(super) fn open(pins: &Path) -> Result<Self, KernelMapError> {
         let count = capacity(pins, maps::COUNTERS)?;
-        Ok(Self(Arc::new(Rows {
-            pod_state: words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
-            counters: words(pins, maps::COUNTERS, count * COUNTER_WORDS)?,
+        Ok(Self(Arc::new(GaugeRows {
+            pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+            counters: map_words(pins, maps::COUNTERS, count * COUNTER_WORDS)?,
             count,
         })))
     }
 
     /// Returns one pod's gauges, unclamped.
-    pub fn levels(&self, slot: u32) -> Levels {
+    pub fn values(&self, slot: u32) -> GaugeValues {
         let row = row(&self.0.pod_state, slot as usize, STATE_WORDS);
-        PLACES.map(|place| row[place].load(Acquire) as i64)
+        GAUGE_WORDS.map(|place| row[place].load(Acquire) as i64)
     }
 
     /// Returns one pod's gauges and totals.
-    pub fn read(&self, slot: u32) -> Reading {
+    pub fn read(&self, slot: u32) -> GaugeReading {
         let mut totals = [0u64; 2];
         // One row for each CPU, and user space's own behind them.
         for index in (slot as usize..self.0.count).step_by(abi::PODS_MAX as usize) {
-            let row = settled(row(&self.0.counters, index, COUNTER_WORDS));
+            let row = read_counters(row(&self.0.counters, index, COUNTER_WORDS));
             totals[0] = totals[0].wrapping_add(row.started);
             totals[1] = totals[1].wrapping_add(row.finished);
         }
-        Reading { levels: self.levels(slot), totals }
+        GaugeReading { values: self.values(slot), totals }
     }
 
     /// Adds to one pod's gauges, as the eBPF programs do, so that their own additions meanwhile are kept.
-    pub fn add(&self, slot: u32, by: Levels) {
+    pub fn add(&self, slot: u32, by: GaugeValues) {
         let row = row(&self.0.pod_state, slot as usize, STATE_WORDS);
-        for (place, by) in PLACES.into_iter().zip(by) {
+        for (place, by) in GAUGE_WORDS.into_iter().zip(by) {
             // Two's complement: the addition of a negative number subtracts.
             row[place].fetch_add(by as u64, Relaxed);
         }

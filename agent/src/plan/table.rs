@@ -18,83 +18,87 @@ use common::{
 };
 
 use super::{
-    Front,
-    op::{Backend, Local, sixteen},
-    terms::Terms,
+    DesiredBackendList,
+    map_op::{BackendTarget, KernelPodIds, to_v6_octets},
+    request_terms::RevisionRequestTerms,
 };
 
 const TCP: u8 = 6;
 
 /// The RouteTable's input to a plan. Changed by [`Planner::set`](super::Planner::set).
 #[derive(Debug, Default)]
-pub struct Table {
-    services: Numbered<Service>,
+pub struct PlannerTable {
+    services: NamedSlab<PlannerService>,
     /// Revisions that a service sends connects directly to, that have pods, or whose terms are not the defaults.
-    revisions: Numbered<Revision>,
-    pods: BTreeMap<String, Pod>,
+    revisions: NamedSlab<PlannerRevision>,
+    pods: BTreeMap<String, PlannerPod>,
     /// Pods that are excluded from connects, whatever the RouteTable states of them.
-    held: BTreeSet<String>,
+    excluded_pods: BTreeSet<String>,
     activators: BTreeMap<String, Vec<IpAddr>>,
 }
 
 #[derive(Debug)]
-struct Service {
+struct PlannerService {
     addresses: Box<[IpAddr]>,
     port: NonZeroU16,
     activator_port: NonZeroU16,
     /// Revision whose pods new connections go directly to.
-    direct: Option<u32>,
+    direct_revision: Option<u32>,
 }
 
 #[derive(Debug, Default)]
-struct Revision {
+struct PlannerRevision {
     is_h2c: bool,
     /// Request terms, if they are not the defaults.
-    terms: Option<Box<Terms>>,
+    custom_terms: Option<Box<RevisionRequestTerms>>,
     /// Services whose connects go directly to its pods.
     services: Vec<u32>,
     pods: BTreeSet<String>,
 }
 
 #[derive(Debug)]
-struct Pod {
+struct PlannerPod {
     revision: u32,
     phase: PodPhase,
     address: Option<SocketAddr>,
-    also: Option<SocketAddr>,
+    other_family_address: Option<SocketAddr>,
 }
 
-impl Pod {
+impl PlannerPod {
     /// Returns the address at which a client of this family reaches the pod. It is an address of the client's own
     /// family; or else, if `mapped`, an IPv6 client gets the IPv4 address as a mapped one.
     ///
     /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
-    fn at(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
-        let mut all = [self.address, self.also].into_iter().flatten();
+    fn address_for(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
+        let mut all = [self.address, self.other_family_address].into_iter().flatten();
         let own = all.clone().find(|at| at.is_ipv6() == six);
         own.or_else(|| all.find(|at| six && mapped && at.is_ipv4()))
     }
 }
 
-impl Table {
+impl PlannerTable {
     /// Returns true if the Revision's pods speak HTTP/2 only.
     pub fn is_h2c(&self, revision: &Name) -> bool {
         self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
     }
 
     /// Returns the request terms of a Revision.
-    pub fn terms(&self, revision: &Name) -> Terms {
+    pub fn request_terms(&self, revision: &Name) -> RevisionRequestTerms {
         let told = self.revisions.find(revision).map(|number| self.revisions.get(number));
-        let unusual = told.and_then(|it| it.terms.as_deref()).cloned();
-        unusual.unwrap_or_else(|| Terms::usual(revision))
+        let unusual = told.and_then(|it| it.custom_terms.as_deref()).cloned();
+        unusual.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
     }
 
     /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
     /// ready wins.
-    pub fn phases(&self, wanted: impl Fn(&SocketAddr) -> bool) -> HashMap<SocketAddr, PodPhase> {
+    pub fn pod_phases(
+        &self,
+        wanted: impl Fn(&SocketAddr) -> bool,
+    ) -> HashMap<SocketAddr, PodPhase> {
         let mut found = HashMap::new();
         for pod in self.pods.values() {
-            for at in [pod.address, pod.also].into_iter().flatten().filter(&wanted) {
+            for at in [pod.address, pod.other_family_address].into_iter().flatten().filter(&wanted)
+            {
                 let phase = found.entry(at).or_insert(pod.phase);
                 if pod.phase == PodPhase::Ready {
                     *phase = pod.phase;
@@ -105,7 +109,7 @@ impl Table {
     }
 
     /// Returns the subjects that a snapshot does not name any more.
-    pub fn missing(&self, named: &Changes) -> Vec<RouteKey> {
+    pub fn missing_from(&self, named: &Changes) -> Vec<RouteKey> {
         let services = self.services.names().map(RouteKey::Service);
         let revisions = self.revisions.names().map(RouteKey::Revision);
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
@@ -115,22 +119,22 @@ impl Table {
     }
 
     /// Returns the number of every service.
-    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn service_numbers(&self) -> impl Iterator<Item = u32> {
         self.services.numbers.values().copied()
     }
 
-    pub(super) fn find(&self, service: &Name) -> Option<u32> {
+    pub(super) fn find_service(&self, service: &Name) -> Option<u32> {
         self.services.find(service)
     }
 
     /// Returns the frontends of a service.
-    pub(super) fn keys(&self, service: u32) -> Vec<FrontendKey> {
+    pub(super) fn frontend_keys(&self, service: u32) -> Vec<FrontendKey> {
         let service = self.services.get(service);
-        service.addresses.iter().map(|&address| frontend(address, service.port)).collect()
+        service.addresses.iter().map(|&address| frontend_key(address, service.port)).collect()
     }
 
     /// Returns the name of a service.
-    pub(super) fn name(&self, service: u32) -> Option<Name> {
+    pub(super) fn service_name(&self, service: u32) -> Option<Name> {
         self.services.name(service)
     }
 
@@ -138,88 +142,102 @@ impl Table {
     pub(super) fn set_service(&mut self, told: &wire::Service) -> u32 {
         // The kernel cannot split by request, so only a single target can be direct.
         let direct = match told.targets.as_slice() {
-            [only] if told.path == Path::Direct => Some(self.revisions.number(&only.revision)),
+            [only] if told.path == Path::Direct => {
+                Some(self.revisions.get_or_insert(&only.revision))
+            }
             _ => None,
         };
-        let service = Service {
+        let service = PlannerService {
             addresses: told.addresses.clone().into(),
             port: told.port,
             activator_port: told.activator_port,
-            direct,
+            direct_revision: direct,
         };
-        let (number, before) = self.services.put(&told.name, service);
+        let (number, before) = self.services.insert(&told.name, service);
         // The new Revision is referred to before the old one is released: `tidy` must not drop one that is still
         // needed.
         if let Some(revision) = direct {
             self.revisions.get_mut(revision).services.push(number);
         }
         if let Some(before) = before {
-            self.leave(number, &before);
+            self.release_revision(number, &before);
         }
         number
     }
 
     pub(super) fn remove_service(&mut self, number: u32) {
         if let Some(service) = self.services.remove(number) {
-            self.leave(number, &service);
+            self.release_revision(number, &service);
         }
     }
 
     /// Ends the service's reference to the Revision that `before` sends connects directly to.
-    fn leave(&mut self, number: u32, before: &Service) {
-        let Some(revision) = before.direct else { return };
+    fn release_revision(&mut self, number: u32, before: &PlannerService) {
+        let Some(revision) = before.direct_revision else { return };
         let services = &mut self.revisions.get_mut(revision).services;
         if let Some(at) = services.iter().position(|&it| it == number) {
             services.swap_remove(at);
         }
-        self.tidy(revision);
+        self.remove_unused_revision(revision);
     }
 
     /// Sets the terms of a Revision; `None` resets them to the defaults.
     pub(super) fn set_revision(&mut self, name: &Name, told: Option<&wire::Revision>) {
         let is_h2c = told.is_some_and(|it| it.protocol == Protocol::H2c);
-        let terms = told.map(Terms::of).filter(|it| *it != Terms::usual(name)).map(Box::new);
+        let terms = told
+            .map(RevisionRequestTerms::from_route)
+            .filter(|it| *it != RevisionRequestTerms::default_for(name))
+            .map(Box::new);
         let number = match self.revisions.find(name) {
             Some(number) => number,
             // Nearly every Revision is like this, and needs no entry.
             None if !is_h2c && terms.is_none() => return,
-            None => self.revisions.number(name),
+            None => self.revisions.get_or_insert(name),
         };
         let revision = self.revisions.get_mut(number);
-        (revision.is_h2c, revision.terms) = (is_h2c, terms);
-        self.tidy(number);
+        (revision.is_h2c, revision.custom_terms) = (is_h2c, terms);
+        self.remove_unused_revision(number);
     }
 
     /// Sets a pod's whole state, or removes it. Returns the services that it concerns.
     pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::Pod>) -> Vec<u32> {
-        let mut concerned = self.concerned(uid);
+        let mut concerned = self.affected_services(uid);
         let before = self.pods.remove(uid);
         if let Some(told) = told {
-            let revision = self.revisions.number(&told.revision);
+            let revision = self.revisions.get_or_insert(&told.revision);
             self.revisions.get_mut(revision).pods.insert(uid.to_owned());
             let also = told.also.zip(told.address);
             let also = also.map(|(ip, at)| SocketAddr::new(ip, at.port()));
-            let pod = Pod { revision, phase: told.phase, address: told.address, also };
+            let pod = PlannerPod {
+                revision,
+                phase: told.phase,
+                address: told.address,
+                other_family_address: also,
+            };
             self.pods.insert(uid.to_owned(), pod);
             // The pod may have another Revision now: the services of both are concerned.
-            concerned.extend(self.concerned(uid));
+            concerned.extend(self.affected_services(uid));
         }
         let now = self.pods.get(uid).map(|pod| pod.revision);
         if let Some(before) = before.map(|pod| pod.revision).filter(|&it| Some(it) != now) {
             self.revisions.get_mut(before).pods.remove(uid);
-            self.tidy(before);
+            self.remove_unused_revision(before);
         }
         concerned
     }
 
     /// Excludes a pod from connects, or ends that. Returns the services that it concerns.
-    pub(super) fn hold(&mut self, uid: &str, held: bool) -> Vec<u32> {
-        let changed = if held { self.held.insert(uid.to_owned()) } else { self.held.remove(uid) };
-        if changed { self.concerned(uid) } else { Vec::new() }
+    pub(super) fn set_excluded(&mut self, uid: &str, held: bool) -> Vec<u32> {
+        let changed = if held {
+            self.excluded_pods.insert(uid.to_owned())
+        } else {
+            self.excluded_pods.remove(uid)
+        };
+        if changed { self.affected_services(uid) } else { Vec::new() }
     }
 
     /// Returns the services whose connects go directly to a pod.
-    pub(super) fn concerned(&self, uid: &str) -> Vec<u32> {
+    pub(super) fn affected_services(&self, uid: &str) -> Vec<u32> {
         let revision = self.pods.get(uid).map(|pod| self.revisions.get(pod.revision));
         revision.map(|it| it.services.clone()).unwrap_or_default()
     }
@@ -233,7 +251,7 @@ impl Table {
     }
 
     /// Returns true if any activator has an IPv6 address.
-    pub(super) fn has_six(&self) -> bool {
+    pub(super) fn has_ipv6_activator(&self) -> bool {
         self.activators.values().flatten().any(IpAddr::is_ipv6)
     }
 
@@ -242,55 +260,60 @@ impl Table {
     /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
     /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address by the activators,
     /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
-    pub(super) fn fronts(
+    pub(super) fn desired_lists(
         &self,
         service: u32,
-        locals: &BTreeMap<String, Local>,
-    ) -> Vec<(FrontendKey, Front)> {
+        locals: &BTreeMap<String, KernelPodIds>,
+    ) -> Vec<(FrontendKey, DesiredBackendList)> {
         let service = self.services.get(service);
         let port_be = service.activator_port.get().to_be();
-        let mapped = !self.has_six();
+        let mapped = !self.has_ipv6_activator();
         let each = service.addresses.iter().map(|&address| {
-            let ready = service.direct.into_iter().flat_map(|revision| self.ready(revision));
-            let fitting =
-                ready.filter_map(|(uid, pod)| Some((uid, pod.at(address.is_ipv6(), mapped)?)));
-            let backends =
-                fitting.map(|(uid, at)| Backend::at(at, locals.get(uid).copied())).collect();
-            let backends = sorted(backends);
+            let ready =
+                service.direct_revision.into_iter().flat_map(|revision| self.ready_pods(revision));
+            let fitting = ready
+                .filter_map(|(uid, pod)| Some((uid, pod.address_for(address.is_ipv6(), mapped)?)));
+            let backends = fitting
+                .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid).copied()))
+                .collect();
+            let backends = sort_and_dedup(backends);
             let mode = if backends.is_empty() { Mode::Activator } else { Mode::Serve };
             // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
-            let six = address.is_ipv6() && self.has_six();
+            let six = address.is_ipv6() && self.has_ipv6_activator();
             let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
-            let front = Front { mode, info: SvcInfo { activators, port_be }, backends };
-            (frontend(address, service.port), front)
+            let front =
+                DesiredBackendList { mode, info: SvcInfo { activators, port_be }, backends };
+            (frontend_key(address, service.port), front)
         });
         each.collect()
     }
 
-    fn ready(&self, revision: u32) -> impl Iterator<Item = (&String, &Pod)> {
+    fn ready_pods(&self, revision: u32) -> impl Iterator<Item = (&String, &PlannerPod)> {
         let pods = self.revisions.get(revision).pods.iter();
-        pods.filter(|uid| !self.held.contains(*uid)).filter_map(|uid| {
+        pods.filter(|uid| !self.excluded_pods.contains(*uid)).filter_map(|uid| {
             let pod = self.pods.get(uid).filter(|pod| pod.phase == PodPhase::Ready)?;
             Some((uid, pod))
         })
     }
 
     /// Returns the two lists of activators, IPv4 and IPv6.
-    pub(super) fn activators(&self) -> [(u32, Front); 2] {
+    pub(super) fn activator_lists(&self) -> [(u32, DesiredBackendList); 2] {
         let list = |six: bool| {
             let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == six);
-            let backends = sorted(family.map(|&address| Backend::activator(address)).collect());
+            let backends = sort_and_dedup(
+                family.map(|&address| BackendTarget::of_activator(address)).collect(),
+            );
             let info = SvcInfo { activators: 0, port_be: 0 };
             let mode = if backends.is_empty() { Mode::Pass } else { Mode::Serve };
-            Front { mode, info, backends }
+            DesiredBackendList { mode, info, backends }
         };
         [(abi::ACTIVATORS_V4, list(false)), (abi::ACTIVATORS_V6, list(true))]
     }
 
     /// Forgets a Revision that nothing depends on.
-    fn tidy(&mut self, revision: u32) {
+    fn remove_unused_revision(&mut self, revision: u32) {
         let it = self.revisions.get(revision);
-        let is_usual = !it.is_h2c && it.terms.is_none();
+        let is_usual = !it.is_h2c && it.custom_terms.is_none();
         if is_usual && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }
@@ -299,19 +322,19 @@ impl Table {
 
 /// Entries by name. A reference to an entry is its number, which is valid until the entry is removed.
 #[derive(Debug)]
-struct Numbered<T> {
+struct NamedSlab<T> {
     numbers: BTreeMap<Arc<str>, u32>,
-    things: Vec<Option<(Arc<str>, T)>>,
+    entries: Vec<Option<(Arc<str>, T)>>,
     free: Vec<u32>,
 }
 
-impl<T> Default for Numbered<T> {
+impl<T> Default for NamedSlab<T> {
     fn default() -> Self {
-        Self { numbers: BTreeMap::new(), things: Vec::new(), free: Vec::new() }
+        Self { numbers: BTreeMap::new(), entries: Vec::new(), free: Vec::new() }
     }
 }
 
-impl<T> Numbered<T> {
+impl<T> NamedSlab<T> {
     fn find(&self, name: &Name) -> Option<u32> {
         self.numbers.get(name.to_string().as_str()).copied()
     }
@@ -321,57 +344,57 @@ impl<T> Numbered<T> {
     }
 
     fn name(&self, number: u32) -> Option<Name> {
-        let (name, _) = self.things.get(number as usize)?.as_ref()?;
+        let (name, _) = self.entries.get(number as usize)?.as_ref()?;
         name.split_once('/').map(|(a, b)| Name::new(a, b))
     }
 
     fn get(&self, number: u32) -> &T {
-        let thing = self.things[number as usize].as_ref();
+        let thing = self.entries[number as usize].as_ref();
         thing.map(|(_, thing)| thing).expect("kept while its number is in use")
     }
 
     fn get_mut(&mut self, number: u32) -> &mut T {
-        let thing = self.things[number as usize].as_mut();
+        let thing = self.entries[number as usize].as_mut();
         thing.map(|(_, thing)| thing).expect("kept while its number is in use")
     }
 
     /// Returns the entry's number, and the entry that had the name before.
-    fn put(&mut self, name: &Name, thing: T) -> (u32, Option<T>) {
+    fn insert(&mut self, name: &Name, thing: T) -> (u32, Option<T>) {
         if let Some(number) = self.find(name) {
             return (number, Some(std::mem::replace(self.get_mut(number), thing)));
         }
         let number = self.free.pop().unwrap_or_else(|| {
-            self.things.push(None);
-            self.things.len() as u32 - 1
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
         });
         let name: Arc<str> = name.to_string().into();
-        self.things[number as usize] = Some((Arc::clone(&name), thing));
+        self.entries[number as usize] = Some((Arc::clone(&name), thing));
         self.numbers.insert(name, number);
         (number, None)
     }
 
     /// Returns the number of an entry, and makes an empty one if there is none.
-    fn number(&mut self, name: &Name) -> u32
+    fn get_or_insert(&mut self, name: &Name) -> u32
     where
         T: Default,
     {
-        self.find(name).unwrap_or_else(|| self.put(name, T::default()).0)
+        self.find(name).unwrap_or_else(|| self.insert(name, T::default()).0)
     }
 
     fn remove(&mut self, number: u32) -> Option<T> {
-        let (name, thing) = self.things[number as usize].take()?;
+        let (name, thing) = self.entries[number as usize].take()?;
         self.numbers.remove(&name);
         self.free.push(number);
         Some(thing)
     }
 }
 
-fn frontend(address: IpAddr, port: NonZeroU16) -> FrontendKey {
+fn frontend_key(address: IpAddr, port: NonZeroU16) -> FrontendKey {
     let port_be = port.get().to_be();
-    FrontendKey { address: sixteen(address), port_be, protocol: TCP, reserved: 0 }
+    FrontendKey { address: to_v6_octets(address), port_be, protocol: TCP, reserved: 0 }
 }
 
-fn sorted(mut backends: Vec<Backend>) -> Vec<Backend> {
+fn sort_and_dedup(mut backends: Vec<BackendTarget>) -> Vec<BackendTarget> {
     backends.sort_unstable();
     backends.dedup();
     backends

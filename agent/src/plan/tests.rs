@@ -22,18 +22,18 @@ const SECOND: u64 = abi::REST_NS;
 
 /// The maps, and the lists that a connect finds in them.
 #[derive(Clone, Default)]
-struct Kernel {
+struct FakeKernelMaps {
     frontends: BTreeMap<FrontendKey, u32>,
     states: BTreeMap<u32, SvcState>,
     infos: BTreeMap<u32, SvcInfo>,
     slots: BTreeMap<u32, u32>,
-    backends: BTreeMap<u32, Backend>,
+    backends: BTreeMap<u32, BackendTarget>,
 }
 
 /// Result of a connect to one address: its mode, every backend it may pick, its port at the activators.
-type Found = (Mode, Vec<Backend>, u16);
+type SimConnectResult = (Mode, Vec<BackendTarget>, u16);
 
-impl Kernel {
+impl FakeKernelMaps {
     fn write(&mut self, op: &MapOp) {
         match op {
             MapOp::Backend { id, backend } => drop(self.backends.insert(*id, *backend)),
@@ -47,32 +47,33 @@ impl Kernel {
         }
     }
 
-    fn list(&self, state: &SvcState) -> Vec<Backend> {
+    fn list(&self, state: &SvcState) -> Vec<BackendTarget> {
         (state.offset..state.offset + state.count)
             .map(|at| self.backends[&self.slots[&at]])
             .collect()
     }
 
-    fn find(&self, key: &FrontendKey) -> Option<Found> {
+    fn find(&self, key: &FrontendKey) -> Option<SimConnectResult> {
         let service = self.frontends.get(key)?;
         let state = &self.states[service];
         Some((state.mode, self.list(state), self.infos[service].port_be))
     }
 
-    fn all(&self) -> BTreeMap<FrontendKey, Found> {
+    fn all(&self) -> BTreeMap<FrontendKey, SimConnectResult> {
         self.frontends.keys().map(|key| (*key, self.find(key).unwrap())).collect()
     }
 
     /// Returns the words that a connect may read now, each with the list behind it.
-    fn in_force(&self) -> Vec<(SvcState, Vec<Backend>)> {
+    fn in_force(&self) -> Vec<(SvcState, Vec<BackendTarget>)> {
         let services = self.frontends.values().chain(&[abi::ACTIVATORS_V4, abi::ACTIVATORS_V6]);
         let states = services.filter_map(|service| self.states.get(service));
         states.map(|state| (*state, self.list(state))).collect()
     }
 
-    fn table(&self) -> KernelTable {
+    fn table(&self) -> KernelRoutes {
         let none = SvcState::unpack(0);
-        let mut table = KernelTable { frontends: self.frontends.clone(), ..KernelTable::default() };
+        let mut table =
+            KernelRoutes { frontends: self.frontends.clone(), ..KernelRoutes::default() };
         let lists = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6];
         for &service in self.frontends.values().chain(&lists) {
             let state = *self.states.get(&service).unwrap_or(&none);
@@ -83,7 +84,7 @@ impl Kernel {
             table.services.insert(service, (state, info, ids));
         }
         let end = |last: Option<&u32>| last.map_or(0, |last| last + 1);
-        table.written = Written {
+        table.written = WrittenBounds {
             backends: end(self.backends.keys().last()),
             slots: end(self.slots.keys().last()),
             services: end(self.states.keys().last()),
@@ -152,41 +153,41 @@ fn key(address: [u8; 4]) -> FrontendKey {
     FrontendKey { address, port_be: 80u16.to_be(), protocol: 6, reserved: 0 }
 }
 
-fn target(number: u8) -> Backend {
+fn target(number: u8) -> BackendTarget {
     let address = std::net::Ipv4Addr::from([10, 244, 0, number]).to_ipv6_mapped().octets();
-    Backend { address, cookie: 0, slot: 0, port_be: 8080u16.to_be() }
+    BackendTarget { address, cookie: 0, slot: 0, port_be: 8080u16.to_be() }
 }
 
 /// A planner and the kernel it writes to, with the current time.
-struct Bed {
-    planner: Planner,
+struct PlannerFixture {
+    planner: RoutePlanner,
     /// RouteTable that the planner was given.
-    told: RouteTable,
-    kernel: Kernel,
+    table: RouteTable,
+    kernel: FakeKernelMaps,
     now: u64,
 }
 
-impl Bed {
+impl PlannerFixture {
     fn new() -> Self {
         Self {
-            planner: Planner::resume(KernelTable::default(), 0),
-            told: RouteTable::default(),
-            kernel: Kernel::default(),
+            planner: RoutePlanner::resume(KernelRoutes::default(), 0),
+            table: RouteTable::default(),
+            kernel: FakeKernelMaps::default(),
             now: SECOND,
         }
     }
 
-    fn tell(&mut self, table: &RouteTable) {
-        self.told.changes(table).into_iter().for_each(|change| self.planner.set(change));
-        self.told = table.clone();
+    fn set_table(&mut self, table: &RouteTable) {
+        self.table.changes(table).into_iter().for_each(|change| self.planner.apply_change(change));
+        self.table = table.clone();
     }
 
     fn plan(&mut self, table: &RouteTable) -> Vec<MapOp> {
-        self.tell(table);
-        self.planned(&BTreeMap::new()).ops
+        self.set_table(table);
+        self.plan_and_write(&BTreeMap::new()).ops
     }
 
-    fn planned(&mut self, locals: &BTreeMap<String, Local>) -> Plan {
+    fn plan_and_write(&mut self, locals: &BTreeMap<String, KernelPodIds>) -> MapPlan {
         let plan = self.planner.plan(self.now, locals).unwrap();
         plan.ops.iter().for_each(|op| self.kernel.write(op));
         plan
@@ -194,15 +195,15 @@ impl Bed {
 }
 
 /// Returns a planner that has the whole table and continues from the kernel's maps.
-fn resumed(kernel: &Kernel, table: &RouteTable, now: u64) -> Planner {
-    let mut planner = Planner::resume(kernel.table(), now);
-    table.states().for_each(|state| planner.set(state));
+fn resumed(kernel: &FakeKernelMaps, table: &RouteTable, now: u64) -> RoutePlanner {
+    let mut planner = RoutePlanner::resume(kernel.table(), now);
+    table.states().for_each(|state| planner.apply_change(state));
     planner
 }
 
 #[test]
-fn a_service_without_pods_leads_to_its_port_at_the_activators() {
-    let mut bed = Bed::new();
+fn a_service_without_pods_goes_to_its_port_at_the_activators() {
+    let mut bed = PlannerFixture::new();
     bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
     let found = bed.kernel.find(&key([10, 96, 0, 1]));
     assert_eq!(found, Some((Mode::Activator, vec![], 20_001u16.to_be())));
@@ -212,7 +213,7 @@ fn a_service_without_pods_leads_to_its_port_at_the_activators() {
 
 #[test]
 fn a_ready_pod_takes_the_service_by_one_store() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let asleep = table(&[service(1, Path::Direct)], &[], &[activator(1)]);
     bed.plan(&asleep);
     let mut one = service(1, Path::Direct);
@@ -229,7 +230,7 @@ fn a_ready_pod_takes_the_service_by_one_store() {
 
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     bed.plan(&table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]));
     let mut six = key([0; 4]);
     six.address = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])
@@ -244,11 +245,14 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
 /// An IPv6-only socket fails with ENETUNREACH at a mapped address.
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address() {
-    let mut bed = Bed::new();
-    let both = Activator { addresses: vec![IpAddr::from([10, 244, 1, 1]), six(9)], ..activator(1) };
+    let mut bed = PlannerFixture::new();
+    let both = Activator {
+        addresses: vec![IpAddr::from([10, 244, 1, 1]), ipv6_address(9)],
+        ..activator(1)
+    };
     let pods = [pod(5, 1, PodPhase::Ready)];
     bed.plan(&table(&[service(1, Path::Direct)], &pods, &[both]));
-    let of_six = FrontendKey { address: op::sixteen(six(1)), ..key([0; 4]) };
+    let of_six = FrontendKey { address: map_op::to_v6_octets(ipv6_address(1)), ..key([0; 4]) };
     let (mode, list, _) = bed.kernel.find(&of_six).unwrap();
     assert_eq!((mode, list), (Mode::Activator, vec![]));
     let info = bed.kernel.infos[&bed.kernel.frontends[&of_six]];
@@ -256,13 +260,13 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address()
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
 }
 
-fn six(last: u16) -> IpAddr {
+fn ipv6_address(last: u16) -> IpAddr {
     IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last])
 }
 
 #[test]
 fn pods_that_start_or_drain_get_no_connects() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let pods =
         [pod(1, 1, PodPhase::Starting), pod(2, 1, PodPhase::Draining), pod(3, 1, PodPhase::Ready)];
     bed.plan(&table(&[service(1, Path::Direct)], &pods, &[]));
@@ -270,8 +274,8 @@ fn pods_that_start_or_drain_get_no_connects() {
 }
 
 #[test]
-fn a_split_and_the_activator_path_lead_to_the_activators() {
-    let mut bed = Bed::new();
+fn a_split_and_the_activator_path_go_to_the_activators() {
+    let mut bed = PlannerFixture::new();
     let mut split = service(1, Path::Direct);
     split.targets =
         vec![Target { revision: name(1), percent: 50 }, Target { revision: name(2), percent: 50 }];
@@ -283,36 +287,36 @@ fn a_split_and_the_activator_path_lead_to_the_activators() {
 
 #[test]
 fn a_pod_of_this_node_carries_its_cookie_and_slot() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]);
-    let locals = BTreeMap::from([("uid7".to_owned(), Local { cookie: 99, slot: 3 })]);
-    bed.tell(&wanted);
-    let before = bed.planned(&BTreeMap::new());
+    let locals = BTreeMap::from([("uid7".to_owned(), KernelPodIds { cookie: 99, slot: 3 })]);
+    bed.set_table(&wanted);
+    let before = bed.plan_and_write(&BTreeMap::new());
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(7)]);
-    bed.planner.touch("uid7");
-    let after = bed.planned(&locals);
-    let backend = Backend { cookie: 99, slot: 3, ..target(7) };
+    bed.planner.mark_pod_changed("uid7");
+    let after = bed.plan_and_write(&locals);
+    let backend = BackendTarget { cookie: 99, slot: 3, ..target(7) };
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![backend]);
     let pod = SocketAddr::from(([10, 244, 0, 7], 8080));
-    assert_eq!((before.joined, before.left), (BTreeSet::from([pod]), BTreeSet::new()));
-    assert_eq!(after.left, BTreeSet::new(), "it is the same pod");
+    assert_eq!((before.added_pods, before.removed_pods), (BTreeSet::from([pod]), BTreeSet::new()));
+    assert_eq!(after.removed_pods, BTreeSet::new(), "it is the same pod");
 }
 
 #[test]
 fn planning_a_reached_goal_changes_nothing() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
     bed.plan(&wanted);
     assert_eq!(bed.plan(&wanted), []);
     let mut other = resumed(&bed.kernel, &wanted, bed.now);
-    assert_eq!(other.plan(bed.now, &BTreeMap::new()), Ok(Plan::default()));
+    assert_eq!(other.plan(bed.now, &BTreeMap::new()), Ok(MapPlan::default()));
     bed.planner.restart(bed.kernel.table(), bed.now);
-    assert_eq!(bed.planned(&BTreeMap::new()), Plan::default());
+    assert_eq!(bed.plan_and_write(&BTreeMap::new()), MapPlan::default());
 }
 
 #[test]
 fn an_address_that_moves_to_another_service_is_never_without_one() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
     let mut heir = service(2, Path::Direct);
     heir.addresses = service(1, Path::Direct).addresses;
@@ -323,12 +327,12 @@ fn an_address_that_moves_to_another_service_is_never_without_one() {
 
 #[test]
 fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let (first, mut second) = (service(1, Path::Direct), service(2, Path::Direct));
     second.addresses.clone_from(&first.addresses);
     let both = table(&[first, second.clone()], &[], &[]);
     bed.plan(&both);
-    let port = |bed: &Bed| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2;
+    let port = |bed: &PlannerFixture| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2;
     assert_eq!(port(&bed), 20_001u16.to_be());
     let ops = bed.plan(&table(&[second], &[], &[]));
     assert_eq!(port(&bed), 20_002u16.to_be());
@@ -338,28 +342,28 @@ fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
 
 #[test]
 fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let at = |number: u8| BTreeSet::from([SocketAddr::from(([10, 244, 0, number], 8080))]);
     let (one, two) = (pod(1, 1, PodPhase::Ready), pod(2, 1, PodPhase::Ready));
     bed.plan(&table(&[service(1, Path::Direct)], &[one.clone(), two], &[]));
     let drains = pod(2, 1, PodPhase::Draining);
     let mut moved = |path, pods: &[Pod]| {
-        bed.tell(&table(&[service(1, path)], pods, &[]));
-        let plan = bed.planned(&BTreeMap::new());
-        (plan.joined, plan.left)
+        bed.set_table(&table(&[service(1, path)], pods, &[]));
+        let plan = bed.plan_and_write(&BTreeMap::new());
+        (plan.added_pods, plan.removed_pods)
     };
     let pods = [one, drains];
     assert_eq!(moved(Path::Direct, &pods), (BTreeSet::new(), at(2)));
     assert_eq!(moved(Path::Activator, &pods), (BTreeSet::new(), at(1)));
     assert_eq!(moved(Path::Direct, &pods), (at(1), BTreeSet::new()));
-    let phases = bed.planner.table().phases(|_| true);
+    let phases = bed.planner.table().pod_phases(|_| true);
     let phase = |number| at(number).first().and_then(|at| phases.get(at).copied());
     let want = (Some(PodPhase::Ready), Some(PodPhase::Draining), None);
     assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
 /// A Revision whose terms are the defaults.
-fn usual(name: Name) -> wire::Revision {
+fn default_revision(name: Name) -> wire::Revision {
     wire::Revision {
         service: "hello".into(),
         configuration: "hello".into(),
@@ -377,48 +381,48 @@ fn usual(name: Name) -> wire::Revision {
 }
 
 #[test]
-fn what_holds_for_requests_is_known_before_there_are_pods_and_kept_only_where_it_is_unusual() {
-    let mut bed = Bed::new();
+fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_default() {
+    let mut bed = PlannerFixture::new();
     let names = ["hello-00001", "hello-00002", "green"].map(|name| Name::new("default", name));
-    let [first, second, green] = names.clone().map(usual);
+    let [first, second, green] = names.clone().map(default_revision);
     let hurried = wire::Revision { timeout: Duration::from_secs(7), ..second };
     let mut full = RouteTable::default();
     full.revisions.extend([first, hurried, green].map(|it| (it.name.clone(), it)));
     bed.plan(&full);
     let table = bed.planner.table();
-    let terms = names.clone().map(|name| table.terms(&name));
-    let want = |timeout| Terms {
+    let terms = names.clone().map(|name| table.request_terms(&name));
+    let want = |timeout| RevisionRequestTerms {
         timeout: Duration::from_secs(timeout),
         service: "hello".into(),
         configuration: "hello".into(),
     };
     assert_eq!(terms, [want(300), want(7), want(300)]);
     let kept = names[1..].iter().rev().cloned().map(RouteKey::Revision);
-    assert_eq!(table.missing(&Default::default()), kept.collect::<Vec<_>>());
+    assert_eq!(table.missing_from(&Default::default()), kept.collect::<Vec<_>>());
     bed.plan(&RouteTable::default());
-    assert_eq!(bed.planner.table().missing(&Default::default()), []);
+    assert_eq!(bed.planner.table().missing_from(&Default::default()), []);
 }
 
 #[test]
-fn nothing_is_kept_of_what_is_gone() {
-    let mut bed = Bed::new();
-    let h2c = wire::Revision { protocol: Protocol::H2c, ..usual(name(1)) };
+fn nothing_is_stored_of_removed_subjects() {
+    let mut bed = PlannerFixture::new();
+    let h2c = wire::Revision { protocol: Protocol::H2c, ..default_revision(name(1)) };
     let mut full =
         table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
     full.revisions.insert(name(1), h2c);
     bed.plan(&full);
     assert!(bed.planner.table().is_h2c(&name(1)));
-    let gone = bed.planner.table().missing(&Default::default());
+    let gone = bed.planner.table().missing_from(&Default::default());
     assert_eq!(gone.len(), 4);
-    gone.into_iter().for_each(|key| bed.planner.set(RouteChange::Gone(key)));
-    bed.planned(&BTreeMap::new());
+    gone.into_iter().for_each(|key| bed.planner.apply_change(RouteChange::Gone(key)));
+    bed.plan_and_write(&BTreeMap::new());
     assert_eq!(bed.kernel.all(), BTreeMap::new());
-    assert_eq!(bed.planner.table().missing(&Default::default()), []);
+    assert_eq!(bed.planner.table().missing_from(&Default::default()), []);
 }
 
 #[test]
 fn work_is_proportional_to_the_change() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let services: Vec<Service> = (1..=200).map(|number| service(number, Path::Direct)).collect();
     let before = table(&services, &[pod(1, 1, PodPhase::Ready)], &[activator(1)]);
     bed.plan(&before);
@@ -439,48 +443,48 @@ fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<Pod> {
 
 #[test]
 fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     let services = [service(1, Path::Direct), service(2, Path::Direct)];
     bed.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
-    bed.planner.extents = Extents::new(20);
+    bed.planner.slot_pool = ExtentPool::new(20);
     // What is in force: one activator, and two pods for each family.
-    bed.planner.extents.take_this(0, 5);
+    bed.planner.slot_pool.reserve(0, 5);
     let big = [pods(1, 1..=40), pods(2, 41..=41)].concat();
-    bed.tell(&table(&services, &big, &[activator(1), activator(2)]));
-    let plan = bed.planned(&BTreeMap::new());
+    bed.set_table(&table(&services, &big, &[activator(1), activator(2)]));
+    let plan = bed.plan_and_write(&BTreeMap::new());
     let (refused, why) = plan.refused.first_key_value().unwrap();
-    assert_eq!((refused, why.map, plan.waits), (&name(1), abi::maps::SLOTS, false));
+    assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
     let text = why.to_string();
     assert!(text.contains("40 more of map SLOTS") && text.contains("use fewer services"), "{text}");
-    assert!(bed.planner.is_due());
-    let found = |bed: &Bed, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap();
+    assert!(bed.planner.has_due_work());
+    let found = |bed: &PlannerFixture, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap();
     assert_eq!(found(&bed, 1), (Mode::Activator, vec![], 20_001u16.to_be()));
     assert_eq!(found(&bed, 2).1, vec![target(41)], "it holds up no other");
     assert_eq!(bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
 
     // It is tried again, and the result is the same.
     bed.now += SECOND;
-    let again = bed.planned(&BTreeMap::new());
+    let again = bed.plan_and_write(&BTreeMap::new());
     assert_eq!((again.ops, again.refused.len()), (vec![], 1));
     let fits = [pods(1, 1..=3), pods(2, 41..=41)].concat();
     bed.plan(&table(&services, &fits, &[activator(1), activator(2)]));
     assert_eq!(found(&bed, 1).1.len(), 3);
-    assert!(!bed.planner.is_due());
+    assert!(!bed.planner.has_due_work());
 }
 
 /// A service may lack even the service numbers that its frontends need to go to the activators.
 #[test]
-fn a_new_service_that_finds_no_number_is_left_to_others_and_holds_up_none() {
-    let mut bed = Bed::new();
+fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
+    let mut bed = PlannerFixture::new();
     bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
     // Both addresses of one service.
-    bed.planner.services = Numbers::new(100, 102);
+    bed.planner.service_pool = KernelIdPool::new(100, 102);
     let mut half = service(9, Path::Direct);
     half.addresses.truncate(1);
     let wide = service(2, Path::Direct);
     let all = [service(1, Path::Direct), wide.clone(), half.clone()];
-    bed.tell(&table(&all, &pods(1, 1..=1), &[activator(1)]));
-    let plan = bed.planned(&BTreeMap::new());
+    bed.set_table(&table(&all, &pods(1, 1..=1), &[activator(1)]));
+    let plan = bed.plan_and_write(&BTreeMap::new());
     assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(9)]);
     assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 9])), None);
@@ -488,44 +492,44 @@ fn a_new_service_that_finds_no_number_is_left_to_others_and_holds_up_none() {
     // The number that it gave up is free for the next one after the quarantine.
     bed.plan(&table(&[service(1, Path::Direct), half], &pods(1, 1..=1), &[activator(1)]));
     bed.now += 2 * SECOND;
-    bed.planned(&BTreeMap::new());
+    bed.plan_and_write(&BTreeMap::new());
     assert!(bed.kernel.find(&key([10, 96, 0, 9])).is_some());
-    assert!(!bed.planner.is_due());
+    assert!(!bed.planner.has_due_work());
 }
 
 /// A big service that changes often: the extents that it gave up are in quarantine for a second.
 #[test]
-fn a_service_that_fits_when_all_has_rested_keeps_its_list_until_then_and_holds_up_no_other() {
-    let mut bed = Bed::new();
+fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
+    let mut bed = PlannerFixture::new();
     let services = [service(1, Path::Direct), service(2, Path::Direct)];
-    bed.planner.extents = Extents::new(50);
+    bed.planner.slot_pool = ExtentPool::new(50);
     bed.plan(&table(&services, &pods(1, 1..=10), &[]));
     bed.plan(&table(&services, &pods(1, 2..=11), &[]));
-    bed.tell(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
-    let plan = bed.planned(&BTreeMap::new());
-    assert!(plan.waits && plan.refused.is_empty(), "{plan:?}");
-    let found = |bed: &Bed, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap().1;
+    bed.set_table(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
+    let plan = bed.plan_and_write(&BTreeMap::new());
+    assert!(plan.is_partial && plan.refused.is_empty(), "{plan:?}");
+    let found = |bed: &PlannerFixture, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap().1;
     assert_eq!(found(&bed, 1)[0], target(2));
     assert_eq!(found(&bed, 2), vec![target(20)]);
     bed.now += SECOND;
-    let plan = bed.planned(&BTreeMap::new());
-    assert!(!plan.waits && plan.refused.is_empty(), "{plan:?}");
+    let plan = bed.plan_and_write(&BTreeMap::new());
+    assert!(!plan.is_partial && plan.refused.is_empty(), "{plan:?}");
     assert_eq!(found(&bed, 1)[0], target(3));
-    assert!(!bed.planner.is_due());
+    assert!(!bed.planner.has_due_work());
 
     // It does not wait indefinitely while others keep entries in quarantine.
-    bed.planner.extents = Extents::new(4);
-    bed.planner.extents.free(100, 1_000, u64::MAX / 2);
-    bed.tell(&table(&services, &pods(1, 4..=13), &[]));
-    assert!(bed.planned(&BTreeMap::new()).waits);
+    bed.planner.slot_pool = ExtentPool::new(4);
+    bed.planner.slot_pool.quarantine(100, 1_000, u64::MAX / 2);
+    bed.set_table(&table(&services, &pods(1, 4..=13), &[]));
+    assert!(bed.plan_and_write(&BTreeMap::new()).is_partial);
     bed.now += 2 * SECOND;
-    let plan = bed.planned(&BTreeMap::new());
-    assert_eq!((plan.refused.len(), plan.waits), (1, false));
+    let plan = bed.plan_and_write(&BTreeMap::new());
+    assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
 }
 
 /// One change of the simulated world.
 #[derive(Clone, Debug)]
-enum Turn {
+enum SimRouteChange {
     Path(u8, bool),
     NoService(u8),
     Pod(u8, u8, u8),
@@ -536,78 +540,79 @@ enum Turn {
     Restart,
 }
 
-fn turns() -> impl Strategy<Value = Vec<Turn>> {
+fn route_changes() -> impl Strategy<Value = Vec<SimRouteChange>> {
     let turn = prop_oneof![
-        3 => (1u8..4, any::<bool>()).prop_map(|(s, direct)| Turn::Path(s, direct)),
-        1 => (1u8..4).prop_map(Turn::NoService),
-        6 => (1u8..7, 1u8..4, 0u8..3).prop_map(|(p, s, phase)| Turn::Pod(p, s, phase)),
-        2 => (1u8..7).prop_map(Turn::NoPod),
-        1 => (0u8..3).prop_map(Turn::Activators),
-        1 => (1u8..7, any::<bool>()).prop_map(|(p, known)| Turn::Local(p, known)),
-        2 => (0u16..1500).prop_map(Turn::Wait),
-        1 => Just(Turn::Restart),
+        3 => (1u8..4, any::<bool>()).prop_map(|(s, direct)| SimRouteChange::Path(s, direct)),
+        1 => (1u8..4).prop_map(SimRouteChange::NoService),
+        6 => (1u8..7, 1u8..4, 0u8..3).prop_map(|(p, s, phase)| SimRouteChange::Pod(p, s, phase)),
+        2 => (1u8..7).prop_map(SimRouteChange::NoPod),
+        1 => (0u8..3).prop_map(SimRouteChange::Activators),
+        1 => (1u8..7, any::<bool>()).prop_map(|(p, known)| SimRouteChange::Local(p, known)),
+        2 => (0u16..1500).prop_map(SimRouteChange::Wait),
+        1 => Just(SimRouteChange::Restart),
     ];
     prop::collection::vec(turn, 1..40)
 }
 
 /// The simulated world after some changes: table, registered pods and time.
-struct World {
+struct SimRouteWorld {
     table: RouteTable,
-    locals: BTreeMap<String, Local>,
+    locals: BTreeMap<String, KernelPodIds>,
     now: u64,
 }
 
-impl World {
+impl SimRouteWorld {
     /// Makes a change and passes it to the planner.
-    fn turn(&mut self, turn: &Turn, planner: &mut Planner) {
+    fn apply(&mut self, turn: &SimRouteChange, planner: &mut RoutePlanner) {
         let before = self.table.clone();
         let touched = self.change(turn);
-        before.changes(&self.table).into_iter().for_each(|change| planner.set(change));
-        touched.iter().for_each(|uid| planner.touch(uid));
+        before.changes(&self.table).into_iter().for_each(|change| planner.apply_change(change));
+        touched.iter().for_each(|uid| planner.mark_pod_changed(uid));
     }
 
     /// Makes a change. Returns the uid of the pod whose registration has changed.
-    fn change(&mut self, turn: &Turn) -> Option<String> {
+    fn change(&mut self, turn: &SimRouteChange) -> Option<String> {
         let phases = [PodPhase::Starting, PodPhase::Ready, PodPhase::Draining];
         let uid = |number: &u8| format!("uid{number}");
         match turn {
-            Turn::Path(number, direct) => {
+            SimRouteChange::Path(number, direct) => {
                 let path = if *direct { Path::Direct } else { Path::Activator };
                 self.table.services.insert(name(*number), service(*number, path));
                 None
             }
-            Turn::NoService(number) => {
+            SimRouteChange::NoService(number) => {
                 self.table.services.remove(&name(*number));
                 None
             }
-            Turn::Pod(number, revision, phase) => {
+            SimRouteChange::Pod(number, revision, phase) => {
                 let it = pod(*number, *revision, phases[usize::from(*phase)]);
                 self.table.pods.insert(uid(number), it);
                 None
             }
-            Turn::NoPod(number) => {
+            SimRouteChange::NoPod(number) => {
                 self.table.pods.remove(&uid(number));
                 None
             }
-            Turn::Activators(count) => {
+            SimRouteChange::Activators(count) => {
                 self.table.activators =
                     (0..*count).map(|number| (format!("a{number}"), activator(number))).collect();
                 None
             }
-            Turn::Local(number, true) => {
-                let local = Local { cookie: 100 + u64::from(*number), slot: u32::from(*number) };
+            SimRouteChange::Local(number, true) => {
+                let local =
+                    KernelPodIds { cookie: 100 + u64::from(*number), slot: u32::from(*number) };
                 self.locals.insert(uid(number), local);
                 Some(uid(number))
             }
-            Turn::Local(number, false) => {
+            SimRouteChange::Local(number, false) => {
                 self.locals.remove(&uid(number));
                 Some(uid(number))
             }
-            Turn::Wait(ms) => {
+            SimRouteChange::Wait(ms) => {
                 self.now += u64::from(*ms) * 1_000_000;
                 None
             }
-            Turn::Restart => None,
+            SimRouteChange::Restart => None,
         }
     }
 }
@@ -616,15 +621,15 @@ proptest! {
     /// After every prefix of every plan a connect finds the old list or the new one. A connect that read a service's
     /// word up to a second ago still finds the same list behind it.
     #[test]
-    fn a_connect_finds_the_old_list_or_the_new_one(turns in turns()) {
-        let mut world = World { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
-        let mut kernel = Kernel::default();
-        let mut planner = Planner::resume(kernel.table(), 0);
+    fn a_connect_finds_the_old_list_or_the_new_one(turns in route_changes()) {
+        let mut world = SimRouteWorld { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
+        let mut kernel = FakeKernelMaps::default();
+        let mut planner = RoutePlanner::resume(kernel.table(), 0);
         // Words that were in force, each with the end of that time and the list behind it.
-        let mut past: Vec<(u64, SvcState, Vec<Backend>)> = Vec::new();
+        let mut past: Vec<(u64, SvcState, Vec<BackendTarget>)> = Vec::new();
         for turn in &turns {
-            world.turn(turn, &mut planner);
-            if matches!(turn, Turn::Restart) {
+            world.apply(turn, &mut planner);
+            if matches!(turn, SimRouteChange::Restart) {
                 planner = resumed(&kernel, &world.table, world.now);
             }
             past.retain(|(until, _, _)| world.now - until < SECOND);
@@ -638,7 +643,7 @@ proptest! {
                 kernel.write(op);
                 for (key, found) in kernel.all() {
                     let (was, is) = (old.get(&key), new.get(&key));
-                    let fits = |known: Option<&Found>| {
+                    let fits = |known: Option<&SimConnectResult>| {
                         known.is_some_and(|known| known.0 == found.0 && known.1 == found.1)
                     };
                     prop_assert!(fits(was) || fits(is), "{:?} is {:?}", key, found);
@@ -654,7 +659,7 @@ proptest! {
             // The goal is reached: a planner that looks at everything has nothing to do.
             let mut fresh = resumed(&kernel, &world.table, world.now);
             let rest = fresh.plan(world.now + SECOND, &world.locals);
-            prop_assert_eq!(rest, Ok(Plan::default()));
+            prop_assert_eq!(rest, Ok(MapPlan::default()));
         }
     }
 }
@@ -663,29 +668,29 @@ proptest! {
 fn a_pod_of_both_families_serves_each_clients_own() {
     let six: std::net::Ipv6Addr = "fd00:244::5".parse().unwrap();
     let both = Pod { also: Some(six.into()), ..pod(5, 1, PodPhase::Ready) };
-    let mut bed = Bed::new();
+    let mut bed = PlannerFixture::new();
     bed.plan(&table(&[service(1, Path::Direct)], &[both], &[activator(1)]));
     let ip: std::net::Ipv6Addr = "fd00::1".parse().unwrap();
     let of_six = FrontendKey { address: ip.octets(), ..key([0; 4]) };
-    let own = Backend { address: six.octets(), ..target(5) };
+    let own = BackendTarget { address: six.octets(), ..target(5) };
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
     assert_eq!(bed.kernel.find(&of_six).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
-    let phases = bed.planner.table().phases(|it| *it == at);
+    let phases = bed.planner.table().pod_phases(|it| *it == at);
     assert_eq!(phases, [(at, PodPhase::Ready)].into(), "its kept connections stay");
 }
 
 #[test]
-fn a_pod_that_is_held_gets_no_connects_until_it_is_let_go() {
-    let mut bed = Bed::new();
+fn an_excluded_pod_gets_no_connects_until_the_exclusion_ends() {
+    let mut bed = PlannerFixture::new();
     let pods = [pod(5, 1, PodPhase::Ready), pod(6, 1, PodPhase::Ready)];
     let wanted = table(&[service(1, Path::Direct)], &pods, &[]);
-    let list = |bed: &Bed| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
-    bed.planner.hold("uid5", true);
+    let list = |bed: &PlannerFixture| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
+    bed.planner.set_excluded("uid5", true);
     bed.plan(&wanted);
     assert_eq!(list(&bed), vec![target(6)]);
-    bed.planner.hold("uid5", false);
+    bed.planner.set_excluded("uid5", false);
     bed.plan(&wanted);
     assert_eq!(list(&bed), vec![target(5), target(6)]);
-    assert!(!bed.planner.is_due());
+    assert!(!bed.planner.has_due_work());
 }

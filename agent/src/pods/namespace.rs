@@ -17,18 +17,19 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
-    cookies::Cookies,
-    door, netfilter,
-    netlink::Netlink,
-    oddities::Oddity,
-    pods::{Facts, Listener, Sockets},
+    incompatible::Incompatibility,
+    netfilter,
+    netlink::NetlinkSocket,
+    netns_cookies::NetnsCookies,
+    pod_server,
+    pods::{NamespaceFacts, NamespaceListener, NamespaceSockets},
     sockdiag::SockDiag,
     sys,
 };
 
 /// Error of a query in a network namespace.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum NamespaceError {
     /// The namespace's process has ended, or may not be inspected.
     #[error("cannot open network namespace {}", path.display())]
     Open {
@@ -45,7 +46,7 @@ pub enum Error {
     },
     /// A query in the namespace failed.
     #[error("cannot ask network namespace {} for its {what}", path.display())]
-    Ask {
+    Query {
         /// Path of the namespace.
         path: PathBuf,
         /// Kind of the facts asked for.
@@ -57,34 +58,36 @@ pub enum Error {
 /// A network namespace, kept alive while this value exists. Drop it after one query: the pod's interfaces stay as long
 /// as its namespace.
 #[derive(Debug)]
-pub struct Namespace {
+pub struct NetworkNamespace {
     path: PathBuf,
     file: File,
 }
 
-impl Namespace {
+impl NetworkNamespace {
     /// Opens the namespace at `path` (`/proc/PID/ns/net` or a bind mount).
-    pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, NamespaceError> {
         let path = path.into();
         match File::open(&path) {
             Ok(file) => Ok(Self { path, file }),
-            Err(source) => Err(Error::Open { path, source }),
+            Err(source) => Err(NamespaceError::Open { path, source }),
         }
     }
 
     /// Runs `job` on a thread of its own inside the namespace and waits for it. `what` names the query in errors.
     ///
     /// The thread ends with the job and does nothing else, so no other code can run in the wrong namespace by mistake.
-    pub fn within<T: Send>(
+    pub fn run_inside<T: Send>(
         &self,
         what: &'static str,
         job: impl FnOnce() -> io::Result<T> + Send,
-    ) -> Result<T, Error> {
+    ) -> Result<T, NamespaceError> {
         let run = || {
-            let enter =
-                |error: nix::Error| Error::Enter { path: self.path.clone(), source: error.into() };
+            let enter = |error: nix::Error| NamespaceError::Enter {
+                path: self.path.clone(),
+                source: error.into(),
+            };
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(enter)?;
-            job().map_err(|source| Error::Ask { path: self.path.clone(), what, source })
+            job().map_err(|source| NamespaceError::Query { path: self.path.clone(), what, source })
         };
         thread::scope(|scope| match scope.spawn(run).join() {
             Ok(result) => result,
@@ -93,48 +96,56 @@ impl Namespace {
     }
 
     /// Returns the cookie and addresses of the namespace, and a redirection of its connections.
-    pub fn facts(&self, cookies: &Cookies) -> Result<Facts, Error> {
-        self.within("addresses", || {
-            let netlink = Netlink::open(NETLINK_ROUTE)?;
-            let addresses = addresses(&netlink)?;
+    pub fn read_facts(&self, cookies: &NetnsCookies) -> Result<NamespaceFacts, NamespaceError> {
+        self.run_inside("addresses", || {
+            let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
+            let addresses = list_addresses(&netlink)?;
             let cookie = match addresses.is_empty() {
                 // Without an address there is nothing to find yet. A listener here would raise an event, and with it
                 // another search.
                 true => sys::netns_cookie(netlink.socket())?,
-                false => cookies.of(netlink.socket(), self.file.as_fd())?,
+                false => cookies.cookie_of(netlink.socket(), self.file.as_fd())?,
             };
-            let oddity = netfilter::redirects().then_some(Oddity::Redirected);
-            Ok(Facts { cookie, addresses, oddity })
+            let oddity = netfilter::has_redirection().then_some(Incompatibility::Redirected);
+            Ok(NamespaceFacts { cookie, addresses, incompatibility: oddity })
         })
     }
 
     /// Returns true if the namespace has this cookie.
-    pub(crate) fn is(&self, cookie: u64, cookies: &Cookies) -> Result<bool, Error> {
-        self.within("cookie", || {
-            let netlink = Netlink::open(NETLINK_ROUTE)?;
-            cookies.is(cookie, netlink.socket(), self.file.as_fd())
+    pub(crate) fn has_cookie(
+        &self,
+        cookie: u64,
+        cookies: &NetnsCookies,
+    ) -> Result<bool, NamespaceError> {
+        self.run_inside("cookie", || {
+            let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
+            cookies.has_cookie(cookie, netlink.socket(), self.file.as_fd())
         })
     }
 
     /// Returns the listeners of the namespace's processes; `None` if the namespace does not have this cookie.
-    pub fn sockets(&self, cookie: u64, cookies: &Cookies) -> Result<Option<Sockets>, Error> {
-        self.within("sockets", || {
-            let netlink = Netlink::open(NETLINK_ROUTE)?;
-            if !cookies.is(cookie, netlink.socket(), self.file.as_fd())? {
+    pub fn inspect_sockets(
+        &self,
+        cookie: u64,
+        cookies: &NetnsCookies,
+    ) -> Result<Option<NamespaceSockets>, NamespaceError> {
+        self.run_inside("sockets", || {
+            let netlink = NetlinkSocket::open(NETLINK_ROUTE)?;
+            if !cookies.has_cookie(cookie, netlink.socket(), self.file.as_fd())? {
                 return Ok(None);
             }
             let all = SockDiag::open()?.listeners()?.into_iter();
-            let listeners = all.map(|(at, v6_only)| Listener { at, v6_only });
+            let listeners = all.map(|(at, v6_only)| NamespaceListener { at, v6_only });
             // The pod server's own listener is not the pod's.
-            let listeners = listeners.filter(|it| it.at.port() != door::PORT).collect();
-            Ok(Some(Sockets { listeners, redirects: netfilter::redirects() }))
+            let listeners = listeners.filter(|it| it.at.port() != pod_server::PORT).collect();
+            Ok(Some(NamespaceSockets { listeners, has_redirection: netfilter::has_redirection() }))
         })
     }
 }
 
 /// Returns the global addresses of the namespace that the calling thread is in.
 pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
-    addresses(&Netlink::open(NETLINK_ROUTE)?)
+    list_addresses(&NetlinkSocket::open(NETLINK_ROUTE)?)
 }
 
 /// Returns true if a namespace is mounted at `path`.
@@ -149,20 +160,20 @@ pub(crate) fn inode(path: &Path) -> io::Result<u64> {
 }
 
 /// Returns the global addresses of the namespace, IPv4 first, each family in the kernel's order.
-fn addresses(netlink: &Netlink) -> io::Result<Vec<IpAddr>> {
+fn list_addresses(netlink: &NetlinkSocket) -> io::Result<Vec<IpAddr>> {
     let mut question = AddressMessage::default();
     question.header.family = AddressFamily::Unspec;
     let mut found = Vec::new();
     netlink.dump(RouteNetlinkMessage::GetAddress(question), |answer| {
         if let RouteNetlinkMessage::NewAddress(message) = answer {
-            found.extend(address(&message));
+            found.extend(global_address(&message));
         }
     })?;
     found.sort_by_key(IpAddr::is_ipv6);
     Ok(found)
 }
 
-fn address(message: &AddressMessage) -> Option<IpAddr> {
+fn global_address(message: &AddressMessage) -> Option<IpAddr> {
     let named = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
         message.attributes.iter().find_map(wanted)
     };

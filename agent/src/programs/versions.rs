@@ -8,23 +8,23 @@ use std::{
 use common::abi::maps;
 use tracing::{info, warn};
 
-use super::{Error, Places, place};
+use super::{AgentPaths, EbpfProgramsError, path_error};
 use crate::maps as tables;
 
 /// Programs that serve a client's socket for as long as it is open.
-const CLIENT_SIDE: [&str; 3] = ["release", "getpeername4", "getpeername6"];
+const CLIENT_SOCKET_PROGRAMS: [&str; 3] = ["release", "getpeername4", "getpeername6"];
 /// Maps that show if such sockets are open.
-const CLIENT_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
+const CLIENT_SOCKET_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
 
 /// Returns the pins of another version in force: the newest one that has counting programs.
-pub(super) fn other_version(places: &Places) -> Option<PathBuf> {
+pub(super) fn version_in_force(places: &AgentPaths) -> Option<PathBuf> {
     let in_force =
         |path: &PathBuf| path.join(maps::CONNS).exists() && path.join("links/sockets").exists();
     other_versions(places).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
 }
 
 /// Returns the pins of other versions, with their version numbers.
-fn other_versions(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
+fn other_versions(places: &AgentPaths) -> impl Iterator<Item = (u32, PathBuf)> {
     let own = places.version;
     let found = fs::read_dir(&places.bpffs).into_iter().flatten().flatten();
     found.filter_map(move |entry| {
@@ -34,13 +34,13 @@ fn other_versions(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
 }
 
 /// Retires all other versions but `keep`. Returns the pins of those whose clients' sockets are still open.
-pub(super) fn retire_others(places: &Places, keep: Option<&Path>) -> Vec<PathBuf> {
+pub(super) fn retire_other_versions(places: &AgentPaths, keep: Option<&Path>) -> Vec<PathBuf> {
     let others = other_versions(places).filter(|(_, path)| Some(path.as_path()) != keep);
-    others.filter(|(_, pins)| stays(pins)).map(|(_, pins)| pins).collect()
+    others.filter(|(_, pins)| retire_or_keep(pins)).map(|(_, pins)| pins).collect()
 }
 
 /// Retires another version. Returns true if its pins stay; an error is logged, and they stay.
-pub(super) fn stays(pins: &Path) -> bool {
+pub(super) fn retire_or_keep(pins: &Path) -> bool {
     retire(pins).unwrap_or_else(|error| {
         let error = common::link::chain(&error);
         warn!(pins = %pins.display(), error, "cannot remove old pins");
@@ -50,13 +50,14 @@ pub(super) fn stays(pins: &Path) -> bool {
 
 /// Retires another version: detaches its programs and removes its pins. Returns true if the programs that serve open
 /// client sockets stay.
-pub(super) fn retire(pins: &Path) -> Result<bool, Error> {
+pub(super) fn retire(pins: &Path) -> Result<bool, EbpfProgramsError> {
     // Checked before anything is removed: the maps that show it are among the pins.
-    let has_clients = has_any(pins, &CLIENT_SIDE) && tables::has_clients(pins)?;
+    let has_clients =
+        has_any_link(pins, &CLIENT_SOCKET_PROGRAMS) && tables::has_client_sockets(pins)?;
     if !has_clients {
         return match fs::remove_dir_all(pins) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(place("remove", pins, source))
+                Err(path_error("remove", pins, source))
             }
             _ => {
                 info!(pins = %pins.display(), "pins of another version removed");
@@ -68,10 +69,10 @@ pub(super) fn retire(pins: &Path) -> Result<bool, Error> {
     let links = names_in(&pins.join("links"));
     links
         .iter()
-        .filter(|it| !CLIENT_SIDE.contains(&it.as_str()))
+        .filter(|it| !CLIENT_SOCKET_PROGRAMS.contains(&it.as_str()))
         .try_for_each(|it| remove_link(pins, it))?;
     let is_spare =
-        |name: &&String| name.as_str() != "links" && !CLIENT_MAPS.contains(&name.as_str());
+        |name: &&String| name.as_str() != "links" && !CLIENT_SOCKET_MAPS.contains(&name.as_str());
     for name in names_in(pins).iter().filter(is_spare) {
         remove_pin(&pins.join(name))?;
     }
@@ -79,7 +80,7 @@ pub(super) fn retire(pins: &Path) -> Result<bool, Error> {
 }
 
 /// Returns true if any of these links is pinned there.
-pub(super) fn has_any(pins: &Path, links: &[&str]) -> bool {
+pub(super) fn has_any_link(pins: &Path, links: &[&str]) -> bool {
     links.iter().any(|name| pins.join("links").join(name).exists())
 }
 
@@ -88,21 +89,21 @@ fn names_in(folder: &Path) -> Vec<String> {
     found.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-pub(super) fn remove_link(pins: &Path, name: &str) -> Result<(), Error> {
+pub(super) fn remove_link(pins: &Path, name: &str) -> Result<(), EbpfProgramsError> {
     remove_pin(&pins.join("links").join(name))
 }
 
-pub(super) fn remove_pin(pin: &Path) -> Result<(), Error> {
+pub(super) fn remove_pin(pin: &Path) -> Result<(), EbpfProgramsError> {
     match fs::remove_file(pin) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(place("remove", pin, source))
+            Err(path_error("remove", pin, source))
         }
         _ => Ok(()),
     }
 }
 
 /// Detaches all programs of other versions, by removing their pins.
-pub(super) fn remove_others(places: &Places) {
+pub(super) fn remove_other_versions(places: &AgentPaths) {
     for (_, other) in other_versions(places) {
         if let Err(error) = fs::remove_dir_all(&other) {
             warn!(pins = %other.display(), %error, "cannot remove old pins");

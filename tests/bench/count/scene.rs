@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use agent::programs::{self, Places, Programs};
+use agent::programs::{self, AgentPaths, EbpfPrograms};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
@@ -234,7 +234,7 @@ impl Scene {
     fn rests(&self, target: &Served) -> Result<()> {
         let started = Instant::now();
         loop {
-            let state = self.bed.maps.state(slot(&target.place));
+            let state = self.bed.maps.pod_state(slot(&target.place));
             if state.connections == 0 && state.in_flight == 0 {
                 ensure!(state.desync == 0 && state.stray == 0, "boundaries were lost: {state:?}");
                 return Ok(());
@@ -273,12 +273,12 @@ impl Scene {
 }
 
 /// Loads an object from memory with the alignment that the ELF parser needs.
-fn load(object: &[u8], places: Places) -> Result<Programs, programs::Error> {
+fn load(object: &[u8], places: AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError> {
     let mut room = vec![0_u8; object.len() + 8];
     let at = room.as_ptr().align_offset(8);
     let aligned = &mut room[at..at + object.len()];
     aligned.copy_from_slice(object);
-    Programs::load_object(aligned, places)
+    EbpfPrograms::load_object(aligned, places)
 }
 
 /// Starts a pod's server. With `h2`, also a proxy; true means that both accept HTTP/2 from clients, false HTTP/1.1.

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use agent::{audit::Levels, maps::gauges::Gauges};
+use agent::{audit::GaugeValues, maps::gauges::PodGauges};
 
 use super::*;
 
@@ -28,15 +28,15 @@ fn scene(test: &str) -> World {
     world
 }
 
-fn gauges(world: &World) -> Gauges {
+fn gauges(world: &World) -> PodGauges {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    Maps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
+    KernelMaps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
 }
 
 /// Connects from the node's network namespace.
 fn connected(name: &str) -> TcpStream {
-    let node = Namespace::open(format!("/run/netns/{name}-n")).expect("it exists");
-    node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
+    let node = NetworkNamespace::open(format!("/run/netns/{name}-n")).expect("it exists");
+    node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
 }
 
 /// Sends a request that is answered at once, or never.
@@ -90,7 +90,7 @@ fn gauges_stand_by_their_sockets_under_load() {
         assert!(page.contains(&format!("{} 0\n", drift(gauge))), "{page}");
     }
     let reading = gauges(&world).read(world.slot());
-    assert_eq!((reading.levels, reading.totals), ([1, 0, 0, 0], [asked + 1; 2]));
+    assert_eq!((reading.values, reading.totals), ([1, 0, 0, 0], [asked + 1; 2]));
 }
 
 #[test]
@@ -106,18 +106,18 @@ fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
     foreign.read_exact(&mut [0]).expect("it comes back");
     let gauges = gauges(&world);
     // A TLS handshake is no request yet.
-    let right: Levels = [4, 1, 2, 1];
-    assert_eq!(gauges.levels(world.slot()), right);
+    let right: GaugeValues = [4, 1, 2, 1];
+    assert_eq!(gauges.values(world.slot()), right);
     gauges.add(world.slot(), [4, -2, 1, -3]);
     for (gauge, by) in [("connections", 4), ("in_flight", 2), ("fresh", 1), ("estimated", 3)] {
         world.wait_counted(&drift(gauge), by);
     }
-    assert_eq!(gauges.levels(world.slot()), right);
+    assert_eq!(gauges.values(world.slot()), right);
     // The correction loses no connection, and counts none twice.
     drop((busy, idle, fresh, foreign));
     let end = Instant::now() + LIMIT;
-    while gauges.levels(world.slot()) != [1, 1, 0, 0] {
-        assert!(Instant::now() < end, "{:?}", gauges.levels(world.slot()));
+    while gauges.values(world.slot()) != [1, 1, 0, 0] {
+        assert!(Instant::now() < end, "{:?}", gauges.values(world.slot()));
         thread::sleep(Duration::from_millis(10));
     }
     let page = world.get("n", "127.0.0.1:7104", "/metrics");
@@ -131,9 +131,9 @@ fn connections_that_count_nowhere_are_told() {
     world.tell("listen");
     // Connected before any program was attached.
     let end = Instant::now() + LIMIT;
-    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
     let early = loop {
-        match node.within("connect", || TcpStream::connect(ADDRESS)) {
+        match node.run_inside("connect", || TcpStream::connect(ADDRESS)) {
             Ok(early) => break early,
             Err(error) => assert!(Instant::now() < end, "{error:?}"),
         }
@@ -144,6 +144,6 @@ fn connections_that_count_nowhere_are_told() {
     world.wait("ready", |seen| seen.ready);
     let counted = connected(&world.name);
     world.wait_counted(UNCOUNTED, 1);
-    assert_eq!(gauges(&world).levels(world.slot()), [1, 0, 1, 0]);
+    assert_eq!(gauges(&world).values(world.slot()), [1, 0, 1, 0]);
     drop((early, counted));
 }

@@ -58,7 +58,7 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     assert!(page.contains(&format!("{ENDED} 3\n")), "{page}");
     assert!(page.contains("rouse_agent_deadlines_kept 1\n"), "{page}");
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let state = Maps::open(&pins).expect("pinned maps").state(world.slot());
+    let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(world.slot());
     assert_eq!((state.in_flight, state.connections), (1, 3), "the foreign one: {state:?}");
     foreign.write_all(b"!").expect("it stands");
     foreign.read_exact(&mut [0]).expect("nobody knows what it does, so it is left alone");
@@ -112,8 +112,8 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
     }
     assert_eq!(one.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let maps = Maps::open(&pins).expect("pinned maps");
-    assert_eq!(maps.state(world.slot()).in_flight, 2, "its first and its newest");
+    let maps = KernelMaps::open(&pins).expect("pinned maps");
+    assert_eq!(maps.pod_state(world.slot()).in_flight, 2, "its first and its newest");
     assert_eq!(ends(many).join().expect("no panic"), (0, ErrorKind::ConnectionReset));
     ask(&mut kept, "/quick");
 }

@@ -14,9 +14,10 @@ impl World {
 
     /// Sends a request that the pod does not answer.
     fn waits(&self) -> TcpStream {
-        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let node =
+            NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let mut stream =
-            node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
+            node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
         stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("it stands");
         stream
     }
@@ -25,12 +26,12 @@ impl World {
 /// Waits until the agent has armed the pod's next growth event. Returns true if it has.
 fn is_armed(world: &World) -> bool {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let (maps, slot) = (Maps::open(&pins).expect("pinned maps"), world.slot());
+    let (maps, slot) = (KernelMaps::open(&pins).expect("pinned maps"), world.slot());
     let end = Instant::now() + LIMIT;
-    while maps.state(slot).armed == 0 && Instant::now() < end {
+    while maps.pod_state(slot).armed == 0 && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
-    maps.state(slot).armed != 0
+    maps.pod_state(slot).armed != 0
 }
 
 #[test]

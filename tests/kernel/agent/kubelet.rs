@@ -21,8 +21,8 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
     world.name_pod(PodPhase::Ready, ProbeHow::Listen);
-    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
-    let request = node.within("a request that lasts", || {
+    let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let request = node.run_inside("a request that lasts", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
         stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")?;
         let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
@@ -54,8 +54,8 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
 fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
     let mut world = server::scene("tunnels", Duration::from_secs(60));
     world.wait("ready", |seen| seen.ready);
-    let node = Namespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
-    let tunnel = node.within("a tunnel", || {
+    let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
+    let tunnel = node.run_inside("a tunnel", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
         write!(stream, "GET /upgrade HTTP/1.1\r\nhost: hello\r\n{}\r\n", server::UPGRADE)?;
         let mut answer = Vec::new();
@@ -145,7 +145,9 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     world.start_pod();
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let targets = || {
-        let Ok(table) = Maps::open(&pins).and_then(|maps| maps.read()) else { return None };
+        let Ok(table) = KernelMaps::open(&pins).and_then(|maps| maps.read_routes()) else {
+            return None;
+        };
         Some(table.backends.len()).filter(|_| !table.frontends.is_empty())
     };
     while targets().is_none() {

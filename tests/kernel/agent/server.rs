@@ -100,8 +100,10 @@ impl World {
     }
 
     pub(super) fn connect(&self) -> TcpStream {
-        let node = Namespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
-        let stream = node.within("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
+        let node =
+            NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let stream =
+            node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
         stream.set_read_timeout(Some(LIMIT)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
         stream

@@ -64,10 +64,10 @@ fn a_node_with_more_addresses_than_are_known_is_told_of() {
         octets
     };
     let maps = &mut case.bed.maps;
-    let told = maps.set_node(&(0..=abi::NODE_MAX).map(address).collect());
+    let told = maps.set_node_addresses(&(0..=abi::NODE_MAX).map(address).collect());
     let told = told.expect_err("one too many").to_string();
     assert!(told.contains("NODE"), "{told}");
-    maps.set_node(&(0..abi::NODE_MAX).map(address).collect())
+    maps.set_node_addresses(&(0..abi::NODE_MAX).map(address).collect())
         .expect("as many as there is room for");
-    maps.set_node(&[address(0)].into()).expect("what is gone leaves room");
+    maps.set_node_addresses(&[address(0)].into()).expect("what is gone leaves room");
 }

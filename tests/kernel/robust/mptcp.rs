@@ -50,7 +50,7 @@ fn play(stream: &mut TcpStream) {
 fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
     let scene = Scene::new();
     let _server = listening(&scene);
-    assert_eq!(scene.bed.maps.listen(scene.pod.cookie, SERVING).unwrap().open, 1);
+    assert_eq!(scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap().open, 1);
     play(&mut scene.connect());
     scene.settles_in_order();
 }

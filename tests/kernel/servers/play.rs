@@ -106,7 +106,7 @@ impl Stage {
     fn judge(&mut self, to_hold: u64, row: &Row, held: Held, sent: Option<u64>, cut: [u64; 2]) {
         let what = format!("{} × {} × {}", row.server, row.client, row.protocol);
         if !held.is_all || row.difference() != 0 {
-            let state = self.bed.maps.state(u32::from(self.pod.number));
+            let state = self.bed.maps.pod_state(u32::from(self.pod.number));
             self.wrong.push(format!("{what}: {row:?}, {to_hold} to be held, {state:?}"));
         }
         if held.kernel != held.own {

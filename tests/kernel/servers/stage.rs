@@ -207,12 +207,12 @@ impl Stage {
     }
 
     pub(super) fn in_flight(&self) -> u64 {
-        self.bed.maps.state(u32::from(self.pod.number)).in_flight
+        self.bed.maps.pod_state(u32::from(self.pod.number)).in_flight
     }
 
     /// Difference between counted and real connections. A server may well keep one whose client has gone.
     pub(super) fn surplus(&self) -> u64 {
-        let counted = self.bed.maps.state(u32::from(self.pod.number)).connections;
+        let counted = self.bed.maps.pod_state(u32::from(self.pod.number)).connections;
         counted.abs_diff(accepted(&self.pod.netns))
     }
 
@@ -225,7 +225,7 @@ impl Stage {
         table::show(&self.rows);
         // A server may be closing connections: the kernel counts one a moment sooner or later than `ss` lists it.
         until(|| self.rest() == [0; 5]);
-        let state = self.bed.maps.state(u32::from(self.pod.number));
+        let state = self.bed.maps.pod_state(u32::from(self.pod.number));
         assert!(
             self.wrong.is_empty(),
             "{}\n{state:?}\n{}",
@@ -239,7 +239,7 @@ impl Stage {
     ///
     /// Without `stray`: servers also answer incomplete requests, Node and haproxy with 400 when a client breaks off.
     fn rest(&self) -> [u64; 5] {
-        let state = self.bed.maps.state(u32::from(self.pod.number));
+        let state = self.bed.maps.pod_state(u32::from(self.pod.number));
         [state.in_flight, self.surplus(), state.fresh, state.desync, state.opaque]
     }
 }

@@ -1,0 +1,699 @@
+//! Shell: finder of pods by their cgroups, and of their network namespaces by the processes in them.
+//!
+//! A platform may name the namespaces of pods before anything runs in them. Then they are found there, and when a pod's
+//! process listens, only the maps have to be read.
+//!
+//! All of it runs on one thread of its own. Reading cgroup files may wait for a lock that the container runtime holds,
+//! and entering namespaces needs threads of their own anyway. The directories are watched by inotify, so that a pod is
+//! found while its runtime still sets it up, before its process listens.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use tokio::{
+    io::unix::AsyncFd,
+    sync::{
+        mpsc::{self, Receiver, Sender},
+        oneshot,
+    },
+    time::{MissedTickBehavior, interval, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+use super::namespace::{self, NetworkNamespace};
+use crate::{
+    cgroup_search::subdirectories,
+    cgroups::{is_runtime_monitor, pod_uid},
+    clock::monotonic_ns,
+    incompatible::{self, Incompatibility},
+    maps::connection_storage::ConnectionStorage,
+    netns_cookies::NetnsCookies,
+    pod_server::{PodServer, PodServers, prestop::PreStopHooks},
+    pods::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
+    sys,
+};
+
+/// First wait for a process that has not entered its pod's namespace yet; doubled up to [`SEARCH_WAIT_MAX`].
+const SEARCH_WAIT_MIN: Duration = Duration::from_micros(500);
+const SEARCH_WAIT_MAX: Duration = Duration::from_millis(50);
+/// Number of searches, each after a wait, that find a pod's processes in the node's namespace only. A runtime moves
+/// them to their own namespace within milliseconds; so many searches take about two seconds.
+const HOST_NAMESPACE_SEARCHES_MAX: u32 = 40;
+/// Wait before another search where inotify should report the change anyway.
+const SLOW_SEARCH_WAIT: Duration = Duration::from_secs(1);
+/// Depth of pod directories below the root: `kubepods.slice/kubepods-burstable.slice/…-pod<uid>.slice`.
+const POD_DIRECTORY_DEPTH: usize = 3;
+/// Capacity of the channel of commands, while the thread is busy.
+const COMMANDS_MAX: usize = 4_096;
+
+/// Command to the finder.
+#[derive(Debug)]
+pub enum FinderCommand {
+    /// Search for this pod, and again whenever its processes change.
+    Find(String),
+    /// Stop the search for a pod that is gone.
+    Forget(String),
+    /// Inspect this pod's namespace for listeners, if it still has this cookie.
+    Inspect(String, u64),
+    /// Send this pod's namespace, if it exists and still has this cookie.
+    OpenNamespace(String, u64, oneshot::Sender<NetworkNamespace>),
+    /// Search again for the pods that were not found: a process has listened in an unknown namespace.
+    RetryMissing,
+}
+
+/// Returns a pod's namespace, if the finder behind `finder` finds it and it still has this cookie.
+pub async fn request_namespace(
+    finder: &Sender<FinderCommand>,
+    uid: &str,
+    cookie: u64,
+) -> Option<NetworkNamespace> {
+    let (lend, lent) = oneshot::channel();
+    finder.send(FinderCommand::OpenNamespace(uid.to_owned(), cookie, lend)).await.ok()?;
+    lent.await.ok()
+}
+
+/// Paths and sources that the finder searches with.
+#[derive(Clone, Debug)]
+pub struct FinderConfig {
+    /// Cgroup below which the pods' own cgroups are.
+    pub cgroups: PathBuf,
+    /// Folder of the pods' network namespaces by uid, if the platform keeps one.
+    pub namespaces: Option<PathBuf>,
+    /// Source of the cookies of namespaces.
+    pub cookies: NetnsCookies,
+    /// State that the pod servers answer from; `None`: no pod servers.
+    pub pod_servers: Option<PodServerDeps>,
+}
+
+/// State that the pod servers answer from.
+#[derive(Clone, Debug)]
+pub struct PodServerDeps {
+    /// PreStop requests, and the pods that may stop.
+    pub prestop_hooks: PreStopHooks,
+    /// Storage of the pods' connections.
+    pub conns: ConnectionStorage,
+}
+
+/// Starts the thread. It ends when the sender of commands or the receiver of events is dropped.
+pub fn start(
+    places: FinderConfig,
+    events: Sender<PodTrackerEvent>,
+) -> io::Result<Sender<FinderCommand>> {
+    let (send, receive) = mpsc::channel(COMMANDS_MAX);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name("agent-find".into()).spawn(move || {
+        if let Err(error) = runtime.block_on(run(places, events, receive)) {
+            warn!(%error, "cannot look for pods");
+        }
+    })?;
+    Ok(send)
+}
+
+async fn run(
+    places: FinderConfig,
+    events: Sender<PodTrackerEvent>,
+    mut commands: Receiver<FinderCommand>,
+) -> io::Result<()> {
+    let mut finder = PodFinder::new(places, events)?;
+    // Inotify cannot watch a root that does not exist, so the root is looked up by a timer.
+    let mut look = interval(SLOW_SEARCH_WAIT);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let next = finder.next_search();
+        let retry = async {
+            match next {
+                Some(at) => sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(command) => finder.handle_command(command).await,
+                None => return Ok(()),
+            },
+            ready = finder.inotify.readable() => {
+                ready?.clear_ready();
+                finder.handle_inotify().await?;
+            }
+            () = retry => finder.search_due().await,
+            _ = look.tick() => finder.check_root().await,
+        }
+    }
+}
+
+/// Adapter: the library's type implements only `AsFd`, and tokio needs `AsRawFd`.
+struct InotifyFd(Inotify);
+
+impl AsFd for InotifyFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for InotifyFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+struct PodFinder {
+    config: FinderConfig,
+    /// Inodes of namespaces that are no pod's: the agent's own and that of process 1.
+    foreign_inodes: Vec<u64>,
+    inotify: AsyncFd<InotifyFd>,
+    /// Watched directories that may hold pods.
+    directory_watches: HashMap<WatchDescriptor, PathBuf>,
+    /// Watched `cgroup.events` of wanted pods.
+    pod_watches: HashMap<WatchDescriptor, String>,
+    /// Directory of every pod, wanted or not, by uid.
+    pod_directories: HashMap<String, PathBuf>,
+    wanted: HashMap<String, SearchedPod>,
+    /// Inode of the watched root: a root that is created again has none of the watches.
+    root_inode: Option<u64>,
+    pod_servers: Option<PodServers>,
+    events: Sender<PodTrackerEvent>,
+}
+
+struct SearchedPod {
+    is_found: bool,
+    /// Open pod server in the pod's namespace.
+    pod_server: Option<PodServer>,
+    watch: Option<WatchDescriptor>,
+    next_search: Option<Instant>,
+    backoff: Duration,
+    /// Number of successive searches, each after a wait, that found the processes in the node's namespace only.
+    host_namespace_searches: u32,
+}
+
+impl SearchedPod {
+    fn new() -> Self {
+        Self {
+            is_found: false,
+            pod_server: None,
+            watch: None,
+            next_search: None,
+            backoff: SEARCH_WAIT_MIN,
+            host_namespace_searches: 0,
+        }
+    }
+
+    /// Returns the wait before another search, after one with this result; `None` if the pod is found. `waited` is true
+    /// if a planned wait came before that search.
+    fn next_wait(
+        &mut self,
+        found: Result<&NamespaceFacts, MissingNamespace>,
+        waited: bool,
+    ) -> Option<Duration> {
+        self.host_namespace_searches = match found {
+            Err(MissingNamespace::HostNamespace) => {
+                self.host_namespace_searches + u32::from(waited)
+            }
+            _ => 0,
+        };
+        match found {
+            // A namespace without addresses is found again later: its network is still being set up.
+            Ok(facts) if !facts.addresses.is_empty() => None,
+            Err(MissingNamespace::HostNamespace)
+                if self.host_namespace_searches >= HOST_NAMESPACE_SEARCHES_MAX =>
+            {
+                Some(SLOW_SEARCH_WAIT)
+            }
+            Ok(_) | Err(MissingNamespace::NotReady | MissingNamespace::HostNamespace) => {
+                Some(self.backoff)
+            }
+            Err(MissingNamespace::NoProcess) => Some(SLOW_SEARCH_WAIT),
+        }
+    }
+
+    /// Opens the pod server in the pod's namespace, if it is not open yet.
+    fn open_pod_server(
+        &mut self,
+        doors: &PodServers,
+        uid: &str,
+        cookie: u64,
+        namespace: &NetworkNamespace,
+    ) {
+        if self.pod_server.as_ref().is_some_and(|door| door.cookie == cookie) {
+            return;
+        }
+        self.pod_server = match doors.open(uid, cookie, namespace) {
+            Ok(door) => Some(door),
+            Err(error) => {
+                let error = common::link::chain(&error);
+                warn!(
+                    uid,
+                    error,
+                    "nobody will answer in the pod's namespace, nor the kubelet before it stops the pod"
+                );
+                None
+            }
+        };
+    }
+}
+
+/// Reason for which a pod's namespace is not known yet.
+#[derive(Clone, Copy)]
+enum MissingNamespace {
+    /// The pod has no directory or no process; inotify reports a change.
+    NoProcess,
+    /// The processes have not moved yet, or the namespace has no address: searched again soon.
+    NotReady,
+    /// All processes are in the node's namespace: they move soon, or never.
+    HostNamespace,
+}
+
+impl PodFinder {
+    fn new(places: FinderConfig, events: Sender<PodTrackerEvent>) -> io::Result<Self> {
+        let own = namespace::inode(Path::new("/proc/thread-self/ns/net"));
+        // In a container the agent's namespace may differ from that of process 1; a pod has neither.
+        let first = namespace::inode(Path::new("/proc/1/ns/net"));
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let mut finder = Self {
+            config: places.clone(),
+            foreign_inodes: [own, first].into_iter().flatten().collect(),
+            inotify: sys::register_readable(InotifyFd(inotify))?,
+            directory_watches: HashMap::new(),
+            pod_watches: HashMap::new(),
+            pod_directories: HashMap::new(),
+            wanted: HashMap::new(),
+            root_inode: namespace::inode(&places.cgroups).ok(),
+            pod_servers: places.pod_servers.map(
+                |PodServerDeps { prestop_hooks: drains, conns }| PodServers {
+                    prestop_hooks: drains,
+                    conns,
+                    events: events.clone(),
+                },
+            ),
+            events,
+        };
+        finder.watch_tree(&places.cgroups);
+        if let Some(dir) = &places.namespaces {
+            finder.watch_directory(dir);
+        }
+        Ok(finder)
+    }
+
+    /// Watches a directory that may hold pods, then lists it: a child that is created in between is seen twice, not
+    /// missed.
+    fn watch_tree(&mut self, dir: &Path) -> Vec<String> {
+        self.watch_directory(dir);
+        let mut found = Vec::new();
+        for child in subdirectories(dir) {
+            found.extend(self.add_directory(child));
+        }
+        found
+    }
+
+    fn is_below_root(&self, dir: &Path) -> bool {
+        dir != self.config.cgroups && dir.starts_with(&self.config.cgroups)
+    }
+
+    fn watch_directory(&mut self, dir: &Path) {
+        let mask = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
+        match self.inotify.get_ref().0.add_watch(dir, mask) {
+            Ok(watch) => drop(self.directory_watches.insert(watch, dir.to_owned())),
+            // Removed before it was seen, as the canary's cgroup often is.
+            Err(nix::Error::ENOENT) if self.is_below_root(dir) => {
+                debug!(dir = %dir.display(), "directory of pods has gone")
+            }
+            Err(error) => warn!(dir = %dir.display(), %error, "cannot watch directory of pods"),
+        }
+    }
+
+    /// Adds a directory, and returns the pods that came with it.
+    fn add_directory(&mut self, dir: PathBuf) -> Vec<String> {
+        if let Some(uid) = dir.file_name().and_then(pod_uid) {
+            self.pod_directories.insert(uid.clone(), dir);
+            return vec![uid];
+        }
+        let depth =
+            dir.components().count().saturating_sub(self.config.cgroups.components().count());
+        if depth < POD_DIRECTORY_DEPTH { self.watch_tree(&dir) } else { Vec::new() }
+    }
+
+    async fn handle_command(&mut self, command: FinderCommand) {
+        match command {
+            FinderCommand::Find(uid) => {
+                self.wanted.insert(uid.clone(), SearchedPod::new());
+                self.search(&uid).await;
+            }
+            FinderCommand::Forget(uid) => {
+                if let Some(doors) = &self.pod_servers {
+                    doors.prestop_hooks.forget(&uid);
+                }
+                let watch = self.wanted.remove(&uid).and_then(|wanted| wanted.watch);
+                if let Some(watch) = watch {
+                    self.pod_watches.remove(&watch);
+                    // Fails if the directory is gone, and the watch with it.
+                    let _ = self.inotify.get_ref().0.rm_watch(watch);
+                }
+            }
+            FinderCommand::Inspect(uid, cookie) => self.inspect(uid, cookie).await,
+            FinderCommand::OpenNamespace(uid, cookie, to) => {
+                if let Some(namespace) = self.open_namespace_with_cookie(&uid, cookie) {
+                    // A failed send means that the requester no longer waits.
+                    let _ = to.send(namespace);
+                }
+            }
+            FinderCommand::RetryMissing => {
+                let missing: Vec<String> = self.missing_pods(|_| true);
+                for uid in missing {
+                    self.search(&uid).await;
+                }
+            }
+        }
+    }
+
+    /// Watches the root again if it is a new directory: a kubelet that was reset creates its folder again, without the
+    /// watches.
+    async fn check_root(&mut self) {
+        let root = namespace::inode(&self.config.cgroups).ok();
+        if root.is_none() || root == self.root_inode {
+            return;
+        }
+        info!(cgroup = %self.config.cgroups.display(), "the pods' cgroup was made anew");
+        self.root_inode = root;
+        // All known paths were below the old root.
+        self.pod_directories.clear();
+        let dir = self.config.cgroups.clone();
+        self.watch_tree(&dir);
+        let wanted: Vec<String> = self.wanted.keys().cloned().collect();
+        for uid in wanted {
+            self.search(&uid).await;
+        }
+    }
+
+    fn missing_pods(&self, which: impl Fn(&SearchedPod) -> bool) -> Vec<String> {
+        let wanted = self.wanted.iter().filter(|(_, wanted)| !wanted.is_found && which(wanted));
+        wanted.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    fn next_search(&self) -> Option<Instant> {
+        self.wanted.values().filter_map(|wanted| wanted.next_search).min()
+    }
+
+    async fn search_due(&mut self) {
+        let now = Instant::now();
+        for uid in self.missing_pods(|wanted| wanted.next_search.is_some_and(|at| at <= now)) {
+            self.search_after(&uid, true).await;
+        }
+    }
+
+    /// Reads and handles the events of inotify.
+    async fn handle_inotify(&mut self) -> io::Result<()> {
+        loop {
+            let events = match self.inotify.get_ref().0.read_events() {
+                Ok(events) => events,
+                Err(nix::Error::EAGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            for event in events {
+                self.handle_inotify_event(event).await;
+            }
+        }
+    }
+
+    async fn handle_inotify_event(&mut self, event: InotifyEvent) {
+        // After an overflow events are lost: list everything, and search for all that is missing.
+        if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+            let root = self.config.cgroups.clone();
+            self.watch_tree(&root);
+            return self.handle_command(FinderCommand::RetryMissing).await;
+        }
+        if let Some(uid) = self.pod_watches.get(&event.wd).cloned() {
+            if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+                self.pod_watches.remove(&event.wd);
+            } else {
+                self.search(&uid).await;
+            }
+            return;
+        }
+        let (Some(dir), Some(name)) = (self.directory_watches.get(&event.wd).cloned(), event.name)
+        else {
+            if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+                self.directory_watches.remove(&event.wd);
+            }
+            return;
+        };
+        // A file, and no directory: the folder of namespaces has such names, one for each pod's uid.
+        if !event.mask.contains(AddWatchFlags::IN_ISDIR) {
+            return self.handle_namespace_name(&name.to_string_lossy()).await;
+        }
+        if event.mask.contains(AddWatchFlags::IN_DELETE) {
+            if let Some(uid) = pod_uid(&name) {
+                self.handle_removed_directory(uid).await;
+            }
+            return;
+        }
+        for uid in self.add_directory(dir.join(name)) {
+            if self.wanted.contains_key(&uid) {
+                self.search(&uid).await;
+            }
+        }
+    }
+
+    /// Handles the removal of a pod's directory, which implies the end of its last process.
+    async fn handle_removed_directory(&mut self, uid: String) {
+        self.pod_directories.remove(&uid);
+        if let Some(wanted) = self.wanted.get_mut(&uid) {
+            wanted.pod_server = None;
+            self.send_event(PodTrackerEvent::ProcessesEnded(uid)).await;
+        }
+    }
+
+    /// Handles a namespace's name that was created or removed.
+    async fn handle_namespace_name(&mut self, uid: &str) {
+        if self.wanted.get(uid).is_some_and(|wanted| !wanted.is_found) {
+            self.search(uid).await;
+        }
+    }
+
+    /// Searches for a wanted pod's namespace, and sends the result or plans another search.
+    async fn search(&mut self, uid: &str) {
+        self.search_after(uid, false).await;
+    }
+
+    /// Searches for a pod's namespace; `waited` is true if a planned wait came before.
+    async fn search_after(&mut self, uid: &str, waited: bool) {
+        // Watched before the search: a process that comes after the search is reported by inotify.
+        self.watch_processes(uid);
+        let namespace = self.open_namespace(uid);
+        let result = match &namespace {
+            Err(missing) => Err(*missing),
+            Ok(namespace) => match namespace.read_facts(&self.config.cookies) {
+                Ok(facts) => Ok(NamespaceFacts {
+                    incompatibility: self.detect_sandbox(uid).or(facts.incompatibility),
+                    ..facts
+                }),
+                Err(error) => {
+                    debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
+                    Err(MissingNamespace::NotReady)
+                }
+            },
+        };
+        let Some(wanted) = self.wanted.get_mut(uid) else { return };
+        let wait = wanted.next_wait(result.as_ref().map_err(|missing| *missing), waited);
+        wanted.next_search = wait.map(|wait| Instant::now() + wait);
+        wanted.is_found = wait.is_none();
+        wanted.backoff = if wanted.is_found {
+            SEARCH_WAIT_MIN
+        } else {
+            (wanted.backoff * 2).min(SEARCH_WAIT_MAX)
+        };
+        // Without processes the namespace may end; an open pod server would keep its interfaces alive.
+        if let Err(MissingNamespace::NoProcess) = result {
+            wanted.pod_server = None;
+        }
+        if waited && wanted.host_namespace_searches == HOST_NAMESPACE_SEARCHES_MAX {
+            info!(uid, "all processes of the pod are in the node's network namespace");
+            return self
+                .send_event(PodTrackerEvent::NamespaceMissing(
+                    uid.to_owned(),
+                    Incompatibility::HostNetwork,
+                ))
+                .await;
+        }
+        if let (Ok(facts), Ok(namespace)) = (result, namespace) {
+            if let Some(doors) = &self.pod_servers {
+                wanted.open_pod_server(doors, uid, facts.cookie, &namespace);
+            }
+            if wanted.is_found {
+                info!(uid, cookie = facts.cookie, addresses = ?facts.addresses, "pod found");
+            }
+            self.send_event(PodTrackerEvent::NamespaceFound(uid.to_owned(), facts)).await;
+        }
+    }
+
+    /// Returns the incompatible sandbox that a pod's processes run in.
+    fn detect_sandbox(&self, uid: &str) -> Option<Incompatibility> {
+        let read = |pid: u32, file: &str| {
+            fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+        };
+        processes(self.pod_directories.get(uid)?).into_iter().find_map(|pid| {
+            let command = read(pid, "cmdline");
+            incompatible::detect_sandbox(read(pid, "comm").trim_end(), command.split('\0').next()?)
+        })
+    }
+
+    /// Watches `cgroup.events`, by which inotify reports the pod's first process and the end of its last.
+    fn watch_processes(&mut self, uid: &str) {
+        let (Some(dir), Some(wanted)) = (self.pod_directories.get(uid), self.wanted.get_mut(uid))
+        else {
+            return;
+        };
+        let file = dir.join("cgroup.events");
+        // The kernel returns the same descriptor for a file that is watched already.
+        if let Ok(watch) = self.inotify.get_ref().0.add_watch(&file, AddWatchFlags::IN_MODIFY) {
+            wanted.watch = Some(watch);
+            self.pod_watches.insert(watch, uid.to_owned());
+        }
+    }
+
+    fn open_namespace(&self, uid: &str) -> Result<NetworkNamespace, MissingNamespace> {
+        let mut missing = MissingNamespace::NoProcess;
+        if let Some(path) = self.config.namespaces.as_ref().map(|dir| dir.join(uid)) {
+            if namespace::is_mounted(&path) {
+                return NetworkNamespace::open(path).map_err(|_gone| MissingNamespace::NotReady);
+            }
+            // The name exists a moment before the namespace is mounted there.
+            if path.exists() {
+                missing = MissingNamespace::NotReady;
+            }
+        }
+        let Some(dir) = self.pod_directories.get(uid) else { return Err(missing) };
+        for pid in processes(dir) {
+            let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+            match namespace::inode(&path) {
+                Ok(inode) if !self.foreign_inodes.contains(&inode) => {
+                    return NetworkNamespace::open(path)
+                        .map_err(|_gone| MissingNamespace::NotReady);
+                }
+                Ok(_) if !matches!(missing, MissingNamespace::NotReady) => {
+                    missing = MissingNamespace::HostNamespace
+                }
+                // The process has just ended, or may not be inspected.
+                Ok(_) | Err(_) => missing = MissingNamespace::NotReady,
+            }
+        }
+        Err(missing)
+    }
+
+    /// Returns the pod's namespace, if it still has this cookie.
+    fn open_namespace_with_cookie(&self, uid: &str, cookie: u64) -> Option<NetworkNamespace> {
+        let namespace = self.open_namespace(uid).ok()?;
+        match namespace.has_cookie(cookie, &self.config.cookies) {
+            Ok(is_it) => is_it.then_some(namespace),
+            Err(error) => {
+                debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
+                None
+            }
+        }
+    }
+
+    async fn inspect(&mut self, uid: String, cookie: u64) {
+        let seen = match self.open_namespace(&uid) {
+            // A pod without a process has no listener.
+            Err(_) => Ok(Some(NamespaceSockets::default())),
+            Ok(namespace) => namespace.inspect_sockets(cookie, &self.config.cookies),
+        };
+        match seen {
+            Ok(Some(sockets)) => {
+                self.send_event(PodTrackerEvent::Inspected(uid, sockets, monotonic_ns())).await
+            }
+            Ok(None) => self.search(&uid).await,
+            Err(error) => {
+                warn!(uid, error = %common::link::chain(&error), "cannot look for listeners")
+            }
+        }
+    }
+
+    async fn send_event(&self, event: PodTrackerEvent) {
+        // A failed send means that the agent is stopping.
+        let _ = self.events.send(event).await;
+    }
+}
+
+/// Returns every process in the cgroup `dir` and below.
+pub(crate) fn processes(dir: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    // Processes of another pid namespace are listed as 0.
+    let own = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
+    let mut found: Vec<u32> = own.collect();
+    for child in subdirectories(dir) {
+        if !child.file_name().is_some_and(is_runtime_monitor) {
+            found.extend(processes(&child));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plain files stand in for the cgroup of a pod, whose only process is this one.
+    #[tokio::test]
+    async fn a_pod_whose_processes_stay_in_the_nodes_namespace_is_reported_and_still_searched() {
+        let (root, commands, mut events) = finder("host");
+        fs::create_dir_all(root.join("poda")).expect("a folder");
+        fs::write(root.join("poda/cgroup.procs"), std::process::id().to_string()).expect("a file");
+        commands.send(FinderCommand::Find("a".into())).await.expect("it runs");
+        let event = events.recv().await.expect("an answer");
+        assert!(
+            matches!(event, PodTrackerEvent::NamespaceMissing(uid, Incompatibility::HostNetwork) if uid == "a")
+        );
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[test]
+    fn a_pod_in_the_nodes_namespace_is_searched_less_and_less_often() {
+        let mut wanted = SearchedPod::new();
+        let strange = Err(MissingNamespace::HostNamespace);
+        let early = (1..HOST_NAMESPACE_SEARCHES_MAX)
+            .map(|_| wanted.next_wait(strange, true))
+            .collect::<Vec<_>>();
+        assert!(early.iter().all(|wait| *wait == Some(SEARCH_WAIT_MIN)));
+        assert_eq!(wanted.next_wait(strange, false), Some(SEARCH_WAIT_MIN), "nobody has waited");
+        assert_eq!(wanted.next_wait(strange, true), Some(SLOW_SEARCH_WAIT));
+        assert_eq!(wanted.next_wait(Err(MissingNamespace::NotReady), true), Some(SEARCH_WAIT_MIN));
+        assert_eq!(wanted.host_namespace_searches, 0);
+    }
+
+    fn finder(name: &str) -> (PathBuf, Sender<FinderCommand>, Receiver<PodTrackerEvent>) {
+        let root = std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()));
+        fs::create_dir_all(&root).expect("a folder");
+        let (send, events) = mpsc::channel(8);
+        let in_force = crate::programs::AgentPaths {
+            bpffs: root.clone(),
+            clients: root.clone(),
+            pods: root.clone(),
+            kubelet: None,
+            version: 0,
+        };
+        let cookies = NetnsCookies::new(&in_force);
+        let places =
+            FinderConfig { cgroups: root.clone(), namespaces: None, cookies, pod_servers: None };
+        (root, start(places, send).expect("a thread"), events)
+    }
+
+    /// A plain directory has no processes: more cannot be shown without root.
+    #[tokio::test]
+    async fn a_pod_whose_directory_comes_later_is_inspected_as_empty() {
+        let (root, commands, mut events) = finder("empty");
+        commands.send(FinderCommand::Find("a".into())).await.expect("it runs");
+        fs::create_dir(root.join("poda")).expect("a folder");
+        commands.send(FinderCommand::Inspect("a".into(), 7)).await.expect("it runs");
+        let event = events.recv().await.expect("an answer");
+        assert!(
+            matches!(event, PodTrackerEvent::Inspected(uid, sockets, _) if uid == "a" && sockets.listeners.is_empty())
+        );
+        fs::remove_dir_all(root).expect("removed");
+    }
+}

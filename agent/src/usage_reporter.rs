@@ -1,0 +1,85 @@
+//! Shell: the stream to the autoscaler: the kernel's totals of each pod.
+
+use std::collections::BTreeMap;
+
+use common::{
+    outbox::Outbox,
+    wire::{Name, UsageKey, UsageSeen},
+};
+
+use crate::{clock::monotonic_ns, maps::KernelMaps};
+
+/// Reports the running totals of registered pods.
+#[derive(Debug, Default)]
+pub(crate) struct PodUsageReporter {
+    outbox: Outbox<UsageKey, UsageSeen>,
+    /// Subject under which a row's totals were last reported.
+    keys: BTreeMap<u32, UsageKey>,
+    /// Number of requests in flight in the last report, by row.
+    reported_in_flight: BTreeMap<u32, u64>,
+}
+
+impl PodUsageReporter {
+    /// Returns the outbox that the stream sends from.
+    pub(crate) fn outbox(&self) -> Outbox<UsageKey, UsageSeen> {
+        self.outbox.clone()
+    }
+
+    /// Assigns a row to a pod: later reports of the row are of that pod.
+    pub(crate) fn assign_slot(&mut self, slot: u32, revision: &Name, uid: &str) {
+        let key = UsageKey { revision: revision.clone(), pod: Some(uid.to_owned()) };
+        if let Some(old) = self.keys.insert(slot, key.clone())
+            && old != key
+        {
+            self.outbox.remove(&old);
+        }
+    }
+
+    /// Ends the reports of a row whose pod is gone: sends its last totals, then its removal.
+    pub(crate) fn release_slot(&mut self, slot: u32, maps: &KernelMaps) {
+        self.report_slot(slot, maps);
+        self.reported_in_flight.remove(&slot);
+        if let Some(key) = self.keys.remove(&slot) {
+            self.outbox.remove(&key);
+        }
+    }
+
+    /// Reports one row's totals now.
+    pub(crate) fn report_slot(&mut self, slot: u32, maps: &KernelMaps) {
+        let Some(key) = self.keys.get(&slot) else { return };
+        // Read before the totals: a request that begins meanwhile is in the totals, and raises one more event.
+        self.reported_in_flight.insert(slot, maps.pod_state(slot).in_flight);
+        let responses = maps.responses(slot);
+        let seen = UsageSeen {
+            key: key.clone(),
+            totals: maps.totals(slot),
+            // Read after the totals: each counted request began before this time.
+            at_ns: monotonic_ns(),
+            status: responses.status.to_vec(),
+            latency: responses.latency.to_vec(),
+        };
+        self.outbox.set(key.clone(), seen);
+    }
+
+    /// Arms the kernel's growth event for a row at the level of its last report. If the level has already grown,
+    /// reports it at once. Returns true if it did.
+    pub(crate) fn arm_growth_event(&mut self, slot: u32, maps: &KernelMaps) -> bool {
+        let Some(&level) = self.reported_in_flight.get(&slot) else { return false };
+        maps.arm_growth_event(slot, level);
+        // Armed first: a request that begins after this read raises an event.
+        let grew = maps.pod_state(slot).in_flight > level;
+        if grew {
+            self.report_slot(slot, maps);
+        }
+        grew
+    }
+
+    /// Reports every row, and arms the growth event of each at the reported level.
+    pub(crate) fn report_all(&mut self, maps: &KernelMaps) {
+        let slots: Vec<u32> = self.keys.keys().copied().collect();
+        for slot in slots {
+            self.report_slot(slot, maps);
+            self.arm_growth_event(slot, maps);
+        }
+    }
+}
