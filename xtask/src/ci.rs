@@ -15,7 +15,7 @@ pub(crate) struct Args {
 /// Name of a step, and its function.
 type Step = (&'static str, fn(&Workspace) -> Result<()>);
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     ("fmt", |workspace| cargo(workspace, &["fmt", "--all", "--check"])),
     ("clippy", |workspace| cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
     ("clippy-root", |workspace| {
@@ -29,6 +29,7 @@ const STEPS: [Step; 8] = [
     ("doc", doc),
     ("test", |workspace| cargo(workspace, &["xtask", "test", "--tier", "pure,shell"])),
     ("tidy", |_| tidy::run()),
+    ("commits", |_| tidy::subjects()),
     ("deny", deny),
 ];
 

@@ -1,27 +1,33 @@
 //! Shell: reads the source tree and prints violations of the layout rules.
 
+mod floors;
 mod metrics;
 mod rules;
+mod subjects;
 mod words;
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result, bail};
 
 use self::{
+    floors::Floors,
     metrics::Exported,
     rules::{Finding, Severity, Source},
     words::Words,
 };
-use crate::workspace::Workspace;
+use crate::{sh, workspace::Workspace};
 
 /// Path of the rules that Prometheus evaluates.
 pub(crate) const RULES: &str = "deploy/monitoring/rules.yaml";
 /// Path of the dashboard that Grafana shows.
 pub(crate) const DASHBOARD: &str = "deploy/monitoring/dashboard.json";
+/// The last commit whose subject was written before the rule for subjects.
+const FIRST_SUBJECT: &str = "192e42eee57c";
 /// Crates that name metrics without exporting any.
 const OUTSIDE: [&str; 3] = ["xtask", "tests", "hello"];
 
@@ -31,6 +37,7 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = arrows(&workspace);
     let mut exported = Exported::default();
     let mut words = Words::default();
+    let mut floors = Floors::default();
     for package in &workspace.packages {
         for file in rust_files(&package.folder(), &workspace)? {
             let text = read(&file)?;
@@ -38,6 +45,7 @@ pub(crate) fn run() -> Result<()> {
             let source = Source { krate: &package.name, path: &path, text: &text };
             findings.extend(rules::source(&source));
             findings.extend(words.read(&source));
+            findings.extend(floors.read(&source));
             if !OUTSIDE.contains(&package.name.as_str()) {
                 exported.read(&path, &text);
             }
@@ -53,14 +61,36 @@ pub(crate) fn run() -> Result<()> {
     }
     findings.extend(monitoring(&workspace.root, &exported)?);
     findings.extend(words.judge());
+    findings.extend(floors.judge());
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
     for finding in &findings {
         println!("{finding}");
     }
+    println!("{floors}");
     println!("tidy: {words}");
     println!("tidy: {errors} errors, {} warnings", findings.len() - errors);
     if errors > 0 {
         bail!("the tree breaks {errors} rules listed above");
+    }
+    Ok(())
+}
+
+/// Checks the subjects of all commits since the rule for them began.
+pub(crate) fn subjects() -> Result<()> {
+    let workspace = Workspace::load()?;
+    let crates: Vec<&str> = workspace.packages.iter().map(|it| it.name.as_str()).collect();
+    let log = |range: &str| {
+        let args = ["log", "--no-merges", "--format=%h %s", range];
+        sh::capture(Command::new("git").args(args).current_dir(&workspace.root))
+    };
+    // A clone without history has the last commit only.
+    let lines = log(&format!("{FIRST_SUBJECT}..HEAD")).or_else(|_| log("-1"))?;
+    let commits = lines.lines().filter_map(|line| line.split_once(' '));
+    let findings: Vec<Finding> =
+        commits.filter_map(|(hash, subject)| subjects::check(hash, subject, &crates)).collect();
+    findings.iter().for_each(|finding| println!("{finding}"));
+    if !findings.is_empty() {
+        bail!("{} commits have a subject that breaks the rule", findings.len());
     }
     Ok(())
 }
