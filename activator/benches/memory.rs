@@ -10,17 +10,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use activator::{Activator, Config};
+use activator::{ActivatorConfig, ActivatorInstance};
 use common::{
     link::RouteBatch,
-    wire::{Name, Path, Protocol, Revision, RouteChange, Service, Target},
+    wire::{
+        AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange, RouteTarget,
+        ServiceEntry,
+    },
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 fn main() -> std::io::Result<()> {
     let mut registry = Registry::default();
-    let activator = Activator::new(&Config::defaults(), &mut registry, &CancellationToken::new());
+    let activator = ActivatorInstance::new(
+        &ActivatorConfig::defaults(),
+        &mut registry,
+        &CancellationToken::new(),
+    );
     let mut out = std::io::stdout().lock();
     let empty = resident_bytes()?;
     let begin = Instant::now();
@@ -43,7 +50,7 @@ fn main() -> std::io::Result<()> {
     )
 }
 
-fn take(activator: &Activator, changes: Vec<RouteChange>) {
+fn take(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change))).collect();
     let other_ports =
         activator.gateway.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
@@ -54,7 +61,7 @@ fn take(activator: &Activator, changes: Vec<RouteChange>) {
 fn sleeping(number: u16) -> Vec<RouteChange> {
     let [high, low] = number.to_be_bytes();
     let (name, revision) = names(number);
-    let service = Service {
+    let service = ServiceEntry {
         name: name.clone(),
         addresses: vec![
             IpAddr::from([10, 96, high, low]),
@@ -62,12 +69,12 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         ],
         port: NonZeroU16::MIN,
         activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
-        targets: vec![Target { revision: revision.clone(), percent: 100 }],
-        path: Path::Direct,
+        targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],
+        path: ConnectionPath::Direct,
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
         ingress: None,
     };
-    let revision = Revision {
+    let revision = RevisionEntry {
         name: revision,
         service: name.name.clone(),
         configuration: name.name,
@@ -75,7 +82,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: None,
         reachable: true,
         initial_scale_reached: true,
@@ -85,11 +92,11 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
 }
 
 /// Names of a service and of its revision, as long as those of real users.
-fn names(number: u16) -> (Name, Name) {
+fn names(number: u16) -> (NamespacedName, NamespacedName) {
     let namespace = format!("team-{:03}-production", number % 100);
     let service = format!("orders-checkout-worker-{number}");
-    let revision = Name::new(namespace.as_str(), format!("{service}-00001"));
-    (Name::new(namespace, service), revision)
+    let revision = NamespacedName::new(namespace.as_str(), format!("{service}-00001"));
+    (NamespacedName::new(namespace, service), revision)
 }
 
 /// Resident memory of this process, in bytes.

@@ -5,13 +5,13 @@
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 
-use activator::{Activator, Config};
+use activator::{ActivatorConfig, ActivatorInstance};
 use anyhow::Context as _;
 use common::{
     link::RouteBatch,
     wire::{
-        Name, Path, Pod, PodPhase, Probe, Protocol, Revision, RouteChange, RouteTable, Service,
-        Target,
+        AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RevisionEntry,
+        RouteChange, RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
     },
 };
 use prometheus_client::registry::Registry;
@@ -24,12 +24,13 @@ async fn main() -> anyhow::Result<()> {
     let port: NonZeroU16 = next("PORT")?.parse().context("PORT must be 1 to 65535")?;
     let pod: SocketAddr = next("POD")?.parse().context("POD must be address:port")?;
     let after = next("AFTER_MS").map_or(Ok(0), |text| text.parse())?;
-    let mut config = Config::defaults();
+    let mut config = ActivatorConfig::defaults();
     config.listen = vec![[127, 0, 0, 1].into()];
     // Bounds that no measurement reaches: the result must not depend on them.
     config.max_waiting = 100_000;
     config.max_waiting_bytes = 1 << 30;
-    let activator = Activator::new(&config, &mut Registry::default(), &CancellationToken::new());
+    let activator =
+        ActivatorInstance::new(&config, &mut Registry::default(), &CancellationToken::new());
     let apply = |states: Vec<RouteChange>| {
         let states = states.into_iter().filter_map(|state| Some((state.key()?, state)));
         let batch = RouteBatch { changes: states.collect(), ..RouteBatch::default() };
@@ -43,24 +44,24 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn revision() -> Name {
-    Name::new("default", "hello-1")
+fn revision() -> NamespacedName {
+    NamespacedName::new("default", "hello-1")
 }
 
 fn table(port: NonZeroU16) -> RouteTable {
     let mut table = RouteTable::default();
-    let service = Service {
-        name: Name::new("default", "hello"),
+    let service = ServiceEntry {
+        name: NamespacedName::new("default", "hello"),
         addresses: vec![],
         port,
         activator_port: port,
-        targets: vec![Target { revision: revision(), percent: 100 }],
-        path: Path::Activator,
+        targets: vec![RouteTarget { revision: revision(), percent: 100 }],
+        path: ConnectionPath::Activator,
         hosts: vec![],
         ingress: None,
     };
     table.services.insert(service.name.clone(), service);
-    let served = Revision {
+    let served = RevisionEntry {
         name: revision(),
         service: "hello".into(),
         configuration: "hello".into(),
@@ -68,7 +69,7 @@ fn table(port: NonZeroU16) -> RouteTable {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: None,
         reachable: true,
         initial_scale_reached: true,
@@ -78,18 +79,18 @@ fn table(port: NonZeroU16) -> RouteTable {
     table
 }
 
-fn ready(address: SocketAddr) -> anyhow::Result<Pod> {
-    Ok(Pod {
+fn ready(address: SocketAddr) -> anyhow::Result<PodEntry> {
+    Ok(PodEntry {
         uid: "pod".to_owned(),
         name: "pod".to_owned(),
         revision: revision(),
         node: String::new(),
         zone: String::new(),
-        phase: PodPhase::Ready,
+        phase: RoutingPhase::Ready,
         address: Some(address),
         also: None,
         confirmed: false,
         port: NonZeroU16::new(address.port()).context("POD needs a port")?,
-        probe: Probe::listens(),
+        probe: ReadinessProbe::listens(),
     })
 }

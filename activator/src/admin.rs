@@ -14,11 +14,11 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{budget::Bound, gateway::Gateway, request_log::Counts};
+use crate::{budget::ClientBound, gateway::ActivatorGateway, request_log::RequestLogCounters};
 
 /// Metrics of the activator, kept as handles, so that counting takes no lock.
 #[derive(Debug, Clone)]
-pub struct Metrics {
+pub struct ActivatorMetrics {
     /// Requests that got a response, by the first digit of the code (1 to 5).
     pub classes: [Counter; 5],
     /// Requests whose client was gone before the response began.
@@ -49,45 +49,46 @@ pub struct Metrics {
     /// Number of other activators that have no stream to this one.
     pub peers_away: Gauge,
     /// Lines of the request log, by outcome.
-    pub request_log: Counts,
+    pub request_log: RequestLogCounters,
     /// Clients refused, by the bound that they reached.
-    pub refused: Refused,
+    pub refused: RefusalCounters,
 }
 
-/// Counters of clients that reached a bound, in the order of [`Bound::ALL`].
+/// Counters of clients that reached a bound, in the order of [`ClientBound::ALL`].
 #[derive(Debug, Clone)]
-pub struct Refused([Counter; Bound::ALL.len()]);
+pub struct RefusalCounters([Counter; ClientBound::ALL.len()]);
 
-impl Refused {
+impl RefusalCounters {
     /// Counts one client that reached `bound`.
-    pub fn note(&self, bound: Bound) {
+    pub fn note(&self, bound: ClientBound) {
         self.0[bound as usize].inc();
     }
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Reason {
+struct ClientBoundLabel {
     bound: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Class {
+struct StatusClassLabel {
     code: &'static str,
 }
 
-impl Metrics {
+impl ActivatorMetrics {
     /// Creates the metrics and registers all of them under `rouse_activator`.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("rouse_activator");
-        let requests = Family::<Class, Counter>::default();
-        let class = |code| requests.get_or_create(&Class { code }).clone();
-        let refused = Family::<Reason, Counter>::default();
-        let at = |it: Bound| refused.get_or_create(&Reason { bound: it.name() }).clone();
+        let requests = Family::<StatusClassLabel, Counter>::default();
+        let class = |code| requests.get_or_create(&StatusClassLabel { code }).clone();
+        let refused = Family::<ClientBoundLabel, Counter>::default();
+        let at =
+            |it: ClientBound| refused.get_or_create(&ClientBoundLabel { bound: it.name() }).clone();
         // Buckets from 0.1 ms to 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
         let all = Self {
             classes: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
-            cancelled: requests.get_or_create(&Class { code: "cancelled" }).clone(),
+            cancelled: requests.get_or_create(&StatusClassLabel { code: "cancelled" }).clone(),
             waiting: Gauge::default(),
             wait_seconds,
             dials: Counter::default(),
@@ -100,8 +101,8 @@ impl Metrics {
             connections: Gauge::default(),
             routes_version: Gauge::default(),
             peers_away: Gauge::default(),
-            request_log: Counts::default(),
-            refused: Refused(Bound::ALL.map(at)),
+            request_log: RequestLogCounters::default(),
+            refused: RefusalCounters(ClientBound::ALL.map(at)),
         };
         registry.register("requests", "Requests by class of their code", requests);
         registry.register("refused", "Clients that came to a bound", refused);
@@ -124,7 +125,7 @@ impl Metrics {
         counter("retries", "Requests sent again, unseen by any pod", &self.retries);
         let ended = "Kept connections ended because their service is direct";
         counter("direct_closed_connections", ended, &self.direct_closed);
-        let Counts { written, dropped } = &self.request_log;
+        let RequestLogCounters { written, dropped } = &self.request_log;
         counter("request_log_lines", "Lines of the request log written", written);
         let lost = "Lines of the request log without room, or that could not be written";
         counter("request_log_dropped", lost, dropped);
@@ -142,24 +143,24 @@ impl Metrics {
 /// Gauges of each revision that has pods or requests, computed for each scrape. Names and labels are those of Knative's
 /// activator (`pkg/activator/handler/metrics.go`, in the spelling of Prometheus).
 #[derive(Debug)]
-pub struct Figures(pub Arc<Gateway>);
+pub struct RevisionQueueCollector(pub Arc<ActivatorGateway>);
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfRevision {
+struct KnativeRevisionLabels {
     k8s_namespace_name: String,
     kn_revision_name: String,
 }
 
-impl Collector for Figures {
+impl Collector for RevisionQueueCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let revisions = self.0.routes.revisions();
         let all = revisions.iter().map(|it| (&it.name, it.figures()));
         // Revisions that are asleep have no series: ten thousand of them would fill every scrape with zeros.
         let all = all.filter(|(_, figures)| *figures != (false, 0, 0));
         let [queued, active, concurrency] =
-            [(); 3].map(|()| Family::<OfRevision, Gauge>::default());
+            [(); 3].map(|()| Family::<KnativeRevisionLabels, Gauge>::default());
         for (name, (_, waiting, at_pods)) in all {
-            let of = OfRevision {
+            let of = KnativeRevisionLabels {
                 k8s_namespace_name: name.namespace.to_string(),
                 kn_revision_name: name.name.to_string(),
             };

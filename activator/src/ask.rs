@@ -16,23 +16,23 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep};
 
-use crate::{revision::Place, seats::Seat, socket::Socket};
+use crate::{revision::PodPermit, seats::ClientConnection, socket::ClientSocket};
 
 /// Maximum number of bytes of a body that are kept for a second attempt.
 const MAX_KEPT: usize = 64 << 10;
 
 /// Body of a request to a pod.
 #[derive(Debug)]
-pub enum Ask {
+pub enum PodRequestBody {
     /// Request without a body.
     Empty,
     /// Body of the client, sent to the pod as it comes.
-    Client(Box<Inbound>),
+    Client(Box<ClientRequestBody>),
 }
 
 /// Body of a client's request, as it comes in.
 #[derive(Debug)]
-pub struct Inbound {
+pub struct ClientRequestBody {
     body: Incoming,
     /// Pieces that are sent before the rest: they were sent already, over a connection that has broken.
     again: VecDeque<Bytes>,
@@ -41,19 +41,19 @@ pub struct Inbound {
     /// True if the body has ended, by its regular end or by an error.
     is_over: bool,
     /// Socket of the client connection, if the rest of the body has to be read from it.
-    socket: Option<Socket>,
+    socket: Option<ClientSocket>,
     /// Permit at the pod, kept for as long as the body is on its way.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<PodPermit>>,
     /// Client connection that the body comes over.
-    seat: Arc<Seat>,
-    pace: Arc<Pace>,
+    seat: Arc<ClientConnection>,
+    pace: Arc<BodyIdleTimer>,
 }
 
 /// Start of the time for which a client's body has been waited for; `None`: it is not waited for now.
 #[derive(Debug, Default)]
-pub struct Pace(Mutex<Option<Instant>>);
+pub struct BodyIdleTimer(Mutex<Option<Instant>>);
 
-impl Pace {
+impl BodyIdleTimer {
     /// Waits until the client has sent nothing for the time `most`, while the pod waited for it.
     pub async fn late(&self, most: Duration) {
         loop {
@@ -75,25 +75,34 @@ impl Pace {
     }
 }
 
-impl Ask {
+impl PodRequestBody {
     /// Creates the body of a request that came by `socket`, over the client connection of `seat`.
-    pub fn new(body: Incoming, socket: Option<Socket>, seat: &Arc<Seat>) -> Self {
+    pub fn new(body: Incoming, socket: Option<ClientSocket>, seat: &Arc<ClientConnection>) -> Self {
         if body.is_end_stream() {
             return Self::Empty;
         }
         seat.body_begins();
         let (again, sent) = (VecDeque::new(), Some(Vec::new()));
         let (seat, pace, place, is_over) = (Arc::clone(seat), Arc::default(), None, false);
-        Self::Client(Box::new(Inbound { body, again, sent, is_over, socket, place, seat, pace }))
+        Self::Client(Box::new(ClientRequestBody {
+            body,
+            again,
+            sent,
+            is_over,
+            socket,
+            place,
+            seat,
+            pace,
+        }))
     }
 
     /// Timer of the client's body; `None`: the request has no body to wait for.
-    pub fn pace(&self) -> Option<Arc<Pace>> {
+    pub fn pace(&self) -> Option<Arc<BodyIdleTimer>> {
         if let Self::Client(inbound) = self { Some(Arc::clone(&inbound.pace)) } else { None }
     }
 
     /// Keeps `place` until the body has ended.
-    pub fn occupy(&mut self, place: &Arc<Place>) {
+    pub fn occupy(&mut self, place: &Arc<PodPermit>) {
         if let Self::Client(inbound) = self {
             inbound.place = Some(Arc::clone(place));
         }
@@ -119,7 +128,7 @@ impl Ask {
     }
 }
 
-impl Inbound {
+impl ClientRequestBody {
     fn keep(&mut self, frame: &Frame<Bytes>) {
         let kept = self.sent.iter().flatten().map(Bytes::len).sum::<usize>();
         match (frame.data_ref(), &mut self.sent) {
@@ -142,7 +151,7 @@ impl Inbound {
     }
 }
 
-impl Body for Ask {
+impl Body for PodRequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -181,7 +190,7 @@ impl Body for Ask {
     }
 }
 
-impl Drop for Inbound {
+impl Drop for ClientRequestBody {
     fn drop(&mut self) {
         // Closing the connection of a client that is still sending resets it, and the client would not see its
         // response.

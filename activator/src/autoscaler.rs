@@ -10,13 +10,13 @@ use std::{
 };
 
 use common::{
-    link::Link,
+    link::ComponentLink,
     outbox::Outbox,
-    wire::{Name, UsageKey, UsageSeen},
+    wire::{NamespacedName, UsageKey, UsageSample},
 };
 use tokio::{sync::Notify, time::MissedTickBehavior};
 
-use crate::revision::Revision;
+use crate::revision::ActivatorRevision;
 
 /// Interval of the regular reports (Knative: every second).
 const PERIOD: Duration = Duration::from_secs(1);
@@ -25,21 +25,21 @@ const GAP: Duration = Duration::from_millis(1);
 
 /// Revisions whose usage is still to be reported.
 #[derive(Debug, Default)]
-pub struct Usage {
-    changed: Mutex<HashMap<Name, Arc<Revision>>>,
+pub struct QueueUsageReporter {
+    changed: Mutex<HashMap<NamespacedName, Arc<ActivatorRevision>>>,
     urgent: Notify,
-    outbox: Outbox<UsageKey, UsageSeen>,
+    outbox: Outbox<UsageKey, UsageSample>,
 }
 
-impl Usage {
+impl QueueUsageReporter {
     /// Registers that a request has begun to wait, and reports it at once.
-    pub fn waiting(&self, revision: &Arc<Revision>) {
+    pub fn waiting(&self, revision: &Arc<ActivatorRevision>) {
         self.changed(revision);
         self.urgent.notify_one();
     }
 
     /// Registers a change of the revision's totals.
-    pub fn changed(&self, revision: &Arc<Revision>) {
+    pub fn changed(&self, revision: &Arc<ActivatorRevision>) {
         if revision.enter_report() {
             let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
             changed.insert(revision.name.clone(), Arc::clone(revision));
@@ -47,13 +47,13 @@ impl Usage {
     }
 
     /// Drops the reports of a revision that does not exist any more.
-    pub fn gone(&self, revision: &Name) {
+    pub fn gone(&self, revision: &NamespacedName) {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
         self.outbox.remove(&key(revision.clone()));
     }
 
     /// Sends reports over `link` until the link is shut down.
-    pub async fn report(&self, link: &Link) {
+    pub async fn report(&self, link: &ComponentLink) {
         tokio::select! {
             () = self.collect() => {}
             () = link.report_usage(&self.outbox) => {}
@@ -85,12 +85,12 @@ impl Usage {
             let (totals, at_ns) = revision.totals();
             let key = key(revision.name.clone());
             let (status, latency) = (Vec::new(), Vec::new());
-            self.outbox.set(key.clone(), UsageSeen { key, at_ns, totals, status, latency });
+            self.outbox.set(key.clone(), UsageSample { key, at_ns, totals, status, latency });
         }
     }
 }
 
 /// Key of the requests that wait at this activator, which are no pod's.
-fn key(revision: Name) -> UsageKey {
+fn key(revision: NamespacedName) -> UsageKey {
     UsageKey { revision, pod: None }
 }

@@ -8,7 +8,7 @@ use std::{net::SocketAddr, time::Duration};
 
 /// Key of one pod for as long as it keeps its address. Keys are ordered by address, as in Knative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodKey {
+pub struct PodEndpointKey {
     /// Address and port at which the pod serves.
     pub address: SocketAddr,
     /// Number that distinguishes pods which had the same address one after the other.
@@ -17,9 +17,9 @@ pub struct PodKey {
 
 /// One pod that takes requests, with its load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct PodLoad {
     /// Key of the pod.
-    pub pod: PodKey,
+    pub pod: PodEndpointKey,
     /// Requests that this activator has sent to the pod and that have not ended.
     pub in_flight: u32,
     /// Further requests that it may get, under a hard limit.
@@ -33,7 +33,7 @@ const FIRST_FREE_UP_TO: u32 = 3;
 ///
 /// `limit` is containerConcurrency (0: no limit, and all pods have room). `cursor` is the position of round robin.
 /// `chance` is uniform over u64.
-pub fn pick(slots: &[Slot], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
+pub fn pick(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
     match limit {
         0 => better_of_two(slots, chance),
         1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.spare > 0),
@@ -41,7 +41,7 @@ pub fn pick(slots: &[Slot], limit: u32, cursor: &mut usize, chance: u64) -> Opti
     }
 }
 
-fn better_of_two(slots: &[Slot], chance: u64) -> Option<usize> {
+fn better_of_two(slots: &[PodLoad], chance: u64) -> Option<usize> {
     let count = u64::try_from(slots.len()).ok().filter(|&count| count > 0)?;
     let (high, low) = (chance >> 32, chance & u64::from(u32::MAX));
     let one = index(low % count);
@@ -58,7 +58,7 @@ fn index(value: u64) -> usize {
     usize::try_from(value).expect("below a slice's length: remainder of it")
 }
 
-fn next_free(slots: &[Slot], cursor: &mut usize) -> Option<usize> {
+fn next_free(slots: &[PodLoad], cursor: &mut usize) -> Option<usize> {
     let count = slots.len();
     let turn = (0..count).map(|step| (*cursor + step) % count);
     let found = turn.into_iter().find(|&at| slots[at].spare > 0)?;
@@ -73,9 +73,9 @@ const GONE_AFTER: Duration = Duration::from_secs(2);
 
 /// Position of a connection among those that are asked to reconnect, drawn at random when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lot(u16);
+pub struct ReconnectJitter(u16);
 
-impl Lot {
+impl ReconnectJitter {
     /// Draws a position. `chance` is uniform over u64.
     pub fn draw(chance: u64) -> Self {
         Self((chance >> 48) as u16)
@@ -112,11 +112,11 @@ mod tests {
     use super::*;
 
     /// Pods with these numbers of requests in flight and the hard limit `limit`.
-    fn slots(in_flight: &[u32], limit: u32) -> Vec<Slot> {
+    fn slots(in_flight: &[u32], limit: u32) -> Vec<PodLoad> {
         let slot = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
-            let pod = PodKey { address, id: 0 };
-            Slot { pod, in_flight, spare: limit.saturating_sub(in_flight) }
+            let pod = PodEndpointKey { address, id: 0 };
+            PodLoad { pod, in_flight, spare: limit.saturating_sub(in_flight) }
         };
         in_flight.iter().enumerate().map(slot).collect()
     }
@@ -160,7 +160,8 @@ mod tests {
 
     #[test]
     fn connections_that_may_go_straight_to_pods_go_one_after_the_other() {
-        let lots: Vec<Lot> = (0..1_000).map(|at: u64| Lot::draw(at << 54)).collect();
+        let lots: Vec<ReconnectJitter> =
+            (0..1_000).map(|at: u64| ReconnectJitter::draw(at << 54)).collect();
         let gone = |ms, connections| {
             let since = Duration::from_millis(ms);
             lots.iter().filter(|lot| lot.goes(since, connections)).count()

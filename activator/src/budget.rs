@@ -15,9 +15,9 @@ pub const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of one response that wait for an HTTP/2 client to read them.
 pub const SEND_BUFFER: usize = 64 << 10;
 
-/// Default of [`Budget::bytes`]: bytes of requests that no pod has taken.
+/// Default of [`ClientBudget::bytes`]: bytes of requests that no pod has taken.
 pub const BYTES: usize = 128 << 20;
-/// Default of [`Budget::answer_bytes`]: bytes of responses that wait for their clients.
+/// Default of [`ClientBudget::answer_bytes`]: bytes of responses that wait for their clients.
 pub const ANSWER_BYTES: usize = 256 << 20;
 /// Default maximum of client connections, if the limit of open files leaves room for more.
 pub const CONNECTIONS: usize = 16_384;
@@ -51,7 +51,7 @@ pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -
 
 /// Bounds of the wait queue of one revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineBounds {
+pub struct WaitQueueBounds {
     /// Requests that may wait, before those that pods with a hard limit add. Default 10 000: Knative's QueueDepth
     /// (`pkg/activator/net/throttler.go`).
     pub requests: usize,
@@ -61,7 +61,7 @@ pub struct LineBounds {
 
 /// Resources that clients may use at one activator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct ClientBudget {
     /// Bytes of one request's head.
     pub head_bytes: usize,
     /// Time for a head to arrive, and for a persistent connection to be idle.
@@ -81,10 +81,10 @@ pub struct Budget {
     /// Requests of one connection that a client may reset before their responses, while these are most of its requests.
     pub resets: u64,
     /// Bounds of each revision's wait queue, for all clients together.
-    pub line: LineBounds,
+    pub line: WaitQueueBounds,
 }
 
-impl Budget {
+impl ClientBudget {
     /// Client connections for a limit of `files` open files: each may need another descriptor for a pod.
     pub fn connections_for(files: u64) -> usize {
         let room = (files.saturating_sub(OTHER_FILES) / 2).max(FEWEST);
@@ -110,9 +110,9 @@ impl Budget {
 
 /// Network that counts as one client: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Subscriber(IpAddr);
+pub struct ClientNetwork(IpAddr);
 
-impl Subscriber {
+impl ClientNetwork {
     /// Client that an address belongs to.
     pub fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
@@ -124,7 +124,7 @@ impl Subscriber {
 
 /// Bound that a client has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Bound {
+pub enum ClientBound {
     /// Bytes of requests of all clients.
     Bytes,
     /// Bytes of requests of one client.
@@ -143,7 +143,7 @@ pub enum Bound {
     Resets,
 }
 
-impl Bound {
+impl ClientBound {
     /// All bounds, in the order of their declaration.
     pub const ALL: [Self; 8] = [
         Self::Bytes,
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_subscriber_is_an_address_or_a_network() {
-        let of = |text: &str| Subscriber::of(text.parse().expect("an address"));
+        let of = |text: &str| ClientNetwork::of(text.parse().expect("an address"));
         assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2::"));
         assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
         assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
@@ -188,7 +188,7 @@ mod tests {
     fn connections_leave_half_of_the_file_table_to_pods() {
         let rows = [(0, 64), (1_024, 384), (20_256, 10_000), (u64::MAX, CONNECTIONS)];
         for (files, connections) in rows {
-            assert_eq!(Budget::connections_for(files), connections, "{files}");
+            assert_eq!(ClientBudget::connections_for(files), connections, "{files}");
         }
     }
 }

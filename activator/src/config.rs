@@ -10,13 +10,13 @@ use std::{
 use clap::Parser;
 use common::{
     replicas,
-    wire::{self, Edge},
+    wire::{self, EdgeSettings},
 };
 use ipnet::IpNet;
 
 use crate::{
-    budget::{self, Budget, LineBounds},
-    gateway::Door,
+    budget::{self, ClientBudget, WaitQueueBounds},
+    gateway::Entrypoint,
 };
 
 /// Settings of one activator. Each has a flag and an environment variable.
@@ -26,7 +26,7 @@ use crate::{
     version,
     about = "Holds requests until a pod is ready, then forwards them"
 )]
-pub struct Config {
+pub struct ActivatorConfig {
     /// Name of this activator, unique among activators: on Kubernetes its pod's (`POD_NAME`).
     #[arg(long, env = "ROUSE_ACTIVATOR_NAME", default_value = "")]
     pub name: String,
@@ -209,26 +209,26 @@ fn network(text: &str) -> Result<IpNet, &'static str> {
 /// Error of a setting that is out of its range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("setting {name} is {value}: {rule}")]
-pub struct BadSetting {
+pub struct ActivatorConfigError {
     name: &'static str,
     value: String,
     rule: &'static str,
 }
 
-impl Config {
+impl ActivatorConfig {
     /// Default settings, for tests and for `rouse up`, which sets the rest itself. Reads no command line.
     pub fn defaults() -> Self {
         Self::parse_from(["activator"])
     }
 
     /// Checks every setting against its range.
-    pub fn validate(&self) -> Result<(), BadSetting> {
+    pub fn validate(&self) -> Result<(), ActivatorConfigError> {
         let within = |name, value: usize, low: usize, high: usize, rule| {
-            let refused = || BadSetting { name, value: value.to_string(), rule };
+            let refused = || ActivatorConfigError { name, value: value.to_string(), rule };
             (low..=high).contains(&value).then_some(()).ok_or_else(refused)
         };
         if self.name().is_empty() {
-            return Err(BadSetting {
+            return Err(ActivatorConfigError {
                 name: "--name",
                 value: "empty".to_owned(),
                 rule: "give each activator a name of its own",
@@ -246,8 +246,8 @@ impl Config {
         for (name, value) in
             [("--controller", &self.controller), ("--autoscaler", &self.autoscaler)]
         {
-            let bad = |rule| Err(BadSetting { name, value: value.clone(), rule });
-            match value.parse::<replicas::Setting>() {
+            let bad = |rule| Err(ActivatorConfigError { name, value: value.clone(), rule });
+            match value.parse::<replicas::EndpointSetting>() {
                 Err(_) => return bad(replicas::RULE),
                 Ok(it) if it.needs_identity() && self.identity.is_none() => {
                     return bad("needs --identity");
@@ -292,26 +292,32 @@ impl Config {
     }
 
     /// Gateways to open, as address and entrypoint.
-    pub fn gateways(&self) -> Vec<(SocketAddr, Door)> {
+    pub fn gateways(&self) -> Vec<(SocketAddr, Entrypoint)> {
         let on = |port: Option<NonZeroU16>, door| {
             let each = self.addresses().into_iter();
             each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), door)))
         };
-        let given = self.outside.map(|address| (address, Door::Outside));
-        let ports = on(self.outside_port, Door::Outside).chain(on(self.inside_port, Door::Inside));
+        let given = self.outside.map(|address| (address, Entrypoint::Outside));
+        let ports = on(self.outside_port, Entrypoint::Outside)
+            .chain(on(self.inside_port, Entrypoint::Inside));
         given.into_iter().chain(ports).collect()
     }
 
     /// Policy for requests from outside, as given on the command line.
-    pub fn edge(&self) -> Edge {
+    pub fn edge(&self) -> EdgeSettings {
         let trusted_proxies = self.trusted_proxies.clone();
-        Edge { trusted_proxies, proxy_protocol: self.proxy_protocol, ..Edge::default() }
+        EdgeSettings {
+            trusted_proxies,
+            proxy_protocol: self.proxy_protocol,
+            ..EdgeSettings::default()
+        }
     }
 
     /// Bounds of clients, for a process that may open `files` files.
-    pub fn budget(&self, files: u64) -> Budget {
-        let connections = self.max_connections.unwrap_or_else(|| Budget::connections_for(files));
-        Budget {
+    pub fn budget(&self, files: u64) -> ClientBudget {
+        let connections =
+            self.max_connections.unwrap_or_else(|| ClientBudget::connections_for(files));
+        ClientBudget {
             head_bytes: self.max_head_bytes,
             head_timeout: Duration::from_millis(self.head_timeout_ms),
             body_idle: Duration::from_millis(self.body_idle_ms),
@@ -323,7 +329,7 @@ impl Config {
                 .max_client_connections
                 .unwrap_or_else(|| self.share(connections)),
             resets: self.max_resets,
-            line: LineBounds { requests: self.max_waiting, bytes: self.max_waiting_bytes },
+            line: WaitQueueBounds { requests: self.max_waiting, bytes: self.max_waiting_bytes },
         }
     }
 
@@ -369,12 +375,12 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid() {
-        assert_eq!(Config::defaults().validate(), Ok(()));
+        assert_eq!(ActivatorConfig::defaults().validate(), Ok(()));
     }
 
     #[test]
     fn a_pod_listens_on_its_own_addresses_and_is_called_by_its_own_name() {
-        let config = |args: &[&str]| Config::parse_from([&["activator"], args].concat());
+        let config = |args: &[&str]| ActivatorConfig::parse_from([&["activator"], args].concat());
         let pod = config(&["--pod-ips", "10.1.0.7,fd00::7", "--pod-name", "activator-x"]);
         let both: Vec<IpAddr> =
             vec!["10.1.0.7".parse().expect("v4"), "fd00::7".parse().expect("v6")];
@@ -384,7 +390,8 @@ mod tests {
         let given = config(&["--pod-ip", "10.1.0.7", "--listen", "fd00::7", "--name", "a"]);
         assert_eq!((given.addresses(), given.name()), (both[1..].to_vec(), "a"));
         assert_eq!(config(&[]).addresses(), LOCAL);
-        let stop = |config: Config| [config.linger(), config.drain(), config.tunnel_drain()];
+        let stop =
+            |config: ActivatorConfig| [config.linger(), config.drain(), config.tunnel_drain()];
         let seconds = |all: [u64; 3]| all.map(Duration::from_secs);
         assert_eq!(stop(one), seconds([45, 555, 60]));
         assert_eq!(stop(config(&[])), seconds([0, 30, 0]));
@@ -395,13 +402,16 @@ mod tests {
         let gate =
             config(&["--pod-ip", "10.1.0.7", "--outside-port", "8080", "--inside-port", "8081"]);
         let at = |port| SocketAddr::new(both[0], port);
-        assert_eq!(gate.gateways(), [(at(8080), Door::Outside), (at(8081), Door::Inside)]);
+        assert_eq!(
+            gate.gateways(),
+            [(at(8080), Entrypoint::Outside), (at(8081), Entrypoint::Inside)]
+        );
     }
 
     #[test]
     fn one_client_gets_a_quarter_in_a_pod_and_all_on_a_node_of_its_own() {
         let shares = |args: &[&str]| {
-            let config = Config::parse_from([&["activator"], args].concat());
+            let config = ActivatorConfig::parse_from([&["activator"], args].concat());
             let it = config.budget(1 << 20);
             (it.client_bytes, it.client_connections)
         };
@@ -415,13 +425,13 @@ mod tests {
     /// These numbers are documented in docs/operations.md.
     #[test]
     fn as_many_requests_wait_as_is_documented() {
-        let bounds = Config::defaults().budget(1024).line;
-        assert_eq!(bounds, LineBounds { requests: 10_000, bytes: 64 << 20 });
+        let bounds = ActivatorConfig::defaults().budget(1024).line;
+        assert_eq!(bounds, WaitQueueBounds { requests: 10_000, bytes: 64 << 20 });
     }
 
     #[test]
     fn a_bad_value_is_refused_with_its_name_and_range() {
-        let config = Config { max_waiting: 0, ..Config::defaults() };
+        let config = ActivatorConfig { max_waiting: 0, ..ActivatorConfig::defaults() };
         let refused = config.validate().expect_err("out of range");
         assert_eq!(refused.to_string(), "setting --max-waiting is 0: must be 1 to 1000000");
     }

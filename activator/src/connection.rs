@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use http::{Request, Response};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
@@ -23,11 +23,11 @@ use tokio::net::TcpStream;
 use tracing::debug;
 
 use crate::{
-    ask::Ask,
+    ask::PodRequestBody,
     clock::now_ns,
-    h1::{MAX_HEAD, Malformed},
-    pool::{Lend, Offer},
-    single::{HearEarly, READ, Raw, Reading, Single},
+    h1::{Http1ParseError, MAX_HEAD},
+    pool::{PoolReservation, PoolableConnection},
+    single::{Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ, UpgradedPodStream},
     tcp,
 };
 
@@ -43,46 +43,46 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// Connection of a request: one of its own, or one use of a shared one.
 #[derive(Debug)]
-pub enum Connection {
+pub enum PodConnection {
     /// HTTP/1.1 connection, which carries one request at a time.
-    Single(Box<Single>),
+    Single(Box<Http1PodConnection>),
     /// HTTP/2 connection, as it is kept in the pool.
-    Shared(Shared),
+    Shared(Http2PodConnection),
     /// One stream of an HTTP/2 connection, as a request uses it.
-    Stream(Stream),
+    Stream(Http2PodStream),
 }
 
 /// HTTP/2 connection to a pod, shared by its requests.
 #[derive(Clone, Debug)]
-pub struct Shared {
-    sender: http2::SendRequest<Ask>,
-    uses: Arc<Uses>,
+pub struct Http2PodConnection {
+    sender: http2::SendRequest<PodRequestBody>,
+    uses: Arc<Http2StreamUses>,
     max_idle: Duration,
 }
 
 #[derive(Debug)]
-struct Uses {
+struct Http2StreamUses {
     streams: AtomicU32,
     used_ns: AtomicU64,
 }
 
 /// One request's use of an HTTP/2 connection. Dropping it ends the use, but not the connection.
 #[derive(Debug)]
-pub struct Stream(Shared);
+pub struct Http2PodStream(Http2PodConnection);
 
 /// Error of a request that got no response.
 #[derive(Debug)]
-pub struct SendError {
+pub struct PodSendError {
     /// Request to send again, if the pod has received nothing of it, has refused to process it, or may process it
     /// twice.
-    pub unseen: Option<Request<Ask>>,
+    pub unseen: Option<Request<PodRequestBody>>,
     /// Error of the exchange, with the side that caused it.
-    pub fault: SendFault,
+    pub fault: ExchangeError,
 }
 
 /// Error of an exchange, by the side that caused it.
 #[derive(Debug, thiserror::Error)]
-pub enum SendFault {
+pub enum ExchangeError {
     /// The client's body broke off or was invalid.
     #[error(transparent)]
     Client(hyper::Error),
@@ -102,7 +102,7 @@ pub enum PodError {
     Io(io::Error),
     /// The pod does not speak valid HTTP/1.1.
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] Http1ParseError),
     /// The pod does not speak valid HTTP/2, or the HTTP/2 connection failed.
     #[error(transparent)]
     Http2(hyper::Error),
@@ -110,16 +110,16 @@ pub enum PodError {
 
 /// Body of a pod's response, with the connection that it comes over.
 #[derive(Debug)]
-pub enum Answer {
+pub enum PodResponseBody {
     /// Body of a response over HTTP/1.1.
-    Single(Box<Reading>),
+    Single(Box<Http1ResponseBody>),
     /// Body of a response over HTTP/2, with the stream's use of the connection.
-    Stream(Incoming, Stream),
+    Stream(Incoming, Http2PodStream),
     /// Body that is complete, or was given up.
     Ended,
 }
 
-impl Answer {
+impl PodResponseBody {
     /// Maximum number of its bytes that may be buffered here before the client asks for them.
     pub fn ahead(&self) -> usize {
         match self {
@@ -130,18 +130,20 @@ impl Answer {
     }
 }
 
-impl Connection {
+impl PodConnection {
     /// Opens HTTP over a connected socket.
     pub async fn open(
         stream: TcpStream,
-        protocol: Protocol,
+        protocol: AppProtocol,
         max_idle: Duration,
     ) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         tcp::keep_alive(&stream)?;
         match protocol {
-            Protocol::Http1 => Ok(Self::Single(Box::new(Single::new(stream, max_idle)))),
-            Protocol::H2c => Self::open_http2(stream, max_idle).await,
+            AppProtocol::Http1 => {
+                Ok(Self::Single(Box::new(Http1PodConnection::new(stream, max_idle))))
+            }
+            AppProtocol::H2c => Self::open_http2(stream, max_idle).await,
         }
     }
 
@@ -165,22 +167,23 @@ impl Connection {
                 debug!(%error, "connection to pod ended");
             }
         });
-        let uses = Uses { streams: AtomicU32::new(0), used_ns: AtomicU64::new(now_ns()) };
-        Ok(Self::Shared(Shared { sender, uses: Arc::new(uses), max_idle }))
+        let uses =
+            Http2StreamUses { streams: AtomicU32::new(0), used_ns: AtomicU64::new(now_ns()) };
+        Ok(Self::Shared(Http2PodConnection { sender, uses: Arc::new(uses), max_idle }))
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
     pub async fn send(
         self,
-        request: Request<Ask>,
-        early: &mut (dyn HearEarly + Send),
-    ) -> Result<Response<Answer>, SendError> {
+        request: Request<PodRequestBody>,
+        early: &mut (dyn InterimResponseSink + Send),
+    ) -> Result<Response<PodResponseBody>, PodSendError> {
         match self {
             Self::Single(single) => {
                 let response = single.send(request, early).await?;
-                Ok(response.map(|body| Answer::Single(Box::new(body))))
+                Ok(response.map(|body| PodResponseBody::Single(Box::new(body))))
             }
-            Self::Shared(shared) => Stream::begin(shared).send(request).await,
+            Self::Shared(shared) => Http2PodStream::begin(shared).send(request).await,
             Self::Stream(stream) => stream.send(request).await,
         }
     }
@@ -195,7 +198,7 @@ impl Connection {
     }
 }
 
-impl Answer {
+impl PodResponseBody {
     /// Polls for the next frame of the body.
     pub fn poll_frame(
         &mut self,
@@ -235,33 +238,35 @@ impl Answer {
     }
 
     /// Ends the exchange. Returns its connection, if it is the request's own and may serve another request.
-    pub fn end(&mut self) -> Option<Connection> {
+    pub fn end(&mut self) -> Option<PodConnection> {
         match std::mem::replace(self, Self::Ended) {
-            Self::Single(reading) => reading.end().map(|it| Connection::Single(Box::new(it))),
+            Self::Single(reading) => reading.end().map(|it| PodConnection::Single(Box::new(it))),
             Self::Stream(..) | Self::Ended => None,
         }
     }
 
     /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
-    pub fn into_raw(self) -> Option<Raw> {
+    pub fn into_raw(self) -> Option<UpgradedPodStream> {
         if let Self::Single(reading) = self { reading.into_raw() } else { None }
     }
 }
 
-impl Lend for Connection {
-    fn offer(&self) -> Offer<Self> {
+impl PoolableConnection for PodConnection {
+    fn offer(&self) -> PoolReservation<Self> {
         match self {
-            it if !it.is_good() => Offer::Stale,
-            Self::Single(_) => Offer::Whole,
-            Self::Shared(it) if it.streams() >= MAX_STREAMS => Offer::Busy,
+            it if !it.is_good() => PoolReservation::Stale,
+            Self::Single(_) => PoolReservation::Whole,
+            Self::Shared(it) if it.streams() >= MAX_STREAMS => PoolReservation::Busy,
             // Streams begin under the pool's lock. Only their ends may come between, and these only make more room.
-            Self::Shared(it) => Offer::Share(Self::Stream(Stream::begin(it.clone()))),
-            Self::Stream(_) => Offer::Stale,
+            Self::Shared(it) => {
+                PoolReservation::Share(Self::Stream(Http2PodStream::begin(it.clone())))
+            }
+            Self::Stream(_) => PoolReservation::Stale,
         }
     }
 }
 
-impl Shared {
+impl Http2PodConnection {
     fn streams(&self) -> u32 {
         self.uses.streams.load(Ordering::Relaxed)
     }
@@ -273,24 +278,27 @@ impl Shared {
     }
 }
 
-impl Stream {
-    fn begin(shared: Shared) -> Self {
+impl Http2PodStream {
+    fn begin(shared: Http2PodConnection) -> Self {
         shared.uses.streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
     }
 
-    async fn send(mut self, request: Request<Ask>) -> Result<Response<Answer>, SendError> {
+    async fn send(
+        mut self,
+        request: Request<PodRequestBody>,
+    ) -> Result<Response<PodResponseBody>, PodSendError> {
         // The library gives a request back only if it was not written at all. A copy without a body is cheap, and
         // allows a second attempt after GOAWAY and REFUSED_STREAM too.
         let spare = match request.body() {
-            Ask::Empty => Some(copy_of(&request)),
-            Ask::Client(_) => None,
+            PodRequestBody::Empty => Some(copy_of(&request)),
+            PodRequestBody::Client(_) => None,
         };
         match self.0.sender.try_send_request(request).await {
-            Ok(response) => Ok(response.map(|body| Answer::Stream(body, self))),
+            Ok(response) => Ok(response.map(|body| PodResponseBody::Stream(body, self))),
             Err(error) => {
-                let mut error = SendError::from(error);
-                let may_repeat = matches!(&error.fault, SendFault::Pod(PodError::Http2(it)) if is_unprocessed(it));
+                let mut error = PodSendError::from(error);
+                let may_repeat = matches!(&error.fault, ExchangeError::Pod(PodError::Http2(it)) if is_unprocessed(it));
                 error.unseen = error.unseen.or_else(|| spare.filter(|_| may_repeat));
                 Err(error)
             }
@@ -298,28 +306,28 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for Http2PodStream {
     fn drop(&mut self) {
         self.0.uses.used_ns.store(now_ns(), Ordering::Relaxed);
         self.0.uses.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl From<TrySendError<Request<Ask>>> for SendError {
-    fn from(mut error: TrySendError<Request<Ask>>) -> Self {
+impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
+    fn from(mut error: TrySendError<Request<PodRequestBody>>) -> Self {
         // The library returns the request only if no byte of it was written.
         let (unseen, error) = (error.take_message(), error.into_error());
         let fault = if error.is_user() {
-            SendFault::Client(error)
+            ExchangeError::Client(error)
         } else {
-            SendFault::Pod(PodError::Http2(error))
+            ExchangeError::Pod(PodError::Http2(error))
         };
         Self { unseen, fault }
     }
 }
 
-fn copy_of(request: &Request<Ask>) -> Request<Ask> {
-    let mut copy = Request::new(Ask::Empty);
+fn copy_of(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
+    let mut copy = Request::new(PodRequestBody::Empty);
     *copy.method_mut() = request.method().clone();
     *copy.uri_mut() = request.uri().clone();
     *copy.version_mut() = request.version();

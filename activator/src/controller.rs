@@ -6,24 +6,25 @@ use std::sync::{
 };
 
 use common::{
-    link::{Draining, Link, PodKey, Routed},
+    link::{ComponentLink, DrainAckReporter, PodReportKey, RoutedServiceReporter},
     outbox::Outbox,
-    wire::PodItem,
+    wire::PodReportItem,
 };
 use tracing::info;
 
-use crate::{gateway::Gateway, ports::Ports};
+use crate::{gateway::ActivatorGateway, ports::ServicePortListeners};
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn follow(
-    link: &Link,
-    reports: &Link,
-    gateway: &Gateway,
-    ports: &Ports,
+    link: &ComponentLink,
+    reports: &ComponentLink,
+    gateway: &ActivatorGateway,
+    ports: &ServicePortListeners,
     seen: &AtomicBool,
 ) {
     let outbox = Outbox::new();
-    let (mut draining, mut routed) = (Draining::default(), Routed::default());
+    let (mut draining, mut routed) =
+        (DrainAckReporter::default(), RoutedServiceReporter::default());
     let watch = link.watch_batches(|batch| {
         let version = batch.version;
         draining.follow(&batch);
@@ -33,7 +34,7 @@ pub async fn follow(
         }
         gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         // Drain acknowledgements go out only after the batch is in force: the controller stops pods by them.
-        outbox.set(PodKey::Applied, PodItem::Applied(version));
+        outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
         draining.in_force(&outbox);
         routed.in_force(&outbox);
         if !seen.swap(true, Ordering::Relaxed) {
@@ -45,4 +46,4 @@ pub async fn follow(
 }
 
 /// Flag that is true once routes were received.
-pub type Seen = Arc<AtomicBool>;
+pub type RoutesReceivedFlag = Arc<AtomicBool>;

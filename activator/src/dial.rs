@@ -16,7 +16,7 @@ const SOCKETS: u32 = 16;
 /// State of one dial.
 #[derive(Debug, Default)]
 /// Number of sockets opened so far.
-pub struct Dial {
+pub struct PodDial {
     begun: u32,
     /// Number of sockets that have not failed.
     open: u32,
@@ -26,8 +26,8 @@ pub struct Dial {
 
 /// Event in the course of a dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The dial begins, or the wait that an [`Action::Open`] named is over.
+pub enum DialEvent {
+    /// The dial begins, or the wait that an [`DialAction::Open`] named is over.
     Unanswered,
     /// A socket is connected.
     Connected,
@@ -39,7 +39,7 @@ pub enum Event {
 
 /// Next action for the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum DialAction {
     /// Opens one more socket. Unless one is answered before, `Unanswered` follows after this time.
     Open(Duration),
     /// Waits for the next event.
@@ -50,19 +50,19 @@ pub enum Action {
     GiveUp,
 }
 
-impl Dial {
+impl PodDial {
     /// Applies one event. Returns the next action, which is always `Wait` after `Win` or `GiveUp`.
-    pub fn step(&mut self, event: Event) -> Action {
+    pub fn step(&mut self, event: DialEvent) -> DialAction {
         if self.settled {
-            return Action::Wait;
+            return DialAction::Wait;
         }
         match event {
-            Event::Unanswered => self.open_another(),
-            Event::Connected => self.settle(Action::Win),
-            Event::Refused => self.settle(Action::GiveUp),
-            Event::Failed => {
+            DialEvent::Unanswered => self.open_another(),
+            DialEvent::Connected => self.settle(DialAction::Win),
+            DialEvent::Refused => self.settle(DialAction::GiveUp),
+            DialEvent::Failed => {
                 self.open = self.open.saturating_sub(1);
-                if self.open == 0 { self.settle(Action::GiveUp) } else { Action::Wait }
+                if self.open == 0 { self.settle(DialAction::GiveUp) } else { DialAction::Wait }
             }
         }
     }
@@ -72,17 +72,17 @@ impl Dial {
         self.begun
     }
 
-    fn open_another(&mut self) -> Action {
+    fn open_another(&mut self) -> DialAction {
         if self.begun == SOCKETS {
-            return self.settle(Action::GiveUp);
+            return self.settle(DialAction::GiveUp);
         }
         let wait = FIRST_WAIT * 2u32.pow(self.begun);
         self.begun += 1;
         self.open += 1;
-        Action::Open(wait.min(LAST_WAIT))
+        DialAction::Open(wait.min(LAST_WAIT))
     }
 
-    fn settle(&mut self, action: Action) -> Action {
+    fn settle(&mut self, action: DialAction) -> DialAction {
         self.settled = true;
         action
     }
@@ -96,17 +96,17 @@ mod tests {
 
     #[test]
     fn an_unanswered_dial_is_repeated_after_5_10_20_ms() {
-        let mut dial = Dial::default();
-        let waits: Vec<_> = (0..4).map(|_| dial.step(Event::Unanswered)).collect();
-        let ms = |ms| Action::Open(Duration::from_millis(ms));
+        let mut dial = PodDial::default();
+        let waits: Vec<_> = (0..4).map(|_| dial.step(DialEvent::Unanswered)).collect();
+        let ms = |ms| DialAction::Open(Duration::from_millis(ms));
         assert_eq!(waits, [ms(5), ms(10), ms(20), ms(40)]);
     }
 
     #[test]
     fn a_dial_nobody_answers_ends() {
-        let mut dial = Dial::default();
+        let mut dial = PodDial::default();
         let mut spent = Duration::ZERO;
-        while let Action::Open(wait) = dial.step(Event::Unanswered) {
+        while let DialAction::Open(wait) = dial.step(DialEvent::Unanswered) {
             spent += wait;
         }
         assert_eq!(dial.sockets(), 16);
@@ -115,39 +115,39 @@ mod tests {
 
     #[test]
     fn the_first_connection_wins_and_no_other_does() {
-        let mut dial = Dial::default();
-        dial.step(Event::Unanswered);
-        dial.step(Event::Unanswered);
-        assert_eq!(dial.step(Event::Connected), Action::Win);
-        assert_eq!(dial.step(Event::Connected), Action::Wait);
-        assert_eq!(dial.step(Event::Unanswered), Action::Wait);
+        let mut dial = PodDial::default();
+        dial.step(DialEvent::Unanswered);
+        dial.step(DialEvent::Unanswered);
+        assert_eq!(dial.step(DialEvent::Connected), DialAction::Win);
+        assert_eq!(dial.step(DialEvent::Connected), DialAction::Wait);
+        assert_eq!(dial.step(DialEvent::Unanswered), DialAction::Wait);
     }
 
     #[test]
     fn a_refusal_is_an_answer() {
-        let mut dial = Dial::default();
-        dial.step(Event::Unanswered);
-        dial.step(Event::Unanswered);
-        assert_eq!(dial.step(Event::Refused), Action::GiveUp);
+        let mut dial = PodDial::default();
+        dial.step(DialEvent::Unanswered);
+        dial.step(DialEvent::Unanswered);
+        assert_eq!(dial.step(DialEvent::Refused), DialAction::GiveUp);
     }
 
     #[test]
     fn one_failed_socket_does_not_end_the_others() {
-        let mut dial = Dial::default();
-        dial.step(Event::Unanswered);
-        dial.step(Event::Unanswered);
-        assert_eq!(dial.step(Event::Failed), Action::Wait);
-        assert_eq!(dial.step(Event::Failed), Action::GiveUp);
+        let mut dial = PodDial::default();
+        dial.step(DialEvent::Unanswered);
+        dial.step(DialEvent::Unanswered);
+        assert_eq!(dial.step(DialEvent::Failed), DialAction::Wait);
+        assert_eq!(dial.step(DialEvent::Failed), DialAction::GiveUp);
     }
 
     proptest! {
         #[test]
         fn a_dial_is_settled_once(events in proptest::collection::vec(0..4u8, 0..60)) {
-            let mut dial = Dial::default();
-            dial.step(Event::Unanswered);
-            let kinds = [Event::Unanswered, Event::Connected, Event::Refused, Event::Failed];
+            let mut dial = PodDial::default();
+            dial.step(DialEvent::Unanswered);
+            let kinds = [DialEvent::Unanswered, DialEvent::Connected, DialEvent::Refused, DialEvent::Failed];
             let actions = events.iter().map(|&kind| dial.step(kinds[usize::from(kind)]));
-            let ends = actions.filter(|it| matches!(it, Action::Win | Action::GiveUp)).count();
+            let ends = actions.filter(|it| matches!(it, DialAction::Win | DialAction::GiveUp)).count();
             prop_assert!(ends <= 1);
             prop_assert!(dial.sockets() <= 16);
         }

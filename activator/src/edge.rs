@@ -4,27 +4,27 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use common::{
     link::RouteBatch,
-    wire::{Edge, RouteChange, RouteKey},
+    wire::{EdgeSettings, RouteChange, RouteKey},
 };
 use tracing::info;
 
 /// Policy of operators for requests from outside: the settings at the start and those of the RouteTable, combined.
 #[derive(Debug)]
-pub struct Edges {
+pub struct EdgePolicy {
     /// Settings of the command line.
-    own: Edge,
+    own: EdgeSettings,
     /// Settings in force: those of the command line and of the RouteTable.
-    now: RwLock<Arc<Edge>>,
+    now: RwLock<Arc<EdgeSettings>>,
 }
 
-impl Edges {
+impl EdgePolicy {
     /// Creates the policy from the settings of the command line.
-    pub fn new(own: Edge) -> Self {
+    pub fn new(own: EdgeSettings) -> Self {
         Self { now: RwLock::new(Arc::new(own.clone())), own }
     }
 
     /// Policy for a request that arrives now.
-    pub fn now(&self) -> Arc<Edge> {
+    pub fn now(&self) -> Arc<EdgeSettings> {
         Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -35,9 +35,9 @@ impl Edges {
         let told = match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => it.edge.clone(),
             None if !batch.is_whole => return,
-            Some(_) | None => Edge::default(),
+            Some(_) | None => EdgeSettings::default(),
         };
-        let next = Edge {
+        let next = EdgeSettings {
             trusted_proxies: [&*self.own.trusted_proxies, &told.trusted_proxies].concat(),
             proxy_protocol: self.own.proxy_protocol || told.proxy_protocol,
             upgrades: [&*self.own.upgrades, &told.upgrades].concat(),
@@ -45,7 +45,7 @@ impl Edges {
         };
         let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
-            let Edge { trusted_proxies, proxy_protocol, upgrades, underscores } = &next;
+            let EdgeSettings { trusted_proxies, proxy_protocol, upgrades, underscores } = &next;
             info!(?trusted_proxies, proxy_protocol, ?upgrades, underscores, "edge set");
             *now = Arc::new(next);
         }

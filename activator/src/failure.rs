@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 
 /// Error for which a request gets no response of a pod.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum ProxyRequestError {
     /// No service has this host, or the port's service is gone.
     #[error("no service for {0:?}")]
     UnknownService(String),
@@ -56,7 +56,7 @@ pub enum Failure {
     Connect,
 }
 
-impl Failure {
+impl ProxyRequestError {
     /// Status code that the client gets.
     pub fn status(&self) -> StatusCode {
         match self {
@@ -99,20 +99,20 @@ mod tests {
     fn answers_are_knatives() {
         let address = std::net::SocketAddr::from(([10, 0, 0, 1], 80));
         let reason = "refused".to_owned();
-        let told = |failure: Failure| (failure.status().as_u16(), failure.to_string());
-        assert_eq!(told(Failure::QueueFull), (503, "pending request queue full".into()));
-        assert_eq!(told(Failure::Timeout), (504, "activator request timeout".into()));
-        assert_eq!(told(Failure::UnknownRevision("a/b".into())).0, 404);
-        assert_eq!(told(Failure::NoTarget("a/b".into())).0, 503);
+        let told = |failure: ProxyRequestError| (failure.status().as_u16(), failure.to_string());
+        assert_eq!(told(ProxyRequestError::QueueFull), (503, "pending request queue full".into()));
+        assert_eq!(told(ProxyRequestError::Timeout), (504, "activator request timeout".into()));
+        assert_eq!(told(ProxyRequestError::UnknownRevision("a/b".into())).0, 404);
+        assert_eq!(told(ProxyRequestError::NoTarget("a/b".into())).0, 503);
         assert_eq!(
-            told(Failure::Dial { address, reason }),
+            told(ProxyRequestError::Dial { address, reason }),
             (502, "cannot connect to pod at 10.0.0.1:80: refused".into())
         );
     }
 
     #[test]
     fn a_full_line_says_when_to_come_back() {
-        let response = Failure::QueueFull.response(|text| text);
+        let response = ProxyRequestError::QueueFull.response(|text| text);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     }
 }

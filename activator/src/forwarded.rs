@@ -8,10 +8,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use common::wire::Edge;
+use common::wire::EdgeSettings;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use crate::{headers::Side, via};
+use crate::{headers::TrafficOrigin, via};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -34,18 +34,18 @@ const CLAIMS: [HeaderName; 9] = [
 
 /// Sender of a request, as far as its connection identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sender {
+pub struct ForwardedRequestSender {
     /// Origin of the connection: the cluster, or outside.
-    pub side: Side,
+    pub side: TrafficOrigin,
     /// Address of the client, or of the last proxy.
     pub address: IpAddr,
     /// Information of the connection itself about its client.
-    pub origin: Origin,
+    pub origin: ProxiedClient,
 }
 
 /// Information of a connection about the client behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ProxiedClient {
     /// The peer of the connection is the client.
     Direct,
     /// A trusted proxy named the client in a PROXY header.
@@ -57,32 +57,34 @@ pub enum Origin {
     Unnamed,
 }
 
-impl Sender {
+impl ForwardedRequestSender {
     /// Returns true if the sender is a trusted proxy, so that its headers about the client are used.
-    fn is_trusted(self, edge: &Edge) -> bool {
-        self.side == Side::Outside && self.origin != Origin::Unnamed && edge.trusts(self.address)
+    fn is_trusted(self, edge: &EdgeSettings) -> bool {
+        self.side == TrafficOrigin::Outside
+            && self.origin != ProxiedClient::Unnamed
+            && edge.trusts(self.address)
     }
 
     /// Protocol of the client's own connection, as far as the connection reveals it.
     fn proto(self) -> &'static str {
-        let is_secure = matches!(self.origin, Origin::Named { is_secure: true });
+        let is_secure = matches!(self.origin, ProxiedClient::Named { is_secure: true });
         if is_secure { "https" } else { "http" }
     }
 }
 
 /// Returns true if a request from outside has come by https, at least as far as a trusted proxy.
-pub fn is_secure(headers: &HeaderMap, sender: Sender, edge: &Edge) -> bool {
+pub fn is_secure(headers: &HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) -> bool {
     let told = sender.is_trusted(edge).then(|| told_proto(headers)).flatten();
     matches!(told.unwrap_or_else(|| sender.proto()), "https" | "wss")
 }
 
 /// Writes the headers that describe the client.
-pub fn forwarded(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
+pub fn forwarded(headers: &mut HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) {
     let client = sender.address.to_string();
     match sender.side {
-        Side::Inside => inside(headers, &client),
-        Side::Outside if sender.is_trusted(edge) => proxied(headers, sender, edge),
-        Side::Outside => {
+        TrafficOrigin::Inside => inside(headers, &client),
+        TrafficOrigin::Outside if sender.is_trusted(edge) => proxied(headers, sender, edge),
+        TrafficOrigin::Outside => {
             // Everything that a client can forge is removed, including headers that the activator never writes itself.
             for name in CLAIMS {
                 headers.remove(name);
@@ -103,7 +105,7 @@ fn inside(headers: &mut HeaderMap, client: &str) {
 }
 
 /// Headers for a request from a trusted proxy: its headers are used back to the last hop that is no trusted proxy.
-fn proxied(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
+fn proxied(headers: &mut HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) {
     let client = sender.address.to_string();
     // `Forwarded` and `X-Forwarded-For` describe the same hops. If both are there, `X-Forwarded-For` is used.
     let told = list(headers, &header::FORWARDED).unwrap_or_default();
@@ -134,7 +136,7 @@ fn proxied(headers: &mut HeaderMap, sender: Sender, edge: &Edge) {
 
 /// Part of `hops` that is reliable. Each hop is reported by the next one, so the part begins with the last untrusted
 /// hop.
-fn believed<'a, T>(hops: &'a [T], of: impl Fn(&T) -> Option<&str>, edge: &Edge) -> &'a [T] {
+fn believed<'a, T>(hops: &'a [T], of: impl Fn(&T) -> Option<&str>, edge: &EdgeSettings) -> &'a [T] {
     let is_trusted = |hop: &T| of(hop).and_then(address).is_some_and(|it| edge.trusts(it));
     let first = hops.iter().rposition(|hop| !is_trusted(hop)).unwrap_or(0);
     hops.get(first..).unwrap_or_default()

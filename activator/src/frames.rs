@@ -17,14 +17,14 @@ const ENTRIES: usize = 4096 / 38;
 
 /// Inspector of the frames of one client connection.
 #[derive(Debug)]
-pub struct Frames {
+pub struct Http2FrameInspector {
     /// Bytes of the present frame's payload that are still to come.
     left: usize,
-    part: Part,
+    part: FramePayload,
     /// Received bytes of the next frame's header.
     header: [u8; 9],
     filled: usize,
-    fields: Fields,
+    fields: HpackBlockScanner,
     /// True once the client has acknowledged the settings, so that it keeps no table.
     knows: bool,
     /// True once the client has announced an empty table at the beginning of a block.
@@ -39,7 +39,7 @@ pub struct Frames {
 
 /// Kind of the present frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum FramePayload {
     /// Payload of a DATA frame, a part of a body.
     Data,
     /// Payload of a block of header fields. `before`: bytes before the block. `padding`: bytes behind it, `None` until
@@ -52,15 +52,15 @@ enum Part {
     Other,
 }
 
-impl Frames {
+impl Http2FrameInspector {
     /// Creates the inspector of a new connection, which begins with a preface of `preface` bytes.
     pub fn after_preface(preface: usize) -> Self {
         Self {
             left: preface,
-            part: Part::Other,
+            part: FramePayload::Other,
             header: [0; 9],
             filled: 0,
-            fields: Fields::default(),
+            fields: HpackBlockScanner::default(),
             knows: false,
             has_no_table: false,
             since: 0,
@@ -81,9 +81,9 @@ impl Frames {
             (self.left, self.since, bytes) =
                 (self.left - piece.len(), self.since + piece.len(), rest);
             match self.part {
-                Part::Data => data += piece.len(),
-                Part::Block { .. } => self.follow(piece),
-                Part::Other => {}
+                FramePayload::Data => data += piece.len(),
+                FramePayload::Block { .. } => self.follow(piece),
+                FramePayload::Other => {}
             }
         }
         data
@@ -112,18 +112,18 @@ impl Frames {
         let is = |bit: u8| flags & bit != 0;
         let is_last = is(flag::END_HEADERS);
         self.part = match which {
-            kind::DATA => Part::Data,
-            kind::HEADERS => Part::Block {
+            kind::DATA => FramePayload::Data,
+            kind::HEADERS => FramePayload::Block {
                 before: if is(flag::PRIORITY) { PRIORITY_BYTES } else { 0 },
                 padding: (!is(flag::PADDED)).then_some(0),
                 is_last,
             },
-            kind::CONTINUATION => Part::Block { before: 0, padding: Some(0), is_last },
+            kind::CONTINUATION => FramePayload::Block { before: 0, padding: Some(0), is_last },
             kind::SETTINGS => {
                 self.knows |= is(flag::ACK);
-                Part::Other
+                FramePayload::Other
             }
-            _ => Part::Other,
+            _ => FramePayload::Other,
         };
         // A frame without a payload may also end a block.
         if self.left == 0 {
@@ -134,7 +134,7 @@ impl Frames {
 
     /// Parses bytes of a block of header fields.
     fn follow(&mut self, mut piece: &[u8]) {
-        let Part::Block { before, padding, .. } = &mut self.part else { return };
+        let FramePayload::Block { before, padding, .. } = &mut self.part else { return };
         let padding = *padding.get_or_insert_with(|| {
             let length = usize::from(piece[0]);
             piece = &piece[1..];
@@ -152,7 +152,7 @@ impl Frames {
 
     /// Ends the frame, and with it the block if it is the block's last frame.
     fn end_block(&mut self) {
-        if !matches!(self.part, Part::Block { is_last: true, .. }) {
+        if !matches!(self.part, FramePayload::Block { is_last: true, .. }) {
             return;
         }
         let block = std::mem::take(&mut self.fields);
@@ -172,8 +172,8 @@ impl Frames {
 
 /// Scanner of a block of header fields, for which only lengths matter.
 #[derive(Debug, Default)]
-struct Fields {
-    at: At,
+struct HpackBlockScanner {
+    at: HpackPosition,
     /// True if the block adds an entry to the dynamic table.
     adds: bool,
     /// True if the block announces a table of size 0 (RFC 7541 §6.3).
@@ -181,12 +181,12 @@ struct Fields {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum HpackPosition {
     /// At the first byte of a field.
     #[default]
     Field,
     /// Within a number of several bytes (RFC 7541 §5.1).
-    Number { of: Number, value: usize, shift: u32 },
+    Number { of: HpackInteger, value: usize, shift: u32 },
     /// At the length of a string; `strings` counts the strings to come, including this one.
     Length { strings: u8 },
     /// Within a string, of which `left` bytes are to come.
@@ -195,7 +195,7 @@ enum At {
 
 /// Meaning of a number in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
+enum HpackInteger {
     /// Index of a table entry that gives name and value.
     Field,
     /// Index of a table entry that gives the name; 0: the name follows as a string.
@@ -206,14 +206,14 @@ enum Number {
     Length { strings: u8 },
 }
 
-impl Fields {
+impl HpackBlockScanner {
     fn take(&mut self, mut bytes: &[u8]) {
         while let [first, rest @ ..] = bytes {
-            if let At::Text { left, strings } = self.at {
+            if let HpackPosition::Text { left, strings } = self.at {
                 let some = left.min(bytes.len());
                 self.at = match left - some {
                     0 => after_string(strings),
-                    left => At::Text { left, strings },
+                    left => HpackPosition::Text { left, strings },
                 };
                 bytes = &bytes[some..];
                 continue;
@@ -225,55 +225,61 @@ impl Fields {
 
     fn byte(&mut self, byte: u8) {
         match self.at {
-            At::Field if byte & 0x80 != 0 => self.number(Number::Field, byte, 0x7f),
-            At::Field if byte & 0x40 != 0 => {
-                self.adds = true;
-                self.number(Number::Name, byte, 0x3f);
+            HpackPosition::Field if byte & 0x80 != 0 => {
+                self.number(HpackInteger::Field, byte, 0x7f)
             }
-            At::Field if byte & 0x20 != 0 => self.number(Number::TableSize, byte, 0x1f),
-            At::Field => self.number(Number::Name, byte, 0x0f),
-            At::Length { strings } => self.number(Number::Length { strings }, byte, 0x7f),
-            At::Number { of, value, shift } => {
+            HpackPosition::Field if byte & 0x40 != 0 => {
+                self.adds = true;
+                self.number(HpackInteger::Name, byte, 0x3f);
+            }
+            HpackPosition::Field if byte & 0x20 != 0 => {
+                self.number(HpackInteger::TableSize, byte, 0x1f)
+            }
+            HpackPosition::Field => self.number(HpackInteger::Name, byte, 0x0f),
+            HpackPosition::Length { strings } => {
+                self.number(HpackInteger::Length { strings }, byte, 0x7f)
+            }
+            HpackPosition::Number { of, value, shift } => {
                 let more = usize::from(byte & 0x7f).checked_shl(shift).unwrap_or(usize::MAX);
                 let value = value.saturating_add(more);
                 if byte & 0x80 == 0 {
                     self.is_told(of, value);
                 } else {
-                    self.at = At::Number { of, value, shift: shift.saturating_add(7) };
+                    self.at = HpackPosition::Number { of, value, shift: shift.saturating_add(7) };
                 }
             }
             // The bytes of a string are skipped by the caller.
-            At::Text { .. } => {}
+            HpackPosition::Text { .. } => {}
         }
     }
 
     /// Begins a number in the low bits of a byte.
-    fn number(&mut self, of: Number, byte: u8, mask: u8) {
+    fn number(&mut self, of: HpackInteger, byte: u8, mask: u8) {
         let value = usize::from(byte & mask);
         if byte & mask == mask {
-            self.at = At::Number { of, value, shift: 0 };
+            self.at = HpackPosition::Number { of, value, shift: 0 };
         } else {
             self.is_told(of, value);
         }
     }
 
-    fn is_told(&mut self, of: Number, value: usize) {
+    fn is_told(&mut self, of: HpackInteger, value: usize) {
         self.at = match of {
-            Number::Field => At::Field,
-            Number::TableSize => {
+            HpackInteger::Field => HpackPosition::Field,
+            HpackInteger::TableSize => {
                 self.empties |= value == 0;
-                At::Field
+                HpackPosition::Field
             }
-            Number::Name => At::Length { strings: if value == 0 { 2 } else { 1 } },
-            Number::Length { strings } if value == 0 => after_string(strings),
-            Number::Length { strings } => At::Text { left: value, strings },
+            HpackInteger::Name => HpackPosition::Length { strings: if value == 0 { 2 } else { 1 } },
+            HpackInteger::Length { strings } if value == 0 => after_string(strings),
+            HpackInteger::Length { strings } => HpackPosition::Text { left: value, strings },
         };
     }
 }
 
 /// Position behind a string, of `strings` including it.
-fn after_string(strings: u8) -> At {
-    if strings > 1 { At::Length { strings: strings - 1 } } else { At::Field }
+fn after_string(strings: u8) -> HpackPosition {
+    if strings > 1 { HpackPosition::Length { strings: strings - 1 } } else { HpackPosition::Field }
 }
 
 #[cfg(test)]

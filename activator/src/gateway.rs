@@ -10,7 +10,7 @@ use std::{
 
 use common::{
     link::RouteBatch,
-    wire::{Edge, Path, Protocol, TagRouting},
+    wire::{AppProtocol, ConnectionPath, EdgeSettings, TagRouting},
 };
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request,
@@ -20,28 +20,28 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
 
 use crate::{
-    admin::Metrics,
-    ask::{Ask, Pace},
-    balance::{Lot, split},
-    budget::Bound,
+    admin::ActivatorMetrics,
+    ask::{BodyIdleTimer, PodRequestBody},
+    balance::{ReconnectJitter, split},
+    budget::ClientBound,
     clock::chance,
-    connection::{Answer, Connection, SendFault},
-    edge::Edges,
-    failure::Failure,
-    forwarded::{Origin, Sender, is_secure},
+    connection::{ExchangeError, PodConnection, PodResponseBody},
+    edge::EdgePolicy,
+    failure::ProxyRequestError,
+    forwarded::{ForwardedRequestSender, ProxiedClient, is_secure},
     h1,
-    headers::{self, Passage, Side},
+    headers::{self, PodRequestContext, TrafficOrigin},
     held, host,
     peers::Peers,
-    pods::DialError,
-    probe::{self, Health, K_NETWORK_HASH, Probe},
-    reply::{Reply, Timer},
-    request_log::{Entry, RequestLog},
-    revision::{Place, Revision, Terms},
-    routes::{ByHostFound, Routes, Service},
-    seats::Seat,
-    single::HearEarly,
-    socket::Socket,
+    pods::PodDialError,
+    probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
+    reply::{ClientResponseBody, RequestTimer},
+    request_log::{RequestLogEntry, RequestLogger},
+    revision::{ActivatorRevision, PodPermit, RevisionRouteSettings},
+    routes::{RouteIndex, RoutedService, ServiceMatch},
+    seats::ClientConnection,
+    single::InterimResponseSink,
+    socket::ClientSocket,
     tunnel::tunnel,
 };
 
@@ -53,7 +53,7 @@ const MAX_STALE: u32 = 10;
 
 /// Listener that a connection came in by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Entrypoint {
     /// A service's own port: requests are for that service, whatever their Host is.
     Port(u16),
     /// The gateway for workloads of the cluster, which routes to every service by Host.
@@ -62,54 +62,54 @@ pub enum Door {
     Outside,
 }
 
-impl Door {
+impl Entrypoint {
     /// Side of the entrypoint: the cluster, or outside.
-    pub fn side(self) -> Side {
+    pub fn side(self) -> TrafficOrigin {
         match self {
-            Self::Port(_) | Self::Inside => Side::Inside,
-            Self::Outside => Side::Outside,
+            Self::Port(_) | Self::Inside => TrafficOrigin::Inside,
+            Self::Outside => TrafficOrigin::Outside,
         }
     }
 }
 
 /// Client connection that a request came over.
 #[derive(Clone, Copy, Debug)]
-pub struct Client {
+pub struct ClientInfo {
     /// IP address of the client, or of the proxy in front.
     pub address: IpAddr,
     /// TCP port of the client's end.
     pub port: u16,
     /// Information of the connection about the client behind it.
-    pub origin: Origin,
+    pub origin: ProxiedClient,
     /// Position of the connection among those that are asked to reconnect.
-    pub lot: Lot,
+    pub lot: ReconnectJitter,
 }
 
-impl Client {
+impl ClientInfo {
     /// Address and port of the client's end of the connection.
     pub fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 
     /// Sender of the request, for the headers that the pod gets.
-    fn sender(&self, door: Door) -> Sender {
-        Sender { side: door.side(), address: self.address, origin: self.origin }
+    fn sender(&self, door: Entrypoint) -> ForwardedRequestSender {
+        ForwardedRequestSender { side: door.side(), address: self.address, origin: self.origin }
     }
 }
 
 /// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
-pub struct Gateway {
+pub struct ActivatorGateway {
     /// Services, revisions and pods of the RouteTable.
-    pub routes: Routes,
+    pub routes: RouteIndex,
     /// View of the other activators.
     pub peers: Arc<Peers>,
     /// Policy for proxies and upgrades.
-    pub edge: Edges,
+    pub edge: EdgePolicy,
     /// Log of finished requests.
-    pub request_log: Arc<RequestLog>,
+    pub request_log: Arc<RequestLogger>,
     /// Counters and gauges of the activator.
-    pub metrics: Metrics,
+    pub metrics: ActivatorMetrics,
     /// Client connections and upgraded connections that are open.
     pub tasks: TaskTracker,
     /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
@@ -125,46 +125,46 @@ pub struct Gateway {
 
 /// Pending request that was routed to a revision. It is kept in one heap allocation while it waits, because thousands
 /// may wait at the same time.
-struct Errand {
+struct PendingRequest {
     /// Request as it came, until a pod has room for it; `None` while a pod's connection has it.
-    request: Option<Request<Ask>>,
+    request: Option<Request<PodRequestBody>>,
     /// True if its head is already in the form for the pod.
     is_ready: bool,
-    door: Door,
-    client: Client,
-    found: ByHostFound,
+    door: Entrypoint,
+    client: ClientInfo,
+    found: ServiceMatch,
     /// Service whose revisions serve it.
-    service: Arc<Service>,
+    service: Arc<RoutedService>,
     /// Tag that a header chose.
     tag: Option<TagRouting>,
-    revision: Arc<Revision>,
-    terms: Terms,
+    revision: Arc<ActivatorRevision>,
+    terms: RevisionRouteSettings,
     /// HTTP version of the client.
     version: Version,
     /// Client's side of the connection, for the time after it switches to another protocol.
     upgrade: Option<OnUpgrade>,
     /// Client socket, if the client can get interim responses.
-    socket: Option<Socket>,
+    socket: Option<ClientSocket>,
     /// Client connection that the request came over.
-    seat: Arc<Seat>,
+    seat: Arc<ClientConnection>,
 }
 
-impl Errand {
+impl PendingRequest {
     /// Takes the request out, for a pod's connection that has it from here on.
-    fn take(&mut self) -> Request<Ask> {
+    fn take(&mut self) -> Request<PodRequestBody> {
         let mut request = self.request.take().expect("it is put back whenever it was not sent");
         held::let_go(&mut request);
         request
     }
 
     /// Changes the head to the form for the pod, once. It happens only now, because the head grows by it.
-    fn prepare(&mut self, edge: &Edge) -> Result<(), Failure> {
+    fn prepare(&mut self, edge: &EdgeSettings) -> Result<(), ProxyRequestError> {
         if self.is_ready {
             return Ok(());
         }
         let Some(request) = self.request.take() else { return Ok(()) };
         let (mut head, body) = request.into_parts();
-        let passage = Passage {
+        let passage = PodRequestContext {
             sender: self.client.sender(self.door),
             edge,
             rewrite: self.found.domain().and_then(|domain| domain.rewrite.as_deref()),
@@ -177,7 +177,7 @@ impl Errand {
             // The handle is kept apart from the head: it is needed once the pod has switched.
             self.upgrade = head.extensions.remove::<OnUpgrade>();
             // Only HTTP/1.1 switches that way.
-            self.terms.protocol = Protocol::Http1;
+            self.terms.protocol = AppProtocol::Http1;
         }
         self.is_ready = true;
         self.request = Some(Request::from_parts(head, body));
@@ -186,15 +186,15 @@ impl Errand {
 }
 
 /// Response of a pod, with the permit of its request.
-struct Answered {
-    response: Response<Answer>,
-    place: Arc<Place>,
+struct PodResponse {
+    response: Response<PodResponseBody>,
+    place: Arc<PodPermit>,
 }
 
 /// Guard that counts a request whose client is gone before the response.
-struct Cancelled<'a>(Option<&'a Metrics>);
+struct CancelledRequestGuard<'a>(Option<&'a ActivatorMetrics>);
 
-impl Drop for Cancelled<'_> {
+impl Drop for CancelledRequestGuard<'_> {
     fn drop(&mut self) {
         if let Some(metrics) = self.0 {
             metrics.cancelled.inc();
@@ -202,7 +202,7 @@ impl Drop for Cancelled<'_> {
     }
 }
 
-impl Gateway {
+impl ActivatorGateway {
     /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
         self.edge.follow(&batch);
@@ -214,17 +214,17 @@ impl Gateway {
     pub fn handle(
         &self,
         request: Request<Incoming>,
-        door: Door,
-        client: Client,
-        seat: &Arc<Seat>,
-    ) -> impl Future<Output = Response<Reply>> + Send + use<'_> {
+        door: Entrypoint,
+        client: ClientInfo,
+        seat: &Arc<ClientConnection>,
+    ) -> impl Future<Output = Response<ClientResponseBody>> + Send + use<'_> {
         // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
         let (head, body) = request.into_parts();
         let mut entry = self.request_log.begin(&head, &body, door, client);
-        let body = Ask::new(body, head.extensions.get::<Socket>().cloned(), seat);
+        let body = PodRequestBody::new(body, head.extensions.get::<ClientSocket>().cloned(), seat);
         let looked = self.look(head, body, door, client, seat);
         async move {
-            let mut cancelled = Cancelled(Some(&self.metrics));
+            let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
             let answered = match looked {
                 Ok(errand) => self.answer(errand, &mut entry).await,
                 Err(told) => told.map(|response| *response),
@@ -232,7 +232,7 @@ impl Gateway {
             let response = answered.unwrap_or_else(|failure| {
                 // Failures are logged here once, wherever they arose.
                 note(door, client.address, &failure);
-                failure.response(Reply::own)
+                failure.response(ClientResponseBody::own)
             });
             cancelled.0 = None;
             self.metrics.answered(response.status());
@@ -246,22 +246,23 @@ impl Gateway {
     fn look(
         &self,
         head: request::Parts,
-        body: Ask,
-        door: Door,
-        client: Client,
-        seat: &Arc<Seat>,
-    ) -> Result<Box<Errand>, Result<Box<Response<Reply>>, Failure>> {
+        body: PodRequestBody,
+        door: Entrypoint,
+        client: ClientInfo,
+        seat: &Arc<ClientConnection>,
+    ) -> Result<Box<PendingRequest>, Result<Box<Response<ClientResponseBody>>, ProxyRequestError>>
+    {
         host::check_host(&head).map_err(Err)?;
         if head.method == Method::CONNECT {
-            return Err(Err(Failure::Connect));
+            return Err(Err(ProxyRequestError::Connect));
         }
         // A probe of the platform is answered before a revision is chosen, so that it never wakes one.
-        if let Some(asked) = probe::probe(&head).filter(|_| door.side() == Side::Inside) {
+        if let Some(asked) = probe::probe(&head).filter(|_| door.side() == TrafficOrigin::Inside) {
             return Err(Ok(self.probed(asked, door, &head).into()));
         }
         let found = self.find(door, &head).map_err(Err)?;
         let is_secure = || is_secure(&head.headers, client.sender(door), &self.edge.now());
-        if door == Door::Outside && found.redirects() && !is_secure() {
+        if door == Entrypoint::Outside && found.redirects() && !is_secure() {
             return Err(redirected(&head).map(Box::new));
         }
         let (service, tag) = self.tagged(&found, &head);
@@ -270,10 +271,10 @@ impl Gateway {
         let version = head.version;
         // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
         let socket =
-            head.extensions.get::<Socket>().filter(|_| version == Version::HTTP_11).cloned();
+            head.extensions.get::<ClientSocket>().filter(|_| version == Version::HTTP_11).cloned();
         let request = Some(Request::from_parts(head, body));
         let (is_ready, upgrade) = (false, None);
-        Ok(Box::new(Errand {
+        Ok(Box::new(PendingRequest {
             request,
             is_ready,
             door,
@@ -292,18 +293,18 @@ impl Gateway {
 
     async fn answer(
         &self,
-        mut errand: Box<Errand>,
-        entry: &mut Option<Box<Entry>>,
-    ) -> Result<Response<Reply>, Failure> {
+        mut errand: Box<PendingRequest>,
+        entry: &mut Option<Box<RequestLogEntry>>,
+    ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         if let Some(entry) = entry {
             entry.set_revision(&errand.revision.name, &errand.terms.owners);
         }
-        let mut timer = Timer::start(errand.terms.timeouts);
+        let mut timer = RequestTimer::start(errand.terms.timeouts);
         // A response that arrives together with the timeout counts as in time.
         let answered = tokio::select! {
             biased;
             answered = self.forward(&mut errand) => answered?,
-            () = timer.expired() => return Err(Failure::Timeout),
+            () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         if let Some(entry) = entry {
             entry.set_pod(&answered.place.pod);
@@ -314,12 +315,12 @@ impl Gateway {
     }
 
     /// Asks the client to reconnect for its next request, if another path is better for it.
-    fn send_off(&self, response: &mut Response<Reply>, errand: &Errand) {
-        // On a 101 the header `Connection` names the upgrade.
+    fn send_off(&self, response: &mut Response<ClientResponseBody>, errand: &PendingRequest) {
+        // On a 101 the header `PodConnection` names the upgrade.
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
-        let goes_direct = matches!(errand.door, Door::Port(_))
+        let goes_direct = matches!(errand.door, Entrypoint::Port(_))
             && self.may_go(&errand.service, &errand.revision, errand.client.lot);
         if goes_direct {
             self.metrics.direct_closed.inc();
@@ -329,33 +330,37 @@ impl Gateway {
         }
     }
 
-    fn find(&self, door: Door, head: &request::Parts) -> Result<ByHostFound, Failure> {
+    fn find(
+        &self,
+        door: Entrypoint,
+        head: &request::Parts,
+    ) -> Result<ServiceMatch, ProxyRequestError> {
         let host = || host::host(head).unwrap_or_default();
         let found = match door {
-            Door::Port(port) => self.routes.by_port(port).map(ByHostFound::from),
-            Door::Outside => self.routes.by_host(&host()),
-            Door::Inside => {
+            Entrypoint::Port(port) => self.routes.by_port(port).map(ServiceMatch::from),
+            Entrypoint::Outside => self.routes.by_host(&host()),
+            Entrypoint::Inside => {
                 let host = host();
                 let local = host::local_name(&host, &self.cluster_domain);
                 let local = local.and_then(|name| {
                     // A revision's own Service is routed here too, while it has no pod.
                     self.routes.by_name(&name).or_else(|| self.routes.by_revision(&name))
                 });
-                local.map(ByHostFound::from).or_else(|| self.routes.by_host(&host))
+                local.map(ServiceMatch::from).or_else(|| self.routes.by_host(&host))
             }
         };
         found.ok_or_else(|| match door {
-            Door::Port(port) => Failure::UnknownService(format!("port {port}")),
-            Door::Inside | Door::Outside => Failure::UnknownService(host()),
+            Entrypoint::Port(port) => ProxyRequestError::UnknownService(format!("port {port}")),
+            Entrypoint::Inside | Entrypoint::Outside => ProxyRequestError::UnknownService(host()),
         })
     }
 
     /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
     fn tagged(
         &self,
-        found: &ByHostFound,
+        found: &ServiceMatch,
         head: &request::Parts,
-    ) -> (Arc<Service>, Option<TagRouting>) {
+    ) -> (Arc<RoutedService>, Option<TagRouting>) {
         let service = Arc::clone(&found.service);
         let Some(TagRouting::Choice(tags)) = service.tags() else { return (service, None) };
         // A tag without a service in the table falls back to the service itself, as an unknown tag does.
@@ -367,22 +372,33 @@ impl Gateway {
         chosen.unwrap_or((service, None))
     }
 
-    fn probed(&self, asked: Probe, door: Door, head: &request::Parts) -> Response<Reply> {
+    fn probed(
+        &self,
+        asked: PlatformProbe,
+        door: Entrypoint,
+        head: &request::Parts,
+    ) -> Response<ClientResponseBody> {
         let has_pod = || {
             let service = self.find(door, head).ok()?.service;
             Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
         };
-        let has_pod = asked == Probe::Queue && has_pod().unwrap_or(false);
-        let told = asked.answer(Health { is_leaving: self.leaving.is_cancelled(), has_pod });
-        let mut response = Response::new(Reply::own(told.text));
+        let has_pod = asked == PlatformProbe::Queue && has_pod().unwrap_or(false);
+        let told = asked.answer(ProbeHealth { is_leaving: self.leaving.is_cancelled(), has_pod });
+        let mut response = Response::new(ClientResponseBody::own(told.text));
         *response.status_mut() = told.status;
         told.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
         response
     }
 
     /// Returns true if a persistent connection should close now, because the next one uses the direct path.
-    fn may_go(&self, service: &Service, revision: &Revision, lot: Lot) -> bool {
-        let Some(ready) = revision.ready_since().filter(|_| service.path == Path::Direct) else {
+    fn may_go(
+        &self,
+        service: &RoutedService,
+        revision: &ActivatorRevision,
+        lot: ReconnectJitter,
+    ) -> bool {
+        let Some(ready) = revision.ready_since().filter(|_| service.path == ConnectionPath::Direct)
+        else {
             return false;
         };
         // Many connections are spread over time, counted from the moment since which both conditions hold.
@@ -390,7 +406,7 @@ impl Gateway {
         lot.goes(ready.max(service.since).elapsed(), connections)
     }
 
-    async fn forward(&self, errand: &mut Errand) -> Result<Answered, Failure> {
+    async fn forward(&self, errand: &mut PendingRequest) -> Result<PodResponse, ProxyRequestError> {
         let revision = Arc::clone(&errand.revision);
         let weight = errand.request.as_ref().map_or(0, held::bytes);
         let mut visit = revision.visit(weight);
@@ -400,7 +416,7 @@ impl Gateway {
             let place = tokio::select! {
                 biased;
                 place = visit.place() => place?,
-                () = errand.seat.refused() => return Err(Failure::TooManyBytes),
+                () = errand.seat.refused() => return Err(ProxyRequestError::TooManyBytes),
             };
             let address = place.pod.key.address;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
@@ -413,7 +429,7 @@ impl Gateway {
                     // behind others.
                     revision.refused(place);
                     if refusals == MAX_REFUSALS {
-                        return Err(Failure::Dial { address, reason: error.to_string() });
+                        return Err(ProxyRequestError::Dial { address, reason: error.to_string() });
                     }
                     self.metrics.retries.inc();
                     continue;
@@ -429,7 +445,7 @@ impl Gateway {
             let pace = request.body().pace().map(|pace| (pace, is_stream(&request)));
             // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
             // body's progress.
-            let mut early = Early(errand.socket.as_ref());
+            let mut early = ClientInterimSink(errand.socket.as_ref());
             let sent = connection.send(request, &mut early);
             let sent = match pace {
                 None => sent.await,
@@ -443,7 +459,7 @@ impl Gateway {
                 Ok(response) => {
                     // The pod accepts connections now: more may be dialled at once.
                     place.pod.note_answer();
-                    return Ok(Answered { response, place });
+                    return Ok(PodResponse { response, place });
                 }
                 Err(error) => error,
             };
@@ -464,25 +480,26 @@ impl Gateway {
 
     fn relay(
         &self,
-        answered: Answered,
-        errand: &mut Errand,
-        timer: Timer,
-        entry: &mut Option<Box<Entry>>,
-    ) -> Response<Reply> {
-        let Answered { mut response, place } = answered;
+        answered: PodResponse,
+        errand: &mut PendingRequest,
+        timer: RequestTimer,
+        entry: &mut Option<Box<RequestLogEntry>>,
+    ) -> Response<ClientResponseBody> {
+        let PodResponse { mut response, place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
         headers::to_client(response.headers_mut(), status, errand.version);
         if !switched {
-            return response.map(|body| Reply::pod(body, timer, place));
+            return response.map(|body| ClientResponseBody::pod(body, timer, place));
         }
         // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
         // error.
-        let pod = std::mem::replace(response.body_mut(), Answer::Ended).into_raw();
+        let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_raw();
         let Some((client, pod)) = errand.upgrade.take().zip(pod) else {
             let text = "pod switched protocols unasked".to_owned();
-            let failure = Failure::Broken { address: place.pod.key.address, reason: text };
-            return failure.response(Reply::own);
+            let failure =
+                ProxyRequestError::Broken { address: place.pod.key.address, reason: text };
+            return failure.response(ClientResponseBody::own);
         };
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
@@ -493,37 +510,43 @@ impl Gateway {
             asked.seat().cut.run_until_cancelled(tunnel).await;
             drop((entry, asked));
         });
-        response.map(|_empty| Reply::own(""))
+        response.map(|_empty| ClientResponseBody::own(""))
     }
 }
 
 /// Opens a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if there is
 /// one.
-async fn connect(place: &Place, protocol: Protocol) -> Result<Connection, DialError> {
+async fn connect(place: &PodPermit, protocol: AppProtocol) -> Result<PodConnection, PodDialError> {
     // Each round waits for one late dial. It ends when another pod is preferred, or when the dial ends.
     loop {
         match place.pod.connect(protocol).await {
-            Err(DialError::Late) if !place.doubt() => {}
+            Err(PodDialError::Late) if !place.doubt() => {}
             answer => return answer,
         }
     }
 }
 
 /// Revision of the service chosen at random by the shares, with its settings.
-fn revision(service: &Service) -> Result<(Arc<Revision>, Terms), Failure> {
+fn revision(
+    service: &RoutedService,
+) -> Result<(Arc<ActivatorRevision>, RevisionRouteSettings), ProxyRequestError> {
     let chosen = split(&service.targets, |it| it.percent, chance());
-    let share = chosen.ok_or_else(|| Failure::NoTarget(service.name.to_string()))?;
+    let share = chosen.ok_or_else(|| ProxyRequestError::NoTarget(service.name.to_string()))?;
     let terms = share.revision.terms();
-    let unknown = || Failure::UnknownRevision(share.revision.name.to_string());
+    let unknown = || ProxyRequestError::UnknownRevision(share.revision.name.to_string());
     Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?))
 }
 
 /// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is
 /// not known; there the policies' rules for the activator apply, as for any gateway.
-fn may_ask(door: Door, client: IpAddr, terms: &Terms) -> Result<(), Failure> {
-    let sources = terms.sources.as_ref().filter(|_| door != Door::Outside);
+fn may_ask(
+    door: Entrypoint,
+    client: IpAddr,
+    terms: &RevisionRouteSettings,
+) -> Result<(), ProxyRequestError> {
+    let sources = terms.sources.as_ref().filter(|_| door != Entrypoint::Outside);
     let is_kept_out = sources.is_some_and(|it| !it.contain(client));
-    if is_kept_out { Err(Failure::Forbidden(client)) } else { Ok(()) }
+    if is_kept_out { Err(ProxyRequestError::Forbidden(client)) } else { Ok(()) }
 }
 
 /// Returns true for gRPC, whose clients may pause for as long as they like: its calls have two directions at once.
@@ -535,21 +558,25 @@ fn is_stream<B>(request: &Request<B>) -> bool {
 
 /// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too many bytes are
 /// held.
-async fn slow(seat: &Arc<Seat>, pace: &Pace, is_stream: bool) -> Failure {
+async fn slow(
+    seat: &Arc<ClientConnection>,
+    pace: &BodyIdleTimer,
+    is_stream: bool,
+) -> ProxyRequestError {
     let (seats, _tells) = (seat.seats(), seat.tells());
     tokio::select! {
-        () = seat.refused() => Failure::TooManyBytes,
+        () = seat.refused() => ProxyRequestError::TooManyBytes,
         () = pace.late(seats.budget.body_idle), if !is_stream => {
-            seats.note(Bound::BodyIdle);
-            Failure::BodyIdle
+            seats.note(ClientBound::BodyIdle);
+            ProxyRequestError::BodyIdle
         }
     }
 }
 
 /// Response that redirects to the same URL over https (`http-protocol: Redirected`).
-fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
-    let unnamed = || Failure::UnknownService(String::new());
-    let mut response = Response::new(Reply::own(""));
+fn redirected(head: &request::Parts) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
+    let unnamed = || ProxyRequestError::UnknownService(String::new());
+    let mut response = Response::new(ClientResponseBody::own(""));
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
     let location = headers::secure_location(head).ok_or_else(unnamed)?;
     response.headers_mut().insert(header::LOCATION, location);
@@ -557,37 +584,39 @@ fn redirected(head: &request::Parts) -> Result<Response<Reply>, Failure> {
 }
 
 /// Logs a failure. Refusals that a flood of requests would repeat are logged at debug level only.
-fn note(door: Door, client: IpAddr, failure: &Failure) {
+fn note(door: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
     let code = failure.status().as_u16();
     match failure {
-        Failure::Timeout | Failure::Dial { .. } | Failure::Broken { .. } => {
+        ProxyRequestError::Timeout
+        | ProxyRequestError::Dial { .. }
+        | ProxyRequestError::Broken { .. } => {
             info!(?door, %client, code, %failure, "request failed");
         }
-        Failure::UnknownService(_)
-        | Failure::NoTarget(_)
-        | Failure::UnknownRevision(_)
-        | Failure::Forbidden(_)
-        | Failure::QueueFull
-        | Failure::TooManyBytes
-        | Failure::BodyIdle
-        | Failure::BadRequest(_)
-        | Failure::Connect => debug!(?door, %client, code, %failure, "request refused"),
+        ProxyRequestError::UnknownService(_)
+        | ProxyRequestError::NoTarget(_)
+        | ProxyRequestError::UnknownRevision(_)
+        | ProxyRequestError::Forbidden(_)
+        | ProxyRequestError::QueueFull
+        | ProxyRequestError::TooManyBytes
+        | ProxyRequestError::BodyIdle
+        | ProxyRequestError::BadRequest(_)
+        | ProxyRequestError::Connect => debug!(?door, %client, code, %failure, "request refused"),
     }
 }
 
 /// Failure for the client. An error of the client (its body broke off or was invalid) is not attributed to the pod.
-fn broken(address: SocketAddr, fault: &SendFault) -> Failure {
+fn broken(address: SocketAddr, fault: &ExchangeError) -> ProxyRequestError {
     let reason = common::link::chain(fault);
     match fault {
-        SendFault::Client(_) => Failure::BadRequest(reason),
-        SendFault::Pod(_) => Failure::Broken { address, reason },
+        ExchangeError::Client(_) => ProxyRequestError::BadRequest(reason),
+        ExchangeError::Pod(_) => ProxyRequestError::Broken { address, reason },
     }
 }
 
 /// Sink that passes a pod's interim responses on to the client.
-struct Early<'a>(Option<&'a Socket>);
+struct ClientInterimSink<'a>(Option<&'a ClientSocket>);
 
-impl HearEarly for Early<'_> {
+impl InterimResponseSink for ClientInterimSink<'_> {
     fn hear(&mut self, status: StatusCode, fields: &HeaderMap) {
         let Some(socket) = self.0 else { return };
         let mut fields = fields.clone();

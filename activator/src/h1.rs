@@ -11,7 +11,7 @@ use http::{
 
 pub mod chunked;
 
-use chunked::Chunks;
+use chunked::ChunkedDecoder;
 
 /// Maximum number of bytes of a pod's head.
 pub const MAX_HEAD: usize = 1 << 20;
@@ -23,7 +23,7 @@ const USUAL_FIELDS: usize = 64;
 
 /// Error of a message that is not valid HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum Http1ParseError {
     /// The status line has an invalid version.
     #[error("invalid HTTP version parsed")]
     Version,
@@ -49,7 +49,7 @@ pub enum Malformed {
 
 /// Framing of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sends {
+pub enum RequestBodyFraming {
     /// The request has no body.
     Nothing,
     /// A body of this many bytes follows.
@@ -60,20 +60,20 @@ pub enum Sends {
 
 /// End of a response's body.
 #[derive(Debug)]
-pub enum Ends {
+pub enum ResponseBodyFraming {
     /// The response has no body.
     Empty,
     /// The body ends after this many more bytes.
     After(u64),
     /// The body ends with its last chunk.
-    Chunks(Chunks),
+    Chunks(ChunkedDecoder),
     /// The body ends with the connection.
     AtClose,
 }
 
 /// Head of a pod's response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Http1ResponseHead {
     /// Status code of the response.
     pub status: StatusCode,
     /// Reason phrase of the pod, if it is not the standard one for the code.
@@ -81,7 +81,7 @@ pub struct Answer {
     /// Header fields, in order of arrival for each name.
     pub headers: HeaderMap,
     /// End of the body that follows.
-    pub ends: Ends,
+    pub ends: ResponseBodyFraming,
     /// True if the connection may serve another request afterwards.
     pub keeps: bool,
 }
@@ -90,7 +90,7 @@ pub struct Answer {
 pub fn write_request(
     head: &request::Parts,
     target: Option<&[u8]>,
-    sends: Sends,
+    sends: RequestBodyFraming,
     out: &mut BytesMut,
 ) {
     out.reserve(256 + head.headers.len() * 48);
@@ -106,10 +106,10 @@ pub fn write_request(
         }
     }
     match sends {
-        Sends::Exactly(length) => write_length(length, out),
-        Sends::Chunks => write_codings(&head.headers, out),
-        Sends::Nothing if has_meaning(head) => write_length(0, out),
-        Sends::Nothing => {}
+        RequestBodyFraming::Exactly(length) => write_length(length, out),
+        RequestBodyFraming::Chunks => write_codings(&head.headers, out),
+        RequestBodyFraming::Nothing if has_meaning(head) => write_length(0, out),
+        RequestBodyFraming::Nothing => {}
     }
     out.put_slice(b"\r\n");
 }
@@ -149,10 +149,10 @@ pub fn read_answer(
     from: &mut BytesMut,
     seen: &mut usize,
     method: &Method,
-) -> Result<Option<Answer>, Malformed> {
+) -> Result<Option<Http1ResponseHead>, Http1ParseError> {
     if from.is_empty() || (from.len() > MAX_EAGER && !has_end(from, *seen)) {
         *seen = from.len();
-        return if from.len() > MAX_HEAD { Err(Malformed::TooLarge) } else { Ok(None) };
+        return if from.len() > MAX_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
     // The number of fields is not bounded, so the room for them grows until all fit.
     let mut fields = USUAL_FIELDS;
@@ -162,7 +162,7 @@ pub fn read_answer(
         match head.parse(from) {
             // A head may be too large although all of it came at once.
             Ok(httparse::Status::Complete(length)) if length > MAX_HEAD => {
-                return Err(Malformed::TooLarge);
+                return Err(Http1ParseError::TooLarge);
             }
             Ok(httparse::Status::Complete(length)) => {
                 let answer = answer(&head, method)?;
@@ -172,7 +172,11 @@ pub fn read_answer(
             }
             Ok(httparse::Status::Partial) => {
                 *seen = from.len();
-                return if from.len() > MAX_HEAD { Err(Malformed::TooLarge) } else { Ok(None) };
+                return if from.len() > MAX_HEAD {
+                    Err(Http1ParseError::TooLarge)
+                } else {
+                    Ok(None)
+                };
             }
             Err(httparse::Error::TooManyHeaders) => fields *= 4,
             Err(error) => return Err(error.into()),
@@ -187,16 +191,19 @@ pub fn has_end(bytes: &[u8], seen: usize) -> bool {
     (0..from.len()).any(is_end)
 }
 
-fn answer(head: &httparse::Response<'_, '_>, method: &Method) -> Result<Answer, Malformed> {
-    let code = head.code.ok_or(Malformed::Status)?;
-    let status = StatusCode::from_u16(code).map_err(|_out_of_range| Malformed::Status)?;
+fn answer(
+    head: &httparse::Response<'_, '_>,
+    method: &Method,
+) -> Result<Http1ResponseHead, Http1ParseError> {
+    let code = head.code.ok_or(Http1ParseError::Status)?;
+    let status = StatusCode::from_u16(code).map_err(|_out_of_range| Http1ParseError::Status)?;
     let is_old = head.version == Some(0);
     let mut headers = fields(&*head.headers)?;
     let lengths = length(&headers);
     let is_coded = headers.contains_key(header::TRANSFER_ENCODING);
     if is_coded && is_old {
         // The sender is faulty, or a message was smuggled in: HTTP/1.0 knows no coding (§6.1).
-        return Err(Malformed::Coding);
+        return Err(Http1ParseError::Coding);
     }
     // These responses have no body, whatever their headers state (§6.3).
     let has_body = *method != Method::HEAD
@@ -209,34 +216,36 @@ fn answer(head: &httparse::Response<'_, '_>, method: &Method) -> Result<Answer, 
     }
     // Without a length or chunks the body ends with the connection, which then cannot be used again.
     let ends = match (has_body, is_coded) {
-        (false, _) => Ends::Empty,
-        (true, true) if is_chunked(&headers) => Ends::Chunks(Chunks::default()),
-        (true, true) => Ends::AtClose,
-        (true, false) => lengths?.map_or(Ends::AtClose, Ends::After),
+        (false, _) => ResponseBodyFraming::Empty,
+        (true, true) if is_chunked(&headers) => {
+            ResponseBodyFraming::Chunks(ChunkedDecoder::default())
+        }
+        (true, true) => ResponseBodyFraming::AtClose,
+        (true, false) => lengths?.map_or(ResponseBodyFraming::AtClose, ResponseBodyFraming::After),
     };
     let keeps = !is_doubtful
-        && !matches!(ends, Ends::AtClose)
+        && !matches!(ends, ResponseBodyFraming::AtClose)
         && !mentions(&headers, "close")
         && (!is_old || mentions(&headers, "keep-alive"));
     let usual = status.canonical_reason().unwrap_or_default();
     let reason = head.reason.filter(|it| *it != usual);
     let reason = reason.map(|it| Bytes::copy_from_slice(it.as_bytes()));
-    Ok(Answer { status, reason, headers, ends, keeps })
+    Ok(Http1ResponseHead { status, reason, headers, ends, keeps })
 }
 
-fn fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Malformed> {
+fn fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Http1ParseError> {
     let mut headers = HeaderMap::with_capacity(from.len());
     for field in from {
         let name =
-            HeaderName::from_bytes(field.name.as_bytes()).map_err(|_bad| Malformed::Field)?;
-        let value = HeaderValue::from_bytes(field.value).map_err(|_bad| Malformed::Field)?;
-        headers.try_append(name, value).map_err(|_full| Malformed::TooLarge)?;
+            HeaderName::from_bytes(field.name.as_bytes()).map_err(|_bad| Http1ParseError::Field)?;
+        let value = HeaderValue::from_bytes(field.value).map_err(|_bad| Http1ParseError::Field)?;
+        headers.try_append(name, value).map_err(|_full| Http1ParseError::TooLarge)?;
     }
     Ok(headers)
 }
 
 /// Length that a head states, once or repeatedly with the same value.
-fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+fn length(headers: &HeaderMap) -> Result<Option<u64>, Http1ParseError> {
     let mut length = None;
     for value in headers.get_all(header::CONTENT_LENGTH) {
         // A repeated length is allowed only with the same value: recipients that choose differently would lose the
@@ -245,9 +254,9 @@ fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
             let one = one.trim_ascii();
             let is_number = !one.is_empty() && one.iter().all(u8::is_ascii_digit);
             let one = str::from_utf8(one).ok().filter(|_| is_number);
-            let one: u64 = one.and_then(|it| it.parse().ok()).ok_or(Malformed::Length)?;
+            let one: u64 = one.and_then(|it| it.parse().ok()).ok_or(Http1ParseError::Length)?;
             if length.is_some_and(|before| before != one) {
-                return Err(Malformed::Length);
+                return Err(Http1ParseError::Length);
             }
             length = Some(one);
         }
@@ -293,9 +302,9 @@ pub fn check(bytes: &[u8]) {
 
 /// Result of parsing a response: code, fields, `keeps`, the data of its chunks, and true if these are complete. `None`
 /// while the head is not complete, and for an invalid one, which may be found before all of it was read.
-type Understood = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
+type ParsedHttp1Response = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 
-fn understood(bytes: &[u8], size: usize) -> Understood {
+fn understood(bytes: &[u8], size: usize) -> ParsedHttp1Response {
     let (mut from, mut seen) = (BytesMut::new(), 0);
     let mut pieces = bytes.chunks(size.max(1));
     let answer = loop {
@@ -304,15 +313,15 @@ fn understood(bytes: &[u8], size: usize) -> Understood {
             break answer;
         }
     };
-    let Ends::Chunks(mut chunks) = answer.ends else {
+    let ResponseBodyFraming::Chunks(mut chunks) = answer.ends else {
         return Some((answer.status, answer.headers, answer.keeps, Vec::new(), false));
     };
     let mut body = Vec::new();
     loop {
         match chunks.read(&mut from).ok()? {
-            Some(chunked::Piece::Data(data)) => body.extend_from_slice(&data),
-            Some(chunked::Piece::Trailers(_)) => {}
-            Some(chunked::Piece::End) => break,
+            Some(chunked::ChunkedPiece::Data(data)) => body.extend_from_slice(&data),
+            Some(chunked::ChunkedPiece::Trailers(_)) => {}
+            Some(chunked::ChunkedPiece::End) => break,
             None => match pieces.next() {
                 Some(more) => from.extend_from_slice(more),
                 None => break,
@@ -322,7 +331,7 @@ fn understood(bytes: &[u8], size: usize) -> Understood {
     Some((answer.status, answer.headers, answer.keeps, body, chunks.is_over()))
 }
 
-impl From<httparse::Error> for Malformed {
+impl From<httparse::Error> for Http1ParseError {
     fn from(error: httparse::Error) -> Self {
         match error {
             httparse::Error::Status => Self::Status,

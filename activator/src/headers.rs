@@ -5,12 +5,12 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use common::wire::{Edge, Protocol, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, TagRouting};
 
 use crate::{
     budget::PER_REQUEST,
-    failure::Failure,
-    forwarded::{Sender, forwarded, traced},
+    failure::ProxyRequestError,
+    forwarded::{ForwardedRequestSender, forwarded, traced},
     host,
     probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
 };
@@ -56,7 +56,7 @@ const HOP: [HeaderName; 6] = [
 
 /// Origin of a request: the cluster, or outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum TrafficOrigin {
     /// The sender is a workload of the cluster.
     Inside,
     /// The sender is outside, so that its headers about the client are not trusted.
@@ -65,17 +65,17 @@ pub enum Side {
 
 /// Information of the RouteTable and of the connection about a request, in addition to the request itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Passage<'a> {
+pub struct PodRequestContext<'a> {
     /// Sender of the request, and its origin.
-    pub sender: Sender,
+    pub sender: ForwardedRequestSender,
     /// Policy of operators for proxies and upgrades.
-    pub edge: &'a Edge,
+    pub edge: &'a EdgeSettings,
     /// Host for the pod's request, if it is not the client's.
     pub rewrite: Option<&'a str>,
     /// Tags of the route, or the tag that was chosen.
     pub tags: Option<&'a TagRouting>,
     /// HTTP version that its pod speaks.
-    pub protocol: Protocol,
+    pub protocol: AppProtocol,
     /// Source of random numbers, uniform over u64, for the id of a new trace.
     pub chance: fn() -> u64,
 }
@@ -84,11 +84,11 @@ pub struct Passage<'a> {
 /// to, which is possible over HTTP/1.1 only: the pod's request is in HTTP/1.1 then.
 pub fn to_pod(
     head: &mut request::Parts,
-    passage: Passage<'_>,
+    passage: PodRequestContext<'_>,
     service_host: impl FnOnce() -> String,
-) -> Result<Option<HeaderValue>, Failure> {
+) -> Result<Option<HeaderValue>, ProxyRequestError> {
     if head.method == Method::CONNECT {
-        return Err(Failure::Connect);
+        return Err(ProxyRequestError::Connect);
     }
     settle_host(head, service_host)?;
     // Everything that the hop's headers decide is read before they are removed.
@@ -113,8 +113,8 @@ pub fn to_pod(
     traced(&mut head.headers, passage.chance);
     rewrite_host(&mut head.headers, passage.rewrite)?;
     match passage.protocol {
-        Protocol::H2c if upgrade.is_none() => speak_http2(head),
-        Protocol::H2c | Protocol::Http1 => {
+        AppProtocol::H2c if upgrade.is_none() => speak_http2(head),
+        AppProtocol::H2c | AppProtocol::Http1 => {
             join_cookies(&mut head.headers);
             head.version = Version::HTTP_11;
         }
@@ -158,10 +158,11 @@ pub fn weight<B>(request: &Request<B>) -> usize {
 fn settle_host(
     head: &mut request::Parts,
     service_host: impl FnOnce() -> String,
-) -> Result<(), Failure> {
+) -> Result<(), ProxyRequestError> {
     let authority = head.uri.authority().map(Authority::as_str).map(HeaderValue::from_str);
     if let Some(named) = authority {
-        let named = named.map_err(|error| Failure::BadRequest(format!("bad host: {error}")))?;
+        let named =
+            named.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
         head.headers.insert(header::HOST, named);
         let path = head.uri.path_and_query().cloned();
         head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
@@ -171,7 +172,7 @@ fn settle_host(
     }
     // HTTP/1.0 has no Host, but the request to the pod needs one.
     let own = HeaderValue::from_str(&service_host());
-    let own = own.map_err(|error| Failure::BadRequest(format!("bad host: {error}")))?;
+    let own = own.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
     head.headers.insert(header::HOST, own);
     Ok(())
 }
@@ -196,7 +197,7 @@ fn strip_hop(headers: &mut HeaderMap) {
 
 /// Protocol to switch to: a single one, and one of those that are allowed. HTTP/2 is no longer offered that way (RFC
 /// 9113 §3.1), and after a switch to it a client could send heads that no component checks.
-fn upgrade_of(headers: &HeaderMap, edge: &Edge) -> Option<HeaderValue> {
+fn upgrade_of(headers: &HeaderMap, edge: &EdgeSettings) -> Option<HeaderValue> {
     let mut protocols = headers.get_all(header::UPGRADE).iter();
     let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
     let name = protocol.to_str().ok()?.trim();
@@ -215,11 +216,11 @@ fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-fn strip_platform(headers: &mut HeaderMap, side: Side, edge: &Edge) {
+fn strip_platform(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSettings) {
     for name in &INTERNAL {
         headers.remove(name);
     }
-    if side == Side::Inside {
+    if side == TrafficOrigin::Inside {
         return;
     }
     // Servers that pass headers on as variables (CGI, WSGI) cannot tell `X_Real_IP` from `X-Real-IP`.
@@ -238,7 +239,7 @@ fn say_tag(
     headers: &mut HeaderMap,
     asked: Option<HeaderValue>,
     tags: Option<&TagRouting>,
-) -> Result<(), Failure> {
+) -> Result<(), ProxyRequestError> {
     match tags {
         None => {}
         Some(TagRouting::Tag(own)) => {
@@ -252,7 +253,7 @@ fn say_tag(
     Ok(())
 }
 
-fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), Failure> {
+fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), ProxyRequestError> {
     let Some(rewrite) = rewrite else { return Ok(()) };
     if let Some(asked) = headers.insert(header::HOST, value("host", rewrite)?) {
         headers.insert(K_ORIGINAL_HOST, asked);
@@ -260,8 +261,8 @@ fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), Fa
     Ok(())
 }
 
-fn value(what: &str, text: &str) -> Result<HeaderValue, Failure> {
-    let refused = |error| Failure::BadRequest(format!("bad {what}: {error}"));
+fn value(what: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
+    let refused = |error| ProxyRequestError::BadRequest(format!("bad {what}: {error}"));
     HeaderValue::from_str(text).map_err(refused)
 }
 

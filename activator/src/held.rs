@@ -8,14 +8,14 @@ use http::Request;
 
 use crate::{
     headers::weight,
-    seats::{Held, Seat},
+    seats::{ClientConnection, HeadBytesGuard},
 };
 
 /// Charges the head of a request; `None`: the request is refused, and nothing of it is kept.
 ///
 /// The caller runs it as soon as the head has come: over HTTP/2 a hundred heads may come before the first one's task
 /// runs.
-pub fn taken<B>(mut request: Request<B>, seat: &Arc<Seat>) -> Option<Request<B>> {
+pub fn taken<B>(mut request: Request<B>, seat: &Arc<ClientConnection>) -> Option<Request<B>> {
     let held = seat.takes_head(weight(&request))?;
     request.extensions_mut().insert(Arc::new(held));
     Some(request)
@@ -23,16 +23,16 @@ pub fn taken<B>(mut request: Request<B>, seat: &Arc<Seat>) -> Option<Request<B>>
 
 /// Number of bytes that the head is charged with.
 pub fn bytes<B>(request: &Request<B>) -> usize {
-    request.extensions().get::<Arc<Held>>().map_or(0, |held| held.bytes())
+    request.extensions().get::<Arc<HeadBytesGuard>>().map_or(0, |held| held.bytes())
 }
 
 /// Charges the head again, because no pod got the request and it waits again.
-pub fn put_back<B>(request: &mut Request<B>, seat: &Arc<Seat>) {
+pub fn put_back<B>(request: &mut Request<B>, seat: &Arc<ClientConnection>) {
     let held = seat.holds(weight(request));
     request.extensions_mut().insert(Arc::new(held));
 }
 
 /// Ends the charge, because a pod's connection has the request from here on.
 pub fn let_go<B>(request: &mut Request<B>) {
-    request.extensions_mut().remove::<Arc<Held>>();
+    request.extensions_mut().remove::<Arc<HeadBytesGuard>>();
 }

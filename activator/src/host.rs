@@ -2,9 +2,9 @@
 
 use http::{Version, header, request};
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use crate::failure::Failure;
+use crate::failure::ProxyRequestError;
 
 /// Host that a request names: lower case, without port and final dot.
 pub fn host(head: &request::Parts) -> Option<String> {
@@ -25,8 +25,8 @@ pub fn host(head: &request::Parts) -> Option<String> {
 
 /// Refuses a request whose host is ambiguous (RFC 9112 §3.2): two recipients that choose differently between two hosts
 /// would route the request differently. HTTP/1.0 may leave the host out.
-pub fn check_host(head: &request::Parts) -> Result<(), Failure> {
-    let refused = |text: &str| Err(Failure::BadRequest(text.to_owned()));
+pub fn check_host(head: &request::Parts) -> Result<(), ProxyRequestError> {
+    let refused = |text: &str| Err(ProxyRequestError::BadRequest(text.to_owned()));
     let mut named = head.headers.get_all(header::HOST).iter();
     match (named.next(), named.next()) {
         (None, _) if head.version == Version::HTTP_11 => refused("missing required Host header"),
@@ -86,7 +86,7 @@ fn is_reg_name(mut name: &[u8]) -> bool {
 /// domain>`, lower case and without port.
 ///
 /// Example: with the cluster domain `cluster.local`, `hello.default.svc` means `default/hello`.
-pub fn local_name(host: &str, cluster_domain: &str) -> Option<Name> {
+pub fn local_name(host: &str, cluster_domain: &str) -> Option<NamespacedName> {
     let (name, rest) = host.split_once('.')?;
     let (namespace, rest) =
         rest.split_once('.').map_or((rest, None), |(ns, rest)| (ns, Some(rest)));
@@ -95,7 +95,7 @@ pub fn local_name(host: &str, cluster_domain: &str) -> Option<Name> {
         Some(rest) => rest.strip_prefix("svc.").is_some_and(|domain| domain == cluster_domain),
     };
     let is_name = !name.is_empty() && !namespace.is_empty();
-    (is_local && is_name).then(|| Name::new(namespace, name))
+    (is_local && is_name).then(|| NamespacedName::new(namespace, name))
 }
 
 #[cfg(test)]
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_name_within_the_cluster_means_a_service() {
         let local = |host| local_name(host, "cluster.local");
-        let hello = Some(Name::new("default", "hello"));
+        let hello = Some(NamespacedName::new("default", "hello"));
         for host in ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"] {
             assert_eq!(local(host), hello, "{host}");
         }

@@ -40,10 +40,10 @@ use std::{
 };
 
 use common::{
-    admin::{Admin, AdminError},
-    link::{Finder, Link, LinkError},
-    tls::{Credentials, enrol, peer::Holder},
-    wire::{self, Role, Subscriber},
+    admin::{AdminError, AdminState},
+    link::{ComponentLink, LinkError, ReplicaResolver},
+    tls::{TlsCredentials, enrol, peer::CertificateRole},
+    wire::{self, ComponentReplica, ComponentRole},
 };
 use nix::sys::resource::{Resource, getrlimit};
 use prometheus_client::registry::Registry;
@@ -93,23 +93,23 @@ pub mod tunnel;
 pub mod upload;
 pub mod via;
 
-pub use config::Config;
+pub use config::ActivatorConfig;
 
 use crate::{
-    admin::{Figures, Metrics},
-    autoscaler::Usage,
-    config::BadSetting,
-    controller::Seen,
-    edge::Edges,
-    gateway::{Door, Gateway},
-    peers::{Peers, Streams},
-    pods::PodSettings,
-    ports::Ports,
-    request_log::RequestLog,
-    revision::RevisionSettings,
-    routes::{Listed, Routes},
-    seats::Seats,
-    server::Server,
+    admin::{ActivatorMetrics, RevisionQueueCollector},
+    autoscaler::QueueUsageReporter,
+    config::ActivatorConfigError,
+    controller::RoutesReceivedFlag,
+    edge::EdgePolicy,
+    gateway::{ActivatorGateway, Entrypoint},
+    peers::{PeerStreams, Peers},
+    pods::PodConnectionSettings,
+    ports::ServicePortListeners,
+    request_log::RequestLogger,
+    revision::RevisionContext,
+    routes::{ActivatorListing, RouteIndex},
+    seats::ClientConnections,
+    server::ClientConnectionServer,
 };
 
 /// Interval at which idle connections and failed ports are checked.
@@ -119,10 +119,10 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Error because of which the activator could not start or continue.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ActivatorError {
     /// A setting is out of its range.
     #[error("bad configuration")]
-    Config(#[from] BadSetting),
+    Config(#[from] ActivatorConfigError),
     /// The listener of a gateway could not be opened.
     #[error("cannot listen for requests by host on {address}")]
     Gateway {
@@ -142,41 +142,45 @@ pub enum Error {
 
 /// One activator, assembled but not yet connected to the other components.
 #[derive(Debug)]
-pub struct Activator {
+pub struct ActivatorInstance {
     /// Forwarder of requests to pods.
-    pub gateway: Arc<Gateway>,
+    pub gateway: Arc<ActivatorGateway>,
     /// Server of client connections.
-    pub server: Arc<Server>,
+    pub server: Arc<ClientConnectionServer>,
     /// Listeners of the services' own ports.
-    pub ports: Arc<Ports>,
+    pub ports: Arc<ServicePortListeners>,
     /// Reporter of waiting requests to the autoscaler.
-    pub usage: Arc<Usage>,
+    pub usage: Arc<QueueUsageReporter>,
 }
 
-impl Activator {
+impl ActivatorInstance {
     /// Assembles an activator. `shutdown` closes the listeners and asks connections to end.
-    pub fn new(config: &Config, registry: &mut Registry, shutdown: &CancellationToken) -> Self {
-        let metrics = Metrics::register(registry);
-        let usage = Arc::new(Usage::default());
-        let pods = PodSettings {
+    pub fn new(
+        config: &ActivatorConfig,
+        registry: &mut Registry,
+        shutdown: &CancellationToken,
+    ) -> Self {
+        let metrics = ActivatorMetrics::register(registry);
+        let usage = Arc::new(QueueUsageReporter::default());
+        let pods = PodConnectionSettings {
             backlog: config.pod_backlog,
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
         };
         let peers = Arc::new(Peers::new(config.name(), config.peer_port, config.addresses()));
         let budget = config.budget(open_files());
-        let settings = RevisionSettings {
+        let settings = RevisionContext {
             peers: Arc::clone(&peers),
             bounds: budget.line,
             pods,
             usage: Arc::clone(&usage),
             met: AtomicU64::new(0),
         };
-        let gateway = Arc::new(Gateway {
-            routes: Routes::new(settings),
+        let gateway = Arc::new(ActivatorGateway {
+            routes: RouteIndex::new(settings),
             peers,
-            edge: Edges::new(config.edge()),
-            request_log: Arc::new(RequestLog::new(metrics.request_log.clone())),
+            edge: EdgePolicy::new(config.edge()),
+            request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
@@ -184,10 +188,10 @@ impl Activator {
             stop: shutdown.clone(),
             cut: CancellationToken::new(),
         });
-        registry.register_collector(Box::new(Figures(Arc::clone(&gateway))));
-        let seats = Arc::new(Seats::new(budget, gateway.metrics.refused.clone()));
-        let server = Arc::new(Server::new(Arc::clone(&gateway), seats));
-        let ports = Arc::new(Ports::new(
+        registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway))));
+        let seats = Arc::new(ClientConnections::new(budget, gateway.metrics.refused.clone()));
+        let server = Arc::new(ClientConnectionServer::new(Arc::clone(&gateway), seats));
+        let ports = Arc::new(ServicePortListeners::new(
             Arc::clone(&server),
             Arc::clone(&gateway),
             config.addresses(),
@@ -212,7 +216,7 @@ impl Activator {
 
     /// Continues to serve while clients may still be routed here, for at most the linger time. Clients are asked to
     /// reconnect.
-    async fn linger(&self, config: &Config) {
+    async fn linger(&self, config: &ActivatorConfig) {
         // Kubernetes removes a stopping pod from EndpointSlices, but clients learn of that later: until then each new
         // connection has to be accepted.
         let bound = config.linger();
@@ -220,7 +224,7 @@ impl Activator {
         let mut listed = self.gateway.routes.listed();
         let left = async {
             // The sender cannot be gone, since it is in the gateway.
-            let _ = listed.wait_for(|it| *it == Listed::NoMore).await;
+            let _ = listed.wait_for(|it| *it == ActivatorListing::NoMore).await;
             // Kube-proxies of other nodes follow EndpointSlices later than this activator follows the table.
             tokio::time::sleep(config.settle()).await;
         };
@@ -230,7 +234,7 @@ impl Activator {
     }
 
     /// Waits for requests in flight to end, for at most the drain time.
-    async fn drain(&self, config: &Config) {
+    async fn drain(&self, config: &ActivatorConfig) {
         let (tasks, bound) = (&self.gateway.tasks, config.drain());
         tasks.close();
         info!(connections = tasks.len(), ?bound, "draining");
@@ -254,21 +258,24 @@ impl Activator {
 
 /// Runs the activator until `shutdown`. Then it lingers until no clients are routed here, and drains requests in
 /// flight.
-pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn run(
+    mut config: ActivatorConfig,
+    shutdown: CancellationToken,
+) -> Result<(), ActivatorError> {
     config.validate()?;
     // A port that is taken has to be an error before the controller learns of this activator.
     let gateways = gateways(&mut config)?;
     let mut registry = Registry::default();
     let stop = CancellationToken::new();
-    let activator = Activator::new(&config, &mut registry, &stop);
+    let activator = ActivatorInstance::new(&config, &mut registry, &stop);
     for (listener, door) in gateways {
         let server = Arc::clone(&activator.server);
         tokio::spawn(server.accept(listener, Some(door), stop.clone()));
     }
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
     let finished = CancellationToken::new();
-    let links = Arc::new(Links::new(&config, &finished));
-    let admin = Admin { registry, troubles: troubles(&activator, &links, &shutdown) };
+    let links = Arc::new(ControlPlaneLinks::new(&config, &finished));
+    let admin = AdminState { registry, troubles: troubles(&activator, &links, &shutdown) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), finished.clone());
     let follow = controller::follow(
         &links.routes,
@@ -277,7 +284,7 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
         &activator.ports,
         &links.seen,
     );
-    let peers = Streams::new(
+    let peers = PeerStreams::new(
         Arc::clone(&activator.gateway),
         links.who.clone(),
         links.credentials.clone(),
@@ -295,8 +302,8 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {
-        served = pages => served.map_err(Error::from),
-        served = peers.run() => served.map_err(Error::from),
+        served = pages => served.map_err(ActivatorError::from),
+        served = peers.run() => served.map_err(ActivatorError::from),
         () = follow => Ok(()),
         () = activator.usage.report(&links.usage) => Ok(()),
         () = activator.look_after() => Ok(()),
@@ -310,40 +317,49 @@ pub async fn run(mut config: Config, shutdown: CancellationToken) -> Result<(), 
 
 /// Streams to the controller and the autoscaler.
 #[derive(Debug)]
-struct Links {
-    routes: Link,
-    reports: Link,
-    usage: Link,
-    seen: Seen,
-    who: Subscriber,
-    credentials: Option<Arc<Credentials>>,
+struct ControlPlaneLinks {
+    routes: ComponentLink,
+    reports: ComponentLink,
+    usage: ComponentLink,
+    seen: RoutesReceivedFlag,
+    who: ComponentReplica,
+    credentials: Option<Arc<TlsCredentials>>,
 }
 
-impl Links {
-    fn new(config: &Config, finished: &CancellationToken) -> Self {
-        let who = Subscriber {
-            role: Role::Activator,
+impl ControlPlaneLinks {
+    fn new(config: &ActivatorConfig, finished: &CancellationToken) -> Self {
+        let who = ComponentReplica {
+            role: ComponentRole::Activator,
             name: config.name().to_owned(),
             node: config.node.clone(),
         };
-        let credentials = config.identity.as_ref().map(|_| Credentials::new());
-        let controllers =
-            Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
-        let autoscalers =
-            Finder::known_as(Holder::Autoscaler, &config.autoscaler, credentials.as_ref());
+        let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
+        let controllers = ReplicaResolver::known_as(
+            CertificateRole::Controller,
+            &config.controller,
+            credentials.as_ref(),
+        );
+        let autoscalers = ReplicaResolver::known_as(
+            CertificateRole::Autoscaler,
+            &config.autoscaler,
+            credentials.as_ref(),
+        );
         if let (Some(credentials), Some(folder)) = (credentials.clone(), &config.identity) {
             let controllers = Arc::clone(&controllers);
-            let files = enrol::Files::below(folder);
+            let files = enrol::EnrollmentFiles::below(folder);
             tokio::spawn(enrol::keep(credentials, controllers, files, finished.clone()));
         }
-        let link = |to: &Arc<Finder>| Link::to(Arc::clone(to), who.clone(), finished.clone());
+        let link = |to: &Arc<ReplicaResolver>| {
+            ComponentLink::to(Arc::clone(to), who.clone(), finished.clone())
+        };
         // The stream of routes also lists the replicas of both components, which the resolvers follow.
-        let routes = link(&controllers).tells(wire::Part::Controller, Arc::clone(&controllers));
+        let routes =
+            link(&controllers).tells(wire::ServerComponent::Controller, Arc::clone(&controllers));
         Self {
-            routes: routes.tells(wire::Part::Autoscaler, Arc::clone(&autoscalers)),
+            routes: routes.tells(wire::ServerComponent::Autoscaler, Arc::clone(&autoscalers)),
             reports: link(&controllers),
             usage: link(&autoscalers),
-            seen: Seen::default(),
+            seen: RoutesReceivedFlag::default(),
             credentials,
             who,
         }
@@ -351,8 +367,8 @@ impl Links {
 }
 
 fn troubles(
-    activator: &Activator,
-    links: &Arc<Links>,
+    activator: &ActivatorInstance,
+    links: &Arc<ControlPlaneLinks>,
     shutdown: &CancellationToken,
 ) -> Box<dyn Fn() -> Vec<String> + Send + Sync> {
     let (ports, links, shutdown) =
@@ -378,17 +394,19 @@ fn open_files() -> u64 {
 }
 
 /// Listeners of the gateways, bound before anything else starts.
-fn gateways(config: &mut Config) -> Result<Vec<(TcpListener, Door)>, Error> {
-    let failed = |address: String| move |source| Error::Gateway { address, source };
+fn gateways(
+    config: &mut ActivatorConfig,
+) -> Result<Vec<(TcpListener, Entrypoint)>, ActivatorError> {
+    let failed = |address: String| move |source| ActivatorError::Gateway { address, source };
     if let Some(listener) = config.outside_listener.take() {
         config.outside = None;
         let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
         let given = ready.map_err(failed("a given socket".to_owned()))?;
         let mut all = gateways(config)?;
-        all.push((given, Door::Outside));
+        all.push((given, Entrypoint::Outside));
         return Ok(all);
     }
-    let open = |(address, door): (SocketAddr, Door)| {
+    let open = |(address, door): (SocketAddr, Entrypoint)| {
         Ok((ports::listen(address).map_err(failed(address.to_string()))?, door))
     };
     config.gateways().into_iter().map(open).collect()

@@ -16,11 +16,15 @@ use std::{
 };
 
 use common::{
-    link::{self, Door, Finder, Heard, Link, LinkError, grant_stream},
+    link::{
+        self, ComponentLink, LinkError, ReplicaResolver, SlotStreamEvent, TlsAdmission,
+        grant_stream,
+    },
     outbox::Outbox,
-    tls::{self, Credentials, accept::Bounds, peer::Holder},
+    tls::{self, TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
     wire::{
-        Claim, ClaimItem, Grant, GrantItem, Name, Role, Subscriber,
+        ComponentReplica, ComponentRole, NamespacedName, SlotClaim, SlotClaimItem, SlotGrant,
+        SlotGrantItem,
         raw::{
             self,
             slots_server::{Slots, SlotsServer},
@@ -34,8 +38,8 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use crate::{
-    gateway::Gateway,
-    slots::{Peer, Said, View, lasting},
+    gateway::ActivatorGateway,
+    slots::{ActivatorName, PeerView, SlotMessages, lasting},
 };
 
 /// Time after which an activator that is not listed and has no stream is taken to be gone. It is long enough to open a
@@ -53,11 +57,11 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Other activators as this one sees them, and the outboxes for their claims and grants.
 #[derive(Debug)]
 pub struct Peers {
-    view: RwLock<Arc<View>>,
-    known: Mutex<Known>,
-    boxes: Mutex<Boxes>,
+    view: RwLock<Arc<PeerView>>,
+    known: Mutex<KnownPeers>,
+    boxes: Mutex<PeerOutboxes>,
     /// Addresses of the other activators that the RouteTable lists.
-    dials: watch::Sender<BTreeMap<Peer, SocketAddr>>,
+    dials: watch::Sender<BTreeMap<ActivatorName, SocketAddr>>,
     /// Port of the streams between activators, the same at each; `None`: there are no such streams.
     port: Option<NonZeroU16>,
     /// Addresses of this activator.
@@ -65,25 +69,25 @@ pub struct Peers {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownPeers {
     /// Time at which the first table came; `None`: none has come.
     first: Option<Instant>,
     /// Activators that the RouteTable lists, with their addresses.
-    listed: BTreeMap<Peer, Vec<IpAddr>>,
+    listed: BTreeMap<ActivatorName, Vec<IpAddr>>,
     /// Holders with an open stream to this activator.
-    streams: BTreeSet<Peer>,
+    streams: BTreeSet<ActivatorName>,
     /// Activators that are neither listed nor connected any more, with the time since when.
-    left: BTreeMap<Peer, Instant>,
+    left: BTreeMap<ActivatorName, Instant>,
     /// Activators that have announced their end, or have refused connections for a while.
-    ended: BTreeSet<Peer>,
+    ended: BTreeSet<ActivatorName>,
     /// Activators that refuse connections, with the time since when.
-    refused: BTreeMap<Peer, Instant>,
+    refused: BTreeMap<ActivatorName, Instant>,
 }
 
-impl Known {
+impl KnownPeers {
     /// Registers that no process listens at the activator's address. If that lasts, the activator has ended: none of
     /// its requests goes on. An open stream of it disproves that.
-    fn on_refused(&mut self, peer: &Peer) {
+    fn on_refused(&mut self, peer: &ActivatorName) {
         let since = *self.refused.entry(peer.clone()).or_insert_with(Instant::now);
         if since.elapsed() >= REFUSED_FOR && !self.streams.contains(peer) {
             self.ended.insert(peer.clone());
@@ -91,26 +95,27 @@ impl Known {
     }
 
     /// Registers a sign of life of an activator.
-    fn on_met(&mut self, peer: &Peer) {
+    fn on_met(&mut self, peer: &ActivatorName) {
         self.ended.remove(peer);
         self.refused.remove(peer);
     }
 }
 
 #[derive(Debug, Default)]
-struct Boxes {
+struct PeerOutboxes {
     /// Claims of this activator, by owner.
-    claims: HashMap<Peer, Outbox<Name, Claim>>,
+    claims: HashMap<ActivatorName, Outbox<NamespacedName, SlotClaim>>,
     /// Grants of this activator, by holder.
-    grants: HashMap<Peer, Outbox<Name, Grant>>,
+    grants: HashMap<ActivatorName, Outbox<NamespacedName, SlotGrant>>,
     /// Number of each holder's latest stream: only messages of that one count.
-    turns: HashMap<Peer, Arc<Mutex<u64>>>,
+    turns: HashMap<ActivatorName, Arc<Mutex<u64>>>,
 }
 
 impl Peers {
     /// Creates the state of an activator that has met no other one. Without a port it never meets any.
     pub fn new(own: &str, port: Option<NonZeroU16>, addresses: Vec<IpAddr>) -> Self {
-        let view = Arc::new(View { own: own.into(), is_new: port.is_some(), ..View::default() });
+        let view =
+            Arc::new(PeerView { own: own.into(), is_new: port.is_some(), ..PeerView::default() });
         Self {
             view: RwLock::new(view),
             known: Mutex::default(),
@@ -122,17 +127,17 @@ impl Peers {
     }
 
     /// Activators as this one sees them now.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<PeerView> {
         Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Applies the activators of the RouteTable, with their addresses. Returns true if the view has changed.
-    pub fn list(&self, all: impl IntoIterator<Item = (Peer, Vec<IpAddr>)>) -> bool {
+    pub fn list(&self, all: impl IntoIterator<Item = (ActivatorName, Vec<IpAddr>)>) -> bool {
         // Without a port there are no streams: the activator stays alone in its view.
         let Some(port) = self.port else { return false };
         let listed: BTreeMap<_, _> = all.into_iter().collect();
         let others = listed.iter().filter(|(peer, _)| **peer != self.view().own);
-        let dial = |(peer, addresses): (&Peer, &Vec<IpAddr>)| {
+        let dial = |(peer, addresses): (&ActivatorName, &Vec<IpAddr>)| {
             Some((peer.clone(), SocketAddr::new(self.reachable(addresses)?, port.get())))
         };
         let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
@@ -157,10 +162,10 @@ impl Peers {
     }
 
     /// Applies `change` and computes the view again. Returns true if the view has changed.
-    fn look(&self, change: impl FnOnce(&mut Known)) -> bool {
+    fn look(&self, change: impl FnOnce(&mut KnownPeers)) -> bool {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut known);
-        let Known { first, listed, streams, left, ended, refused } = &mut *known;
+        let KnownPeers { first, listed, streams, left, ended, refused } = &mut *known;
         let is_new = first.is_none_or(|it| it.elapsed() < NEW_FOR);
         left.retain(|peer, since| {
             let is_back = listed.contains_key(peer) || streams.contains(peer);
@@ -176,7 +181,7 @@ impl Peers {
         let others = others.filter(|peer| **peer != view.own && !ended.contains(*peer));
         let known = others.cloned().collect();
         let (own, connected) = (view.own.clone(), streams.clone());
-        let next = View { own, listed, known, connected, is_new };
+        let next = PeerView { own, listed, known, connected, is_new };
         let is_other = **view != next;
         if is_other {
             *view = Arc::new(next);
@@ -185,8 +190,8 @@ impl Peers {
     }
 
     /// Puts the claims and grants of a revision into the outboxes of their receivers.
-    pub fn say(&self, revision: &Name, said: Said) {
-        if said == Said::default() {
+    pub fn say(&self, revision: &NamespacedName, said: SlotMessages) {
+        if said == SlotMessages::default() {
             return;
         }
         // The outboxes keep the latest state of each revision, so that a slow stream costs no more memory than that.
@@ -207,29 +212,29 @@ impl Peers {
         }
     }
 
-    fn boxes(&self) -> MutexGuard<'_, Boxes> {
+    fn boxes(&self) -> MutexGuard<'_, PeerOutboxes> {
         self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn claims(&self, to: &Peer) -> Outbox<Name, Claim> {
+    fn claims(&self, to: &ActivatorName) -> Outbox<NamespacedName, SlotClaim> {
         self.boxes().claims.entry(to.clone()).or_default().clone()
     }
 
-    fn grants(&self, to: &Peer) -> Outbox<Name, Grant> {
+    fn grants(&self, to: &ActivatorName) -> Outbox<NamespacedName, SlotGrant> {
         self.boxes().grants.entry(to.clone()).or_default().clone()
     }
 
-    fn turn(&self, of: &Peer) -> Arc<Mutex<u64>> {
+    fn turn(&self, of: &ActivatorName) -> Arc<Mutex<u64>> {
         Arc::clone(self.boxes().turns.entry(of.clone()).or_default())
     }
 }
 
 /// Streams of slots to and from the other activators, with all that they need.
 #[derive(Debug)]
-pub struct Streams {
-    gateway: Arc<Gateway>,
-    who: Subscriber,
-    credentials: Option<Arc<Credentials>>,
+pub struct PeerStreams {
+    gateway: Arc<ActivatorGateway>,
+    who: ComponentReplica,
+    credentials: Option<Arc<TlsCredentials>>,
     /// Ends all streams at once.
     stop: CancellationToken,
     /// Announces to owners that this activator ends.
@@ -238,12 +243,12 @@ pub struct Streams {
     holding: AtomicUsize,
 }
 
-impl Streams {
+impl PeerStreams {
     /// Creates the streams of an activator, which run until `stop`; over mutual TLS if there are credentials.
     pub fn new(
-        gateway: Arc<Gateway>,
-        who: Subscriber,
-        credentials: Option<Arc<Credentials>>,
+        gateway: Arc<ActivatorGateway>,
+        who: ComponentReplica,
+        credentials: Option<Arc<TlsCredentials>>,
         stop: CancellationToken,
     ) -> Arc<Self> {
         let bye = CancellationToken::new();
@@ -276,12 +281,12 @@ impl Streams {
     }
 
     async fn serve(self: &Arc<Self>, address: SocketAddr) -> Result<(), LinkError> {
-        let service = SlotsServer::new(Owner(Arc::clone(self)));
+        let service = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
-        let door = self.credentials.as_ref().map(|credentials| Door {
+        let door = self.credentials.as_ref().map(|credentials| TlsAdmission {
             credentials: Arc::clone(credentials),
             open: false,
-            bounds: Bounds::default(),
+            bounds: AcceptLimits::default(),
         });
         let router = link::server().add_service(service);
         let endpoint = format!("{scheme}://{address}");
@@ -291,7 +296,7 @@ impl Streams {
     /// Keeps a stream to every other activator that the RouteTable lists.
     async fn dial(self: &Arc<Self>) {
         let mut dials = self.peers().dials.subscribe();
-        let mut kept: HashMap<Peer, (SocketAddr, CancellationToken, JoinHandle<()>)> =
+        let mut kept: HashMap<ActivatorName, (SocketAddr, CancellationToken, JoinHandle<()>)> =
             HashMap::new();
         loop {
             let wanted = dials.borrow_and_update().clone();
@@ -329,35 +334,39 @@ impl Streams {
 
     /// Holds slots of one other activator. `last` is cancelled when the owner is not listed any more: the stream that
     /// is open then is the last one.
-    async fn hold(&self, owner: &Peer, address: SocketAddr, last: CancellationToken) {
+    async fn hold(&self, owner: &ActivatorName, address: SocketAddr, last: CancellationToken) {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
-        let finder = Finder::known_as(Holder::Activator, &endpoint, self.credentials.as_ref());
-        let link = Link::to(finder, self.who.clone(), self.stop.clone());
+        let finder = ReplicaResolver::known_as(
+            CertificateRole::Activator,
+            &endpoint,
+            self.credentials.as_ref(),
+        );
+        let link = ComponentLink::to(finder, self.who.clone(), self.stop.clone());
         let claims = self.peers().claims(owner);
         // Revisions that a newly opened stream has named; `None` after its first `Synced`.
-        let named: Mutex<Option<BTreeSet<Name>>> = Mutex::default();
+        let named: Mutex<Option<BTreeSet<NamespacedName>>> = Mutex::default();
         let each = |heard| {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
             // Grants of a broken stream count until a new one has sent its snapshot: after `Synced`, what it has not
             // named is withdrawn. A refusal shows that the process is gone, and its grants with it.
             match heard {
-                Heard::Refused => {
+                SlotStreamEvent::Refused => {
                     self.forget(owner, &BTreeSet::new());
                     self.change(|known| known.on_refused(owner));
                 }
-                Heard::Opened => {
+                SlotStreamEvent::Opened => {
                     *named = Some(BTreeSet::new());
                     self.change(|known| known.on_met(owner));
                 }
-                Heard::Item(GrantItem::Grant(revision, grant)) => {
+                SlotStreamEvent::Item(SlotGrantItem::Grant(revision, grant)) => {
                     named.iter_mut().for_each(|it| _ = it.insert(revision.clone()));
                     self.gateway.routes.meet(&revision).on_grant(owner, Some(grant));
                 }
-                Heard::Item(GrantItem::Gone(revision)) => {
+                SlotStreamEvent::Item(SlotGrantItem::Gone(revision)) => {
                     self.gateway.routes.meet(&revision).on_grant(owner, None);
                 }
-                Heard::Item(GrantItem::Synced) => {
+                SlotStreamEvent::Item(SlotGrantItem::Synced) => {
                     if let Some(named) = named.take() {
                         self.forget(owner, &named);
                     }
@@ -371,14 +380,14 @@ impl Streams {
     }
 
     /// Applies a change of what is known of the others, and updates the slots of all revisions if the view changes.
-    fn change(&self, change: impl FnOnce(&mut Known)) {
+    fn change(&self, change: impl FnOnce(&mut KnownPeers)) {
         if self.peers().look(change) {
             self.gateway.routes.settle();
         }
     }
 
     /// Withdraws the owner's grants of all revisions except those in `but`.
-    fn forget(&self, owner: &Peer, but: &BTreeSet<Name>) {
+    fn forget(&self, owner: &ActivatorName, but: &BTreeSet<NamespacedName>) {
         for revision in self.gateway.routes.revisions() {
             if !but.contains(&revision.name) {
                 revision.on_grant(owner, None);
@@ -392,14 +401,14 @@ impl Streams {
         loop {
             tick.tick().await;
             self.change(|_| {});
-            let View { known, connected, .. } = &*self.peers().view();
+            let PeerView { known, connected, .. } = &*self.peers().view();
             let away = i64::try_from(known.difference(connected).count()).unwrap_or(i64::MAX);
             self.gateway.metrics.peers_away.set(away);
         }
     }
 
     /// Registers that a holder's stream has begun or ended.
-    fn again(&self, holder: &Peer, change: impl FnOnce(&mut Known)) {
+    fn again(&self, holder: &ActivatorName, change: impl FnOnce(&mut KnownPeers)) {
         self.peers().look(change);
         for revision in self.gateway.routes.revisions() {
             revision.on_stream(holder);
@@ -424,10 +433,10 @@ impl Streams {
 
 /// gRPC service of the owner, for the streams of holders.
 #[derive(Debug)]
-struct Owner(Arc<Streams>);
+struct SlotOwnerService(Arc<PeerStreams>);
 
 #[tonic::async_trait]
-impl Slots for Owner {
+impl Slots for SlotOwnerService {
     type HoldStream = Pin<Box<dyn Stream<Item = Result<raw::GrantItem, Status>> + Send>>;
 
     async fn hold(
@@ -437,16 +446,16 @@ impl Slots for Owner {
         // A holder is trusted only as far as its certificate: one activator cannot claim slots as another one.
         let peer = tls::peer(&request);
         let mut items = request.into_inner();
-        let first = items.message().await?.map(ClaimItem::try_from);
-        let Some(Ok(ClaimItem::Sender(who))) = first else {
+        let first = items.message().await?.map(SlotClaimItem::try_from);
+        let Some(Ok(SlotClaimItem::Sender(who))) = first else {
             return Err(Status::invalid_argument("the stream has not named its sender"));
         };
-        if let Err(denied) = peer.may(&who, "hold slots", &[Role::Activator]) {
+        if let Err(denied) = peer.may(&who, "hold slots", &[ComponentRole::Activator]) {
             warn!(%denied, "holder refused");
             return Err(tls::status(&denied));
         }
         let ended = self.0.stop.child_token();
-        let mut holder = Held::begin(Arc::clone(&self.0), who.name.into());
+        let mut holder = HolderStream::begin(Arc::clone(&self.0), who.name.into());
         let grants = self.0.peers().grants(&holder.peer).subscribe();
         let answer = grant_stream(grants, ended.clone());
         tokio::spawn(async move {
@@ -459,9 +468,9 @@ impl Slots for Owner {
 }
 
 /// Stream of one holder at its owner. Dropping it registers the end of the stream.
-struct Held {
-    streams: Arc<Streams>,
-    peer: Peer,
+struct HolderStream {
+    streams: Arc<PeerStreams>,
+    peer: ActivatorName,
     /// Number of the holder's latest stream: messages of an earlier one do not count.
     latest: Arc<Mutex<u64>>,
     number: u64,
@@ -469,8 +478,8 @@ struct Held {
     has_left: bool,
 }
 
-impl Held {
-    fn begin(streams: Arc<Streams>, peer: Peer) -> Self {
+impl HolderStream {
+    fn begin(streams: Arc<PeerStreams>, peer: ActivatorName) -> Self {
         info!(%peer, "holder's stream opened");
         let latest = streams.peers().turn(&peer);
         let number = {
@@ -485,7 +494,7 @@ impl Held {
         Self { streams, peer, latest, number, has_left: false }
     }
 
-    fn take(&mut self, item: ClaimItem) {
+    fn take(&mut self, item: SlotClaimItem) {
         let latest = Arc::clone(&self.latest);
         let latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
         // A message of a stream that a newer one has replaced is stale.
@@ -494,24 +503,24 @@ impl Held {
         }
         let routes = &self.streams.gateway.routes;
         match item {
-            ClaimItem::Claim(revision, claim) => {
+            SlotClaimItem::Claim(revision, claim) => {
                 routes.meet(&revision).on_claim(&self.peer, Some(claim));
             }
-            ClaimItem::Gone(revision) => routes.meet(&revision).on_claim(&self.peer, None),
-            ClaimItem::Bye => {
+            SlotClaimItem::Gone(revision) => routes.meet(&revision).on_claim(&self.peer, None),
+            SlotClaimItem::Bye => {
                 self.has_left = true;
                 self.streams.again(&self.peer, |known| {
                     known.streams.remove(&self.peer);
                     known.ended.insert(self.peer.clone());
                 });
             }
-            ClaimItem::Synced => {}
-            ClaimItem::Sender(_) => warn!(peer = %self.peer, "holder names itself twice"),
+            SlotClaimItem::Synced => {}
+            SlotClaimItem::Sender(_) => warn!(peer = %self.peer, "holder names itself twice"),
         }
     }
 }
 
-impl Drop for Held {
+impl Drop for HolderStream {
     fn drop(&mut self) {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         // After an announced end, or with a newer stream, the end of this stream reveals nothing.

@@ -11,18 +11,18 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use smol_str::SmolStr;
 use tokio::{net::TcpStream, sync::oneshot};
 use tracing::info;
 
 use crate::{
-    admin::Metrics,
-    balance::PodKey,
-    connection::Connection,
-    dial::{Action, Dial, Event, FIRST_WAIT},
-    pool::{Next, Pool},
+    admin::ActivatorMetrics,
+    balance::PodEndpointKey,
+    connection::PodConnection,
+    dial::{DialAction, DialEvent, FIRST_WAIT, PodDial},
+    pool::{PodConnectionPool, PoolAction},
 };
 
 /// Pause after the first refusal of a pod. Each further refusal doubles it, up to 1.28 s.
@@ -34,7 +34,7 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// Error of a dial. Cheap to clone, since all requests that waited for the dial get it.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum DialError {
+pub enum PodDialError {
     /// The dial has failed.
     #[error("{0}")]
     Failed(Arc<io::Error>),
@@ -43,64 +43,69 @@ pub enum DialError {
     Late,
 }
 
-type Answer = Result<Connection, DialError>;
+type PodConnectionResult = Result<PodConnection, PodDialError>;
 
 /// Settings that all pods share.
 #[derive(Debug, Clone)]
-pub struct PodSettings {
+pub struct PodConnectionSettings {
     /// Listen backlog that is assumed of a pod.
     pub backlog: u32,
     /// Time for which a connection is kept idle.
     pub max_idle: Duration,
     /// Metrics, in which dials are counted.
-    pub metrics: Metrics,
+    pub metrics: ActivatorMetrics,
 }
 
 /// One pod and the connections to it.
 #[derive(Debug)]
-pub struct Pod {
+pub struct PodEndpoint {
     /// Key of the pod in the queue and for balancing.
-    pub key: PodKey,
+    pub key: PodEndpointKey,
     /// Uid of the pod, for logs and slots.
     pub uid: SmolStr,
     /// Name of the pod, for the request log.
     pub name: SmolStr,
-    protocol: Protocol,
-    settings: PodSettings,
-    pool: Mutex<Pool<Connection, oneshot::Sender<Answer>>>,
+    protocol: AppProtocol,
+    settings: PodConnectionSettings,
+    pool: Mutex<PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>,
     answered: AtomicBool,
     refusals: AtomicU32,
 }
 
 /// Uid and name of a pod.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub struct PodIdentity {
     /// Uid of the pod, never used for another one.
     pub uid: SmolStr,
     /// Name of the pod, unique in its namespace.
     pub name: SmolStr,
 }
 
-impl Pod {
+impl PodEndpoint {
     /// Creates a pod without connections that speaks `protocol`.
-    pub fn new(key: PodKey, named: Named, protocol: Protocol, settings: PodSettings) -> Self {
+    pub fn new(
+        key: PodEndpointKey,
+        named: PodIdentity,
+        protocol: AppProtocol,
+        settings: PodConnectionSettings,
+    ) -> Self {
         let pool = Mutex::new(match protocol {
-            Protocol::Http1 => Pool::new(settings.backlog),
-            Protocol::H2c => Pool::shared(),
+            AppProtocol::Http1 => PodConnectionPool::new(settings.backlog),
+            AppProtocol::H2c => PodConnectionPool::shared(),
         });
         let (answered, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
-        let Named { uid, name } = named;
+        let PodIdentity { uid, name } = named;
         Self { key, uid, name, protocol, settings, pool, answered, refusals }
     }
 
     /// Connection for one request: one that has room for it, or the first that is opened or given back. For HTTP/1.1 to
     /// a pod that speaks HTTP/2 it is a new one, because no other request would use it.
-    pub async fn connect(self: &Arc<Self>, protocol: Protocol) -> Answer {
+    pub async fn connect(self: &Arc<Self>, protocol: AppProtocol) -> PodConnectionResult {
         if protocol != self.protocol {
             self.settings.metrics.dials.inc();
             // Boxed, because it is rare and would enlarge the future of every waiting request.
             let opened = Box::pin(self.open(protocol)).await;
-            return opened.map_err(DialError::from);
+            return opened.map_err(PodDialError::from);
         }
         let answer = {
             let mut pool = self.pool();
@@ -113,15 +118,15 @@ impl Pod {
             self.dial(dials);
             answer
         };
-        let gone = |_| DialError::from(io::Error::other("dial was dropped"));
+        let gone = |_| PodDialError::from(io::Error::other("dial was dropped"));
         answer.await.map_err(gone)?
     }
 
     /// Gives a connection back whose exchange has ended in order.
-    pub fn give_back(self: &Arc<Self>, connection: Connection) {
+    pub fn give_back(self: &Arc<Self>, connection: PodConnection) {
         // A shared one has never left the pool; an HTTP/1.1 one to a pod with HTTP/2 has no other use.
-        if self.protocol == Protocol::Http1 && matches!(connection, Connection::Single(_)) {
-            self.free(connection, Pool::on_free);
+        if self.protocol == AppProtocol::Http1 && matches!(connection, PodConnection::Single(_)) {
+            self.free(connection, PodConnectionPool::on_free);
         }
     }
 
@@ -152,15 +157,18 @@ impl Pod {
     /// Makes all requests that wait for a connection try another pod.
     pub fn send_away(&self) {
         let wanting = self.pool().send_away();
-        tell(wanting, &DialError::Late);
+        tell(wanting, &PodDialError::Late);
     }
 
     /// Closes connections that were idle for too long.
     pub fn prune(&self) {
-        self.pool().prune(Connection::is_good);
+        self.pool().prune(PodConnection::is_good);
     }
 
-    fn pool(&self) -> MutexGuard<'_, Pool<Connection, oneshot::Sender<Answer>>> {
+    fn pool(
+        &self,
+    ) -> MutexGuard<'_, PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>
+    {
         // A panic elsewhere cannot leave a pool inconsistent: each of its own steps completes or does not begin.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,11 +176,11 @@ impl Pod {
     /// Puts a free connection into the pool by `put`, and hands it on while the requests that wanted one are gone.
     fn free(
         self: &Arc<Self>,
-        connection: Connection,
+        connection: PodConnection,
         put: impl FnOnce(
-            &mut Pool<Connection, oneshot::Sender<Answer>>,
-            Connection,
-        ) -> Next<Connection, oneshot::Sender<Answer>>,
+            &mut PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>,
+            PodConnection,
+        ) -> PoolAction<PodConnection, oneshot::Sender<PodConnectionResult>>,
     ) {
         let mut next = put(&mut self.pool(), connection);
         // A request may be gone when its connection comes. The connection then goes to the next one that waits, in a
@@ -181,9 +189,9 @@ impl Pod {
             self.dial(next.dial);
             let Some((whom, connection)) = next.hand else { return };
             next = match whom.send(Ok(connection)) {
-                Err(Ok(unwanted @ Connection::Single(_))) => self.pool().on_free(unwanted),
+                Err(Ok(unwanted @ PodConnection::Single(_))) => self.pool().on_free(unwanted),
                 // One more use of the connection may be possible for the next request that waits.
-                _ if self.protocol == Protocol::H2c => self.pool().on_served(),
+                _ if self.protocol == AppProtocol::H2c => self.pool().on_served(),
                 _ => return,
             };
         }
@@ -206,7 +214,7 @@ impl Pod {
                 Ok(opened) => opened,
                 Err(_late) => {
                     let first = self.pool().on_late();
-                    tell(first, &DialError::Late);
+                    tell(first, &PodDialError::Late);
                     open.await
                 }
             }
@@ -215,7 +223,7 @@ impl Pod {
             Ok(connection) => {
                 // The pod accepts again: the pause after its next refusal begins with the shortest one.
                 self.refusals.store(0, Ordering::Relaxed);
-                self.free(connection, Pool::on_dialled);
+                self.free(connection, PodConnectionPool::on_dialled);
                 // Before the first response an accepted connection may still wait in the pod's accept queue. It counts
                 // as a dial a moment longer, so that the queue does not overflow.
                 if !self.answered.load(Ordering::Relaxed) {
@@ -234,63 +242,66 @@ impl Pod {
         }
     }
 
-    async fn open(&self, protocol: Protocol) -> io::Result<Connection> {
+    async fn open(&self, protocol: AppProtocol) -> io::Result<PodConnection> {
         let (stream, sockets) = dial(self.key.address).await?;
         if sockets > 1 {
             self.settings.metrics.dial_repeats.inc_by(u64::from(sockets - 1));
             info!(pod = %self.uid, address = %self.key.address, sockets, "dial repeated");
         }
-        Connection::open(stream, protocol, self.settings.max_idle).await
+        PodConnection::open(stream, protocol, self.settings.max_idle).await
     }
 }
 
-impl From<io::Error> for DialError {
+impl From<io::Error> for PodDialError {
     fn from(error: io::Error) -> Self {
         Self::Failed(Arc::new(error))
     }
 }
 
 /// Sends the error to the requests that wait for a connection. One that is gone needs no message.
-fn tell(wanting: impl IntoIterator<Item = oneshot::Sender<Answer>>, error: &DialError) {
+fn tell(
+    wanting: impl IntoIterator<Item = oneshot::Sender<PodConnectionResult>>,
+    error: &PodDialError,
+) {
     for whom in wanting {
         let _ = whom.send(Err(error.clone()));
     }
 }
 
-/// Runs one [`Dial`]. Returns the connection and the number of sockets opened for it.
+/// Runs one [`PodDial`]. Returns the connection and the number of sockets opened for it.
 async fn dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
-    let (mut dial, mut open) = (Dial::default(), FuturesUnordered::new());
-    let (mut event, mut won) = (Event::Unanswered, None);
+    let (mut dial, mut open) = (PodDial::default(), FuturesUnordered::new());
+    let (mut event, mut won) = (DialEvent::Unanswered, None);
     let mut last = io::Error::from(io::ErrorKind::TimedOut);
     let wait = tokio::time::sleep(Duration::ZERO);
     tokio::pin!(wait);
     // The first socket that is connected ends the dial; dropping the future closes the others.
     loop {
         match dial.step(event) {
-            Action::Open(next) => {
+            DialAction::Open(next) => {
                 open.push(TcpStream::connect(address));
                 wait.as_mut().reset(tokio::time::Instant::now() + next);
             }
-            Action::Wait => {}
-            Action::Win => {
+            DialAction::Wait => {}
+            DialAction::Win => {
                 return won.map(|it| (it, dial.sockets())).ok_or(last);
             }
-            Action::GiveUp => return Err(last),
+            DialAction::GiveUp => return Err(last),
         }
         event = tokio::select! {
             biased;
             Some(answer) = open.next() => match answer {
-                Ok(stream) => { won = Some(stream); Event::Connected }
+                Ok(stream) => { won = Some(stream); DialEvent::Connected }
                 Err(error) => { last = error; refusal(&last) }
             },
-            () = wait.as_mut() => Event::Unanswered,
+            () = wait.as_mut() => DialEvent::Unanswered,
         };
     }
 }
 
-fn refusal(error: &io::Error) -> Event {
+fn refusal(error: &io::Error) -> DialEvent {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused => Event::Refused,
-        _ => Event::Failed,
+        io::ErrorKind::ConnectionRefused => DialEvent::Refused,
+        _ => DialEvent::Failed,
     }
 }

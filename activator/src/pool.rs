@@ -17,7 +17,7 @@ pub const BACKLOG: u32 = 128;
 
 /// Use of a pooled connection for one more request.
 #[derive(Debug)]
-pub enum Offer<C> {
+pub enum PoolReservation<C> {
     /// The connection serves this request alone.
     Whole,
     /// The connection is shared; this is one more use of it.
@@ -29,14 +29,14 @@ pub enum Offer<C> {
 }
 
 /// Connection that a pool can lend to requests.
-pub trait Lend: Sized {
+pub trait PoolableConnection: Sized {
     /// Use of the connection that a request can get now.
-    fn offer(&self) -> Offer<Self>;
+    fn offer(&self) -> PoolReservation<Self>;
 }
 
 /// Connections of one pod, and the requests that wait for them.
 #[derive(Debug)]
-pub struct Pool<C, W> {
+pub struct PodConnectionPool<C, W> {
     idle: Vec<C>,
     wanting: VecDeque<W>,
     /// Dials that are not connected yet.
@@ -54,14 +54,14 @@ pub struct Pool<C, W> {
 /// Next actions for the shell.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Next<C, W> {
+pub struct PoolAction<C, W> {
     /// Connection to hand to this waiter; if the waiter is gone, the connection is to be given back.
     pub hand: Option<(W, C)>,
     /// Number of dials to start.
     pub dial: u32,
 }
 
-impl<C: Lend, W> Pool<C, W> {
+impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     /// Creates the pool of a pod with this listen backlog, without connections.
     pub fn new(backlog: u32) -> Self {
         Self::dialling((backlog / 2).max(1))
@@ -88,10 +88,10 @@ impl<C: Lend, W> Pool<C, W> {
     pub fn take(&mut self) -> Option<C> {
         for at in (0..self.idle.len()).rev() {
             match self.idle[at].offer() {
-                Offer::Whole => return Some(self.idle.remove(at)),
-                Offer::Share(one) => return Some(one),
-                Offer::Busy => {}
-                Offer::Stale => drop(self.idle.remove(at)),
+                PoolReservation::Whole => return Some(self.idle.remove(at)),
+                PoolReservation::Share(one) => return Some(one),
+                PoolReservation::Busy => {}
+                PoolReservation::Stale => drop(self.idle.remove(at)),
             }
         }
         None
@@ -105,7 +105,7 @@ impl<C: Lend, W> Pool<C, W> {
     }
 
     /// Registers the connection of a dial. Returns the next actions.
-    pub fn on_dialled(&mut self, connection: C) -> Next<C, W> {
+    pub fn on_dialled(&mut self, connection: C) -> PoolAction<C, W> {
         self.connecting = self.connecting.saturating_sub(1);
         self.fresh += u32::from(!self.answered);
         self.on_free(connection)
@@ -151,7 +151,7 @@ impl<C: Lend, W> Pool<C, W> {
     }
 
     /// Registers a connection that is free for the next request. Returns the next actions.
-    pub fn on_free(&mut self, connection: C) -> Next<C, W> {
+    pub fn on_free(&mut self, connection: C) -> PoolAction<C, W> {
         let hand = match self.wanting.pop_front() {
             Some(whom) => Some((whom, self.hand_out(connection))),
             None => {
@@ -159,30 +159,30 @@ impl<C: Lend, W> Pool<C, W> {
                 None
             }
         };
-        Next { hand, dial: self.more_dials() }
+        PoolAction { hand, dial: self.more_dials() }
     }
 
     /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
-    pub fn on_served(&mut self) -> Next<C, W> {
+    pub fn on_served(&mut self) -> PoolAction<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.wanting.is_empty() { None } else { self.take() };
         let hand = free.and_then(|connection| Some((self.wanting.pop_front()?, connection)));
         if self.closed && self.wanting.is_empty() {
             self.idle.clear();
         }
-        Next { hand, dial: self.more_dials() }
+        PoolAction { hand, dial: self.more_dials() }
     }
 
     /// Share of one request in a connection that is new or free.
     fn hand_out(&mut self, connection: C) -> C {
         match connection.offer() {
-            Offer::Share(one) => {
+            PoolReservation::Share(one) => {
                 self.idle.push(connection);
                 one
             }
             // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
             // tries again.
-            Offer::Whole | Offer::Busy | Offer::Stale => connection,
+            PoolReservation::Whole | PoolReservation::Busy | PoolReservation::Stale => connection,
         }
     }
 
@@ -237,23 +237,23 @@ mod tests {
 
     use super::*;
 
-    impl Lend for u32 {
-        fn offer(&self) -> Offer<Self> {
-            Offer::Whole
+    impl PoolableConnection for u32 {
+        fn offer(&self) -> PoolReservation<Self> {
+            PoolReservation::Whole
         }
     }
 
     /// Connection for two requests at once. Each use is a connection without room of its own.
     #[derive(Debug, Clone)]
-    struct Two(Rc<Cell<u32>>, bool);
+    struct FakeSharedConnection(Rc<Cell<u32>>, bool);
 
-    impl Lend for Two {
-        fn offer(&self) -> Offer<Self> {
+    impl PoolableConnection for FakeSharedConnection {
+        fn offer(&self) -> PoolReservation<Self> {
             match self.0.get() {
-                2.. => Offer::Busy,
+                2.. => PoolReservation::Busy,
                 uses => {
                     self.0.set(uses + 1);
-                    Offer::Share(Self(Rc::clone(&self.0), true))
+                    PoolReservation::Share(Self(Rc::clone(&self.0), true))
                 }
             }
         }
@@ -261,11 +261,11 @@ mod tests {
 
     #[test]
     fn a_shared_connection_serves_all_it_has_room_for() {
-        let mut pool = Pool::<Two, u32>::shared();
+        let mut pool = PodConnectionPool::<FakeSharedConnection, u32>::shared();
         assert_eq!((0..5).map(|name| pool.want(name)).sum::<u32>(), 1);
         let uses = Rc::new(Cell::new(0));
         let mut handed = Vec::new();
-        let mut next = pool.on_dialled(Two(Rc::clone(&uses), false));
+        let mut next = pool.on_dialled(FakeSharedConnection(Rc::clone(&uses), false));
         while let Some((whom, one)) = next.hand {
             assert!(one.1, "a use, not the connection");
             handed.push(whom);
@@ -279,17 +279,17 @@ mod tests {
 
     #[test]
     fn half_the_backlog_is_dialled_until_the_first_answer() {
-        let mut pool = Pool::<u32, u32>::new(8);
+        let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.want(name)).sum();
         assert_eq!(dials, 4);
-        assert_eq!(pool.on_dialled(70), Next { hand: Some((0, 70)), dial: 0 });
+        assert_eq!(pool.on_dialled(70), PoolAction { hand: Some((0, 70)), dial: 0 });
         assert_eq!(pool.on_answer(), 1);
-        assert_eq!(pool.on_dialled(71), Next { hand: Some((1, 71)), dial: 1 });
+        assert_eq!(pool.on_dialled(71), PoolAction { hand: Some((1, 71)), dial: 1 });
     }
 
     #[test]
     fn an_app_that_is_slow_to_answer_still_gets_all_its_requests() {
-        let mut pool = Pool::<u32, u32>::new(8);
+        let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.want(name)).sum();
         assert_eq!(dials, 4);
         let handed = (0..4).filter(|&at| pool.on_dialled(at).hand.is_some()).count();
@@ -299,17 +299,17 @@ mod tests {
 
     #[test]
     fn a_connection_given_back_goes_to_who_wants_one() {
-        let mut pool = Pool::<u32, _>::new(128);
+        let mut pool = PodConnectionPool::<u32, _>::new(128);
         assert_eq!(pool.want("a"), 1);
-        assert_eq!(pool.on_free(7), Next { hand: Some(("a", 7)), dial: 0 });
-        assert_eq!(pool.on_dialled(8), Next { hand: None, dial: 0 });
+        assert_eq!(pool.on_free(7), PoolAction { hand: Some(("a", 7)), dial: 0 });
+        assert_eq!(pool.on_dialled(8), PoolAction { hand: None, dial: 0 });
         assert_eq!(pool.take(), Some(8));
         assert_eq!(pool.take(), None);
     }
 
     #[test]
     fn a_failed_dial_sends_everyone_elsewhere() {
-        let mut pool = Pool::<u32, _>::new(2);
+        let mut pool = PodConnectionPool::<u32, _>::new(2);
         assert_eq!(pool.want("a") + pool.want("b"), 1);
         assert_eq!(pool.on_dial_failed(), ["a", "b"]);
         assert_eq!(pool.want("c"), 1);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_closed_pool_keeps_nothing_idle() {
-        let mut pool = Pool::<u32, _>::new(2);
+        let mut pool = PodConnectionPool::<u32, _>::new(2);
         assert_eq!(pool.on_free(1).hand, None);
         assert_eq!(pool.want("a"), 1);
         assert_eq!(pool.close(), ["a"]);
@@ -329,7 +329,7 @@ mod tests {
         /// Whatever happens, dials under way stay bounded, and every waiter has a connection on its way.
         #[test]
         fn nobody_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
-            let mut pool = Pool::<u32, u32>::new(8);
+            let mut pool = PodConnectionPool::<u32, u32>::new(8);
             // Model: dials without a connection, and connections that are not a moment old yet.
             let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
             for op in ops {

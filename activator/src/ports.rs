@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    gateway::{Door, Gateway},
-    range::{Range, RangeError},
-    server::Server,
+    gateway::{ActivatorGateway, Entrypoint},
+    range::{PortRangeError, PortRangeListener},
+    server::ClientConnectionServer,
 };
 
 /// Connections that the kernel queues until they are accepted; net.core.somaxconn limits it further.
@@ -24,32 +24,32 @@ const BACKLOG: u32 = 4_096;
 
 /// Listeners that are open, and all that is needed to open others.
 #[derive(Debug)]
-pub struct Ports {
-    server: Arc<Server>,
-    gateway: Arc<Gateway>,
+pub struct ServicePortListeners {
+    server: Arc<ClientConnectionServer>,
+    gateway: Arc<ActivatorGateway>,
     addresses: Vec<IpAddr>,
     /// Pinned eBPF map by which all ports are routed to one listener for each address.
     map: Option<PathBuf>,
     stop: CancellationToken,
-    open: Mutex<Open>,
+    open: Mutex<OpenServicePorts>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenServicePorts {
     /// Listener of all ports; `None`: each port has a listener of its own.
-    range: Option<Range>,
+    range: Option<PortRangeListener>,
     /// True once it was logged that there is no such listener.
     told: bool,
     listeners: BTreeMap<SocketAddr, CancellationToken>,
     failed: BTreeSet<SocketAddr>,
 }
 
-impl Ports {
+impl ServicePortListeners {
     /// Creates the state without open ports. Each port is opened on all of `addresses`, through `map` if it can be
     /// used.
     pub fn new(
-        server: Arc<Server>,
-        gateway: Arc<Gateway>,
+        server: Arc<ClientConnectionServer>,
+        gateway: Arc<ActivatorGateway>,
         addresses: Vec<IpAddr>,
         map: Option<PathBuf>,
         stop: CancellationToken,
@@ -91,7 +91,8 @@ impl Ports {
     /// Tries failed ports again, and opens the listener again if an agent has replaced the map.
     pub fn retry(&self) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let stale = self.map.is_some() && !open.range.as_ref().is_some_and(Range::is_current);
+        let stale =
+            self.map.is_some() && !open.range.as_ref().is_some_and(PortRangeListener::is_current);
         let again = stale || !open.failed.is_empty();
         drop(open);
         if again {
@@ -100,9 +101,9 @@ impl Ports {
     }
 
     /// Returns true if one listener serves all ports now. Opens it if necessary.
-    fn keep_range(&self, open: &mut Open) -> bool {
+    fn keep_range(&self, open: &mut OpenServicePorts) -> bool {
         let Some(map) = &self.map else { return false };
-        if open.range.as_ref().is_some_and(Range::is_current) {
+        if open.range.as_ref().is_some_and(PortRangeListener::is_current) {
             return true;
         }
         // Connections that have reached the old one stay open.
@@ -122,9 +123,9 @@ impl Ports {
         open.range.is_some()
     }
 
-    fn open_range(&self, map: &std::path::Path) -> Result<Range, RangeError> {
+    fn open_range(&self, map: &std::path::Path) -> Result<PortRangeListener, PortRangeError> {
         let closed = self.stop.child_token();
-        let (range, listeners) = Range::open(map, &self.addresses, closed.clone())?;
+        let (range, listeners) = PortRangeListener::open(map, &self.addresses, closed.clone())?;
         for listener in listeners {
             tokio::spawn(Arc::clone(&self.server).accept(listener, None, closed.clone()));
         }
@@ -142,11 +143,11 @@ impl Ports {
         ports.iter().flat_map(|&port| both(port)).collect()
     }
 
-    fn open(&self, open: &mut Open, address: SocketAddr) {
+    fn open(&self, open: &mut OpenServicePorts, address: SocketAddr) {
         match listen(address) {
             Ok(listener) => {
                 let closed = self.stop.child_token();
-                let door = Door::Port(address.port());
+                let door = Entrypoint::Port(address.port());
                 let server = Arc::clone(&self.server);
                 tokio::spawn(server.accept(listener, Some(door), closed.clone()));
                 open.listeners.insert(address, closed);

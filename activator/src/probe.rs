@@ -16,7 +16,7 @@ pub const K_KUBELET_PROBE: HeaderName = HeaderName::from_static("k-kubelet-probe
 
 /// Probe of the platform, by its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Probe {
+pub enum PlatformProbe {
     /// Health of this process, probed by a kubelet: known by its User-Agent or by a header.
     Health,
     /// Presence of an activator on the path.
@@ -31,7 +31,7 @@ pub enum Probe {
 
 /// State of the activator and the service on which the response depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct ProbeHealth {
     /// True if the activator is being stopped.
     pub is_leaving: bool,
     /// True if the probed service has a ready pod.
@@ -40,7 +40,7 @@ pub struct Health {
 
 /// Response to a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ProbeResponse {
     /// Status code of the response.
     pub status: StatusCode,
     /// Text of the response's body.
@@ -50,29 +50,29 @@ pub struct Told {
 }
 
 /// Probe that a request contains; `None`: the request is for the app.
-pub fn probe(head: &request::Parts) -> Option<Probe> {
+pub fn probe(head: &request::Parts) -> Option<PlatformProbe> {
     let headers = &head.headers;
     let agent = headers.get(header::USER_AGENT);
     if agent.is_some_and(|agent| agent.as_bytes().starts_with(b"kube-probe/"))
         || headers.contains_key(K_KUBELET_PROBE)
     {
-        return Some(Probe::Health);
+        return Some(PlatformProbe::Health);
     }
     Some(match headers.get(K_NETWORK_PROBE)?.to_str().unwrap_or_default() {
-        "activator" => Probe::Activator,
-        "queue" => Probe::Queue,
+        "activator" => PlatformProbe::Activator,
+        "queue" => PlatformProbe::Queue,
         "probe" => {
             let hash = headers.get(K_NETWORK_HASH);
-            Probe::Route(hash.filter(|hash| !hash.is_empty()).cloned())
+            PlatformProbe::Route(hash.filter(|hash| !hash.is_empty()).cloned())
         }
-        other => Probe::Unknown(other.to_owned()),
+        other => PlatformProbe::Unknown(other.to_owned()),
     })
 }
 
-impl Probe {
+impl PlatformProbe {
     /// Response to the probe in the given state.
-    pub fn answer(self, health: Health) -> Told {
-        let told = |status, text: &str| Told { status, text: text.to_owned(), hash: None };
+    pub fn answer(self, health: ProbeHealth) -> ProbeResponse {
+        let told = |status, text: &str| ProbeResponse { status, text: text.to_owned(), hash: None };
         match self {
             Self::Health | Self::Queue if health.is_leaving => {
                 told(StatusCode::SERVICE_UNAVAILABLE, "shutting down")
@@ -81,7 +81,9 @@ impl Probe {
             Self::Activator => told(StatusCode::OK, "activator"),
             Self::Queue if health.has_pod => told(StatusCode::OK, "queue"),
             Self::Queue => told(StatusCode::SERVICE_UNAVAILABLE, ""),
-            Self::Route(Some(hash)) => Told { hash: Some(hash), ..told(StatusCode::OK, "") },
+            Self::Route(Some(hash)) => {
+                ProbeResponse { hash: Some(hash), ..told(StatusCode::OK, "") }
+            }
             Self::Route(None) => {
                 let text = "a probe request must contain a non-empty \"K-Network-Hash\" header";
                 told(StatusCode::BAD_REQUEST, text)
@@ -100,13 +102,13 @@ mod tests {
 
     use super::*;
 
-    fn ask(name: &str, value: &str) -> Option<Probe> {
+    fn ask(name: &str, value: &str) -> Option<PlatformProbe> {
         let request = Request::builder().header(name, value).body(()).expect("valid");
         probe(&request.into_parts().0)
     }
 
-    fn told(asked: Option<Probe>, is_leaving: bool, has_pod: bool) -> (u16, String) {
-        let told = asked.expect("a probe").answer(Health { is_leaving, has_pod });
+    fn told(asked: Option<PlatformProbe>, is_leaving: bool, has_pod: bool) -> (u16, String) {
+        let told = asked.expect("a probe").answer(ProbeHealth { is_leaving, has_pod });
         (told.status.as_u16(), told.text)
     }
 
@@ -142,7 +144,7 @@ mod tests {
             .expect("valid");
         let told_all = probe(&request.into_parts().0)
             .expect("a probe")
-            .answer(Health { is_leaving: false, has_pod: false });
+            .answer(ProbeHealth { is_leaving: false, has_pod: false });
         assert_eq!((told_all.status.as_u16(), told_all.hash), (200, Some(hash)));
         assert_eq!(told(ask("k-network-probe", "probe"), false, false).0, 400);
     }

@@ -27,7 +27,7 @@ const HTTPS: u16 = 443;
 
 /// Client that a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Header {
+pub enum ProxyHeader {
     /// The header names a client by its address.
     Client {
         /// Address and port of the client's end.
@@ -41,16 +41,16 @@ pub enum Header {
 
 /// Next step of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ProxyHeaderStep {
     /// Read this many bytes more. All of them belong to the header.
     Read(usize),
     /// The header is complete.
-    Done(Header),
+    Done(ProxyHeader),
 }
 
 /// Error of bytes that are no valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Bad {
+pub enum ProxyHeaderError {
     /// The bytes do not begin like a header.
     #[error("does not begin with a PROXY protocol header")]
     Signature,
@@ -66,33 +66,33 @@ pub enum Bad {
 }
 
 /// Parses a header from the first bytes of a connection.
-pub fn read(bytes: &[u8]) -> Result<Step, Bad> {
+pub fn read(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
     let begins = |with: &[u8]| bytes.iter().zip(with).all(|(it, with)| it == with);
     if begins(&SIGNATURE) && !bytes.is_empty() {
         return binary(bytes);
     }
     if !begins(WORD) {
-        return Err(Bad::Signature);
+        return Err(ProxyHeaderError::Signature);
     }
     match bytes.strip_suffix(b"\r\n") {
-        Some(line) if bytes.len() >= SHORTEST => words(line).map(Step::Done),
-        _ if bytes.len() < SHORTEST => Ok(Step::Read(SHORTEST - bytes.len())),
-        _ if bytes.len() >= LONGEST_LINE || bytes.contains(&b'\n') => Err(Bad::Line),
+        Some(line) if bytes.len() >= SHORTEST => words(line).map(ProxyHeaderStep::Done),
+        _ if bytes.len() < SHORTEST => Ok(ProxyHeaderStep::Read(SHORTEST - bytes.len())),
+        _ if bytes.len() >= LONGEST_LINE || bytes.contains(&b'\n') => Err(ProxyHeaderError::Line),
         // The line end alone has two bytes, so two more bytes cannot go beyond it.
-        _ if bytes.ends_with(b"\r") => Ok(Step::Read(1)),
-        _ => Ok(Step::Read(2.min(LONGEST_LINE - bytes.len()))),
+        _ if bytes.ends_with(b"\r") => Ok(ProxyHeaderStep::Read(1)),
+        _ => Ok(ProxyHeaderStep::Read(2.min(LONGEST_LINE - bytes.len()))),
     }
 }
 
 /// Parses the words of version 1: `PROXY TCP4 192.0.2.1 198.51.100.1 56324 443`.
-fn words(line: &[u8]) -> Result<Header, Bad> {
-    let line = std::str::from_utf8(line).map_err(|_not_text| Bad::Line)?;
+fn words(line: &[u8]) -> Result<ProxyHeader, ProxyHeaderError> {
+    let line = std::str::from_utf8(line).map_err(|_not_text| ProxyHeaderError::Line)?;
     let mut words = line.split(' ').skip(1);
     let is_six = match words.next() {
-        Some("UNKNOWN") => return Ok(Header::Unknown),
+        Some("UNKNOWN") => return Ok(ProxyHeader::Unknown),
         Some("TCP4") => false,
         Some("TCP6") => true,
-        _ => return Err(Bad::Line),
+        _ => return Err(ProxyHeaderError::Line),
     };
     let mut address = || {
         let word = words.next()?;
@@ -111,37 +111,39 @@ fn words(line: &[u8]) -> Result<Header, Bad> {
     let ports = port().zip(port());
     match (ends, ports, words.next()) {
         (Some((source, _)), Some((from, to)), None) => Ok(client(source, from, to == HTTPS)),
-        _ => Err(Bad::Line),
+        _ => Err(ProxyHeaderError::Line),
     }
 }
 
-fn binary(bytes: &[u8]) -> Result<Step, Bad> {
+fn binary(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
     let Some((fixed, rest)) = bytes.split_first_chunk::<FIXED>() else {
-        return Ok(Step::Read(if bytes.len() < SHORTEST { SHORTEST } else { FIXED } - bytes.len()));
+        return Ok(ProxyHeaderStep::Read(
+            if bytes.len() < SHORTEST { SHORTEST } else { FIXED } - bytes.len(),
+        ));
     };
     let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
     if length > LONGEST_REST {
-        return Err(Bad::Long);
+        return Err(ProxyHeaderError::Long);
     }
     // Version, and the command: 0 if the proxy connects for itself.
     let is_own = match fixed[12] {
         0x20 => true,
         0x21 => false,
-        _ => return Err(Bad::Binary),
+        _ => return Err(ProxyHeaderError::Binary),
     };
     match length.checked_sub(rest.len()) {
         Some(0) => {}
-        Some(more) => return Ok(Step::Read(more)),
-        None => return Err(Bad::Binary),
+        Some(more) => return Ok(ProxyHeaderStep::Read(more)),
+        None => return Err(ProxyHeaderError::Binary),
     }
     if is_own {
-        return Ok(Step::Done(Header::Unknown));
+        return Ok(ProxyHeaderStep::Done(ProxyHeader::Unknown));
     }
-    named(fixed[13], rest).ok_or(Bad::Binary).map(Step::Done)
+    named(fixed[13], rest).ok_or(ProxyHeaderError::Binary).map(ProxyHeaderStep::Done)
 }
 
 /// Client's addresses in a header of version 2, by family and transport.
-fn named(family: u8, rest: &[u8]) -> Option<Header> {
+fn named(family: u8, rest: &[u8]) -> Option<ProxyHeader> {
     let port = |bytes: [u8; 2]| u16::from_be_bytes(bytes);
     match family {
         0x11 => {
@@ -158,7 +160,7 @@ fn named(family: u8, rest: &[u8]) -> Option<Header> {
             Some(client(Ipv6Addr::from(*source).into(), port([from_high, from_low]), is_secure))
         }
         // Unspecified, UDP and UNIX sockets: a client without an address that can be used here.
-        0x00 | 0x12 | 0x22 | 0x31 | 0x32 => Some(Header::Unknown),
+        0x00 | 0x12 | 0x22 | 0x31 | 0x32 => Some(ProxyHeader::Unknown),
         _ => None,
     }
 }
@@ -175,8 +177,8 @@ fn fields(mut rest: &[u8]) -> Option<bool> {
     Some(is_secure)
 }
 
-fn client(address: IpAddr, port: u16, is_secure: bool) -> Header {
-    Header::Client { source: SocketAddr::new(address.to_canonical(), port), is_secure }
+fn client(address: IpAddr, port: u16, is_secure: bool) -> ProxyHeader {
+    ProxyHeader::Client { source: SocketAddr::new(address.to_canonical(), port), is_secure }
 }
 
 /// Checks invariants of the reader on any bytes, for tests and the fuzzer.
@@ -186,7 +188,7 @@ fn client(address: IpAddr, port: u16, is_secure: bool) -> Header {
 /// When an invariant does not hold.
 pub fn check(bytes: &[u8]) {
     let mut end = 0;
-    while let Ok(Step::Read(more)) = read(&bytes[..end]) {
+    while let Ok(ProxyHeaderStep::Read(more)) = read(&bytes[..end]) {
         assert!(more > 0, "a step makes progress");
         assert!(end + more <= FIXED + LONGEST_REST, "a header is bounded");
         if end + more > bytes.len() {

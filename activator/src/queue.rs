@@ -9,8 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    balance::{PodKey, Slot, pick},
-    budget::LineBounds,
+    balance::{PodEndpointKey, PodLoad, pick},
+    budget::WaitQueueBounds,
 };
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
@@ -19,45 +19,45 @@ const PER_POD: usize = 10;
 
 /// Position of a request in the order of arrival. A request keeps it when it has to wait a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Turn(u64);
+pub struct QueueTicket(u64);
 
-/// Error of [`Line::wait`]: the queue has reached one of its bounds.
+/// Error of [`WaitQueue::wait`]: the queue has reached one of its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct WaitQueueFull;
 
 /// Dispatched request: its waiter, and the pod that has room for it. The room is already occupied.
-pub type Go<W> = (W, PodKey);
+pub type DispatchedRequest<W> = (W, PodEndpointKey);
 
 /// Wait queue of one revision: the pods that take requests, their requests in flight, and the waiting requests.
 #[derive(Debug)]
-pub struct Line<W> {
-    bounds: LineBounds,
+pub struct WaitQueue<W> {
+    bounds: WaitQueueBounds,
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
     limit: u32,
     /// Pods that the RouteTable lists as ready, including those that refuse at the moment.
-    ready: BTreeSet<PodKey>,
+    ready: BTreeSet<PodEndpointKey>,
     /// Pods that take requests, sorted by key.
-    open: Vec<Slot>,
+    open: Vec<PodLoad>,
     /// Pods that take no requests now and still have some in flight: draining, gone or refusing.
-    closed: BTreeMap<PodKey, u32>,
+    closed: BTreeMap<PodEndpointKey, u32>,
     /// Pods that the RouteTable lists as ready, but that refused a connection a moment ago.
-    refusing: BTreeSet<PodKey>,
+    refusing: BTreeSet<PodEndpointKey>,
     /// Position of round robin among the open pods.
     cursor: usize,
-    waiting: BTreeMap<Turn, Waiting<W>>,
+    waiting: BTreeMap<QueueTicket, QueuedWaiter<W>>,
     bytes: usize,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Waiting<W> {
+struct QueuedWaiter<W> {
     waiter: W,
     bytes: usize,
 }
 
-impl<W> Line<W> {
+impl<W> WaitQueue<W> {
     /// Creates an empty queue, without any pods.
-    pub fn new(bounds: LineBounds) -> Self {
+    pub fn new(bounds: WaitQueueBounds) -> Self {
         Self {
             bounds,
             limit: 0,
@@ -73,13 +73,13 @@ impl<W> Line<W> {
     }
 
     /// Registers the arrival of a request. Returns its position in the order of arrival.
-    pub fn on_request(&mut self) -> Turn {
+    pub fn on_request(&mut self) -> QueueTicket {
         self.next += 1;
-        Turn(self.next)
+        QueueTicket(self.next)
     }
 
     /// Occupies room at a pod and returns its key. `None`: no pod has room, so the request has to [`wait`](Self::wait).
-    pub fn admit(&mut self, chance: u64) -> Option<PodKey> {
+    pub fn admit(&mut self, chance: u64) -> Option<PodEndpointKey> {
         let at = pick(&self.open, self.limit, &mut self.cursor, chance)?;
         let slot = &mut self.open[at];
         slot.in_flight += 1;
@@ -88,18 +88,23 @@ impl<W> Line<W> {
     }
 
     /// Puts a request of `bytes` bytes into the queue, at the position of its turn. Fails if a bound is reached.
-    pub fn wait(&mut self, turn: Turn, bytes: usize, waiter: W) -> Result<(), Full> {
+    pub fn wait(
+        &mut self,
+        turn: QueueTicket,
+        bytes: usize,
+        waiter: W,
+    ) -> Result<(), WaitQueueFull> {
         let held = self.bytes.saturating_add(bytes);
         if self.waiting.len() >= self.room() || held > self.bounds.bytes {
-            return Err(Full);
+            return Err(WaitQueueFull);
         }
         self.bytes = held;
-        self.waiting.insert(turn, Waiting { waiter, bytes });
+        self.waiting.insert(turn, QueuedWaiter { waiter, bytes });
         Ok(())
     }
 
     /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
-    pub fn on_leave(&mut self, turn: Turn) -> Option<W> {
+    pub fn on_leave(&mut self, turn: QueueTicket) -> Option<W> {
         let left = self.waiting.remove(&turn)?;
         self.bytes -= left.bytes;
         Some(left.waiter)
@@ -115,11 +120,11 @@ impl<W> Line<W> {
     /// until [`on_spare`](Self::on_spare) assigns some. Returns the requests that are dispatched by the change.
     pub fn on_routes(
         &mut self,
-        ready: impl IntoIterator<Item = PodKey>,
+        ready: impl IntoIterator<Item = PodEndpointKey>,
         limit: u32,
         chance: impl FnMut() -> u64,
-    ) -> Vec<Go<W>> {
-        let ready: BTreeSet<PodKey> = ready.into_iter().collect();
+    ) -> Vec<DispatchedRequest<W>> {
+        let ready: BTreeSet<PodEndpointKey> = ready.into_iter().collect();
         self.limit = limit;
         self.refusing.retain(|pod| ready.contains(pod));
         // Requests in flight survive the change: a pod that is ready again continues with the number it had.
@@ -128,7 +133,7 @@ impl<W> Line<W> {
         }
         for pod in ready.difference(&self.refusing) {
             let in_flight = self.closed.remove(pod).unwrap_or(0);
-            self.open.push(Slot { pod: *pod, in_flight, spare: 0 });
+            self.open.push(PodLoad { pod: *pod, in_flight, spare: 0 });
         }
         self.closed.retain(|_, in_flight| *in_flight > 0);
         self.ready = ready;
@@ -138,9 +143,9 @@ impl<W> Line<W> {
     /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
     pub fn on_spare(
         &mut self,
-        mut spare: impl FnMut(PodKey) -> u32,
+        mut spare: impl FnMut(PodEndpointKey) -> u32,
         chance: impl FnMut() -> u64,
-    ) -> Vec<Go<W>> {
+    ) -> Vec<DispatchedRequest<W>> {
         for slot in &mut self.open {
             slot.spare = spare(slot.pod);
         }
@@ -148,35 +153,43 @@ impl<W> Line<W> {
     }
 
     /// With a hard limit: adds room for one request at `pod`. Returns the request dispatched by it, if any.
-    pub fn on_spare_one(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    pub fn on_spare_one(
+        &mut self,
+        pod: PodEndpointKey,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
         let Ok(at) = self.find(pod) else { return Vec::new() };
         self.open[at].spare += 1;
         self.release(chance)
     }
 
     /// Returns true if `pod` takes requests.
-    pub fn is_open(&self, pod: PodKey) -> bool {
+    pub fn is_open(&self, pod: PodEndpointKey) -> bool {
         self.find(pod).is_ok()
     }
 
     /// Pods that the RouteTable lists as ready, in the order of their keys.
-    pub fn ready(&self) -> impl Iterator<Item = PodKey> {
+    pub fn ready(&self) -> impl Iterator<Item = PodEndpointKey> {
         self.ready.iter().copied()
     }
 
     /// Requests in flight at one pod, also at one that takes no new requests.
-    pub fn at(&self, pod: PodKey) -> u32 {
+    pub fn at(&self, pod: PodEndpointKey) -> u32 {
         let open = self.find(pod).ok().map(|at| self.open[at].in_flight);
         open.or_else(|| self.closed.get(&pod).copied()).unwrap_or(0)
     }
 
     /// Keys of the pods that take requests.
-    pub fn open(&self) -> impl Iterator<Item = PodKey> {
+    pub fn open(&self) -> impl Iterator<Item = PodEndpointKey> {
         self.open.iter().map(|slot| slot.pod)
     }
 
     /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
-    pub fn on_done(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    pub fn on_done(
+        &mut self,
+        pod: PodEndpointKey,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
         if let Ok(at) = self.find(pod) {
             self.open[at].in_flight -= 1;
             return self.release(chance);
@@ -192,7 +205,7 @@ impl<W> Line<W> {
 
     /// Registers that `pod` refused a connection. It gets no request until [`on_retry`](Self::on_retry), or until the
     /// RouteTable lists it again after it was not ready. Returns true if it took requests until now.
-    pub fn on_refused(&mut self, pod: PodKey) -> bool {
+    pub fn on_refused(&mut self, pod: PodEndpointKey) -> bool {
         let Ok(at) = self.find(pod) else { return false };
         let slot = self.open.remove(at);
         if slot.in_flight > 0 {
@@ -202,18 +215,22 @@ impl<W> Line<W> {
     }
 
     /// Returns true if a pod other than `pod` takes requests.
-    pub fn has_other(&self, pod: PodKey) -> bool {
+    pub fn has_other(&self, pod: PodEndpointKey) -> bool {
         self.open.iter().any(|slot| slot.pod != pod)
     }
 
     /// Lets a refusing pod take requests again. Returns the requests dispatched by it.
-    pub fn on_retry(&mut self, pod: PodKey, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    pub fn on_retry(
+        &mut self,
+        pod: PodEndpointKey,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
         if !self.refusing.remove(&pod) {
             return Vec::new();
         }
         let in_flight = self.closed.remove(&pod).unwrap_or(0);
         let at = self.find(pod).unwrap_or_else(|at| at);
-        self.open.insert(at, Slot { pod, in_flight, spare: 0 });
+        self.open.insert(at, PodLoad { pod, in_flight, spare: 0 });
         self.release(chance)
     }
 
@@ -236,11 +253,11 @@ impl<W> Line<W> {
         self.bounds.requests.saturating_add(of_pods)
     }
 
-    fn find(&self, pod: PodKey) -> Result<usize, usize> {
+    fn find(&self, pod: PodEndpointKey) -> Result<usize, usize> {
         self.open.binary_search_by(|slot| slot.pod.cmp(&pod))
     }
 
-    fn release(&mut self, mut chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    fn release(&mut self, mut chance: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
         // One random value for each pick: with one value for all, every request of the batch would compare the same two
         // pods.
         let mut out = Vec::new();

@@ -18,7 +18,7 @@ use crate::ports::listen;
 
 /// Error because of which one listener cannot serve all ports.
 #[derive(Debug, thiserror::Error)]
-pub enum RangeError {
+pub enum PortRangeError {
     /// The map is missing, or may not be used.
     #[error("cannot use the map of listeners {}", map.display())]
     Map {
@@ -39,21 +39,21 @@ pub enum RangeError {
 
 /// Listeners in the map. Dropping it closes them.
 #[derive(Debug)]
-pub struct Range {
+pub struct PortRangeListener {
     map: PathBuf,
     inode: Option<u64>,
     _closed: DropGuard,
 }
 
-impl Range {
+impl PortRangeListener {
     /// Opens a listener on each of `addresses` and puts it into the map. `closed` is cancelled when the range is
     /// dropped.
     pub fn open(
         map: &Path,
         addresses: &[IpAddr],
         closed: CancellationToken,
-    ) -> Result<(Self, Vec<TcpListener>), RangeError> {
-        let failed = |source| RangeError::Map { map: map.to_owned(), source };
+    ) -> Result<(Self, Vec<TcpListener>), PortRangeError> {
+        let failed = |source| PortRangeError::Map { map: map.to_owned(), source };
         // The inode is read before the map is opened: if the map is replaced in between, `is_current` finds that out.
         let inode = inode(map);
         let data = Map::SockHash(MapData::from_pin(map).map_err(failed)?);
@@ -62,7 +62,7 @@ impl Range {
         for &address in addresses {
             // Any free port will do: clients connect to the services' ports, and the program selects the socket.
             let listener = listen(SocketAddr::new(address, 0))
-                .map_err(|source| RangeError::Listen { address, source })?;
+                .map_err(|source| PortRangeError::Listen { address, source })?;
             led.insert(key(address), listener.as_raw_fd(), 0).map_err(failed)?;
             listeners.push(listener);
         }

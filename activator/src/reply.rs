@@ -17,33 +17,33 @@ use tokio::time::{Instant, Sleep};
 use tracing::warn;
 
 use crate::{
-    connection::{Answer, PodError},
-    failure::Failure,
-    request_log::Entry,
-    revision::{Place, Timeouts},
+    connection::{PodError, PodResponseBody},
+    failure::ProxyRequestError,
+    request_log::RequestLogEntry,
+    revision::{PodPermit, RequestTimeouts},
 };
 
 /// Body of a response to a client.
 #[derive(Debug)]
-pub enum Reply {
+pub enum ClientResponseBody {
     /// Text of the activator itself; `None` once it is sent.
     Own(Option<Bytes>),
     /// Body of a pod's response.
-    Pod(Box<FromPod>),
+    Pod(Box<ForwardedPodBody>),
     /// Body of either kind, for a request that is logged.
-    Logged(Box<Logged>),
+    Logged(Box<LoggedResponseBody>),
 }
 
 /// Body whose end completes its entry in the request log.
 #[derive(Debug)]
-pub struct Logged {
-    reply: Reply,
-    entry: Box<Entry>,
+pub struct LoggedResponseBody {
+    reply: ClientResponseBody,
+    entry: Box<RequestLogEntry>,
 }
 
 /// Error because of which a response that had begun was cut off.
 #[derive(Debug, thiserror::Error)]
-pub enum CutOff {
+pub enum ResponseBodyError {
     /// The pod's response broke off.
     #[error("answer of pod broke off")]
     Pod(#[source] PodError),
@@ -57,16 +57,16 @@ pub enum CutOff {
 
 /// Timeouts of one request: a single timer, set to the timeout that is over first.
 #[derive(Debug)]
-pub struct Timer {
+pub struct RequestTimer {
     sleep: Pin<Box<Sleep>>,
     whole: Instant,
     start: Option<Instant>,
     idle: Option<Duration>,
 }
 
-impl Timer {
+impl RequestTimer {
     /// Starts the timeouts of a request now.
-    pub fn start(timeouts: Timeouts) -> Self {
+    pub fn start(timeouts: RequestTimeouts) -> Self {
         let now = Instant::now();
         let whole = now + timeouts.whole;
         // The timer is set to the earliest of the timeouts, and set again when the response begins.
@@ -108,16 +108,16 @@ impl Timer {
 
 /// Body of a pod's response, with the connection and the permit to be released at its end.
 #[derive(Debug)]
-pub struct FromPod {
-    body: Answer,
-    timer: Timer,
-    place: Option<Arc<Place>>,
-    end: End,
+pub struct ForwardedPodBody {
+    body: PodResponseBody,
+    timer: RequestTimer,
+    place: Option<Arc<PodPermit>>,
+    end: ResponseTimeoutState,
 }
 
 /// State of a response with regard to its timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum ResponseTimeoutState {
     /// The timeout is not over.
     Open,
     /// The text was sent, and the response has ended in order.
@@ -128,16 +128,17 @@ enum End {
     Broken,
 }
 
-impl Reply {
+impl ClientResponseBody {
     /// Creates a response body of the activator itself.
     pub fn own(text: impl Into<Bytes>) -> Self {
         Self::Own(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
     }
 
     /// Creates a response body from a pod's. Its connection and permit are released at its end.
-    pub fn pod(body: Answer, mut timer: Timer, place: Arc<Place>) -> Self {
+    pub fn pod(body: PodResponseBody, mut timer: RequestTimer, place: Arc<PodPermit>) -> Self {
         timer.answered();
-        let mut reply = FromPod { body, timer, place: Some(place), end: End::Open };
+        let mut reply =
+            ForwardedPodBody { body, timer, place: Some(place), end: ResponseTimeoutState::Open };
         if reply.body.is_end() {
             reply.finish();
             return Self::Own(None);
@@ -146,12 +147,12 @@ impl Reply {
     }
 
     /// Adds the entry in the request log, which is written once the body was passed on.
-    pub fn logged(self, entry: Box<Entry>) -> Self {
-        Self::Logged(Box::new(Logged { reply: self, entry }))
+    pub fn logged(self, entry: Box<RequestLogEntry>) -> Self {
+        Self::Logged(Box::new(LoggedResponseBody { reply: self, entry }))
     }
 }
 
-impl Reply {
+impl ClientResponseBody {
     /// Maximum number of its bytes that may be buffered here before the client asks for them.
     pub fn ahead(&self) -> usize {
         match self {
@@ -175,8 +176,11 @@ impl Reply {
     }
 }
 
-impl Logged {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+impl LoggedResponseBody {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         let next = ready!(Pin::new(&mut self.reply).poll_frame(cx));
         if let Some(Ok(frame)) = &next {
             self.entry.passed_on(frame.data_ref().map_or(0, Bytes::len));
@@ -185,7 +189,7 @@ impl Logged {
     }
 }
 
-impl FromPod {
+impl ForwardedPodBody {
     /// Ends an exchange that is complete: the connection may be used again.
     fn finish(&mut self) {
         let connection = self.body.end();
@@ -196,21 +200,26 @@ impl FromPod {
 
     /// Ends an exchange that has failed: the connection is closed.
     fn give_up(&mut self) {
-        self.body = Answer::Ended;
+        self.body = PodResponseBody::Ended;
         self.place = None;
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.end {
-            End::Open => {}
-            End::Whole => return Poll::Ready(None),
+            ResponseTimeoutState::Open => {}
+            ResponseTimeoutState::Whole => return Poll::Ready(None),
             // One more turn of the task lets the library write the text before the error closes the connection.
-            End::Said => {
-                self.end = End::Broken;
+            ResponseTimeoutState::Said => {
+                self.end = ResponseTimeoutState::Broken;
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            End::Broken => return Poll::Ready(Some(Err(CutOff::Timeout))),
+            ResponseTimeoutState::Broken => {
+                return Poll::Ready(Some(Err(ResponseBodyError::Timeout)));
+            }
         }
         let Poll::Ready(next) = self.body.poll_frame(cx) else {
             // The timer is polled only while the pod is silent: a frame that is there is passed on first.
@@ -225,44 +234,48 @@ impl FromPod {
             Some(Err(_)) => self.give_up(),
             None => self.finish(),
         }
-        Poll::Ready(next.map(|frame| frame.map_err(CutOff::Pod)))
+        Poll::Ready(next.map(|frame| frame.map_err(ResponseBodyError::Pod)))
     }
 
     /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
-    fn time_out(&mut self) -> Result<Frame<Bytes>, CutOff> {
+    fn time_out(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
         if let Some(place) = &self.place {
             warn!(pod = %place.pod.uid, "answer cut off: request timeout");
         }
-        let text = Failure::Timeout.to_string();
+        let text = ProxyRequestError::Timeout.to_string();
         self.end = match self.body.size_hint().exact() {
-            None => End::Whole,
-            Some(room) if room < text.len() as u64 => End::Broken,
-            Some(_) => End::Said,
+            None => ResponseTimeoutState::Whole,
+            Some(room) if room < text.len() as u64 => ResponseTimeoutState::Broken,
+            Some(_) => ResponseTimeoutState::Said,
         };
         self.give_up();
         match self.end {
-            End::Open | End::Broken => Err(CutOff::Timeout),
-            End::Whole | End::Said => Ok(Frame::data(text.into())),
+            ResponseTimeoutState::Open | ResponseTimeoutState::Broken => {
+                Err(ResponseBodyError::Timeout)
+            }
+            ResponseTimeoutState::Whole | ResponseTimeoutState::Said => {
+                Ok(Frame::data(text.into()))
+            }
         }
     }
 
     fn is_ended(&self) -> bool {
         match self.end {
-            End::Open => self.body.is_end(),
-            End::Whole => true,
-            End::Said | End::Broken => false,
+            ResponseTimeoutState::Open => self.body.is_end(),
+            ResponseTimeoutState::Whole => true,
+            ResponseTimeoutState::Said | ResponseTimeoutState::Broken => false,
         }
     }
 }
 
-impl Body for Reply {
+impl Body for ClientResponseBody {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.get_mut() {
             Self::Own(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Self::Pod(reply) => reply.poll(cx),

@@ -16,8 +16,8 @@ use std::{
 
 use common::{
     link::RouteBatch,
-    request_log::{Request, Response, Revision, Taken},
-    wire::{self, Name, RouteChange, RouteKey},
+    request_log::{CapturedRequest, LoggedRequest, LoggedResponse, LoggedRevision},
+    wire::{self, NamespacedName, RouteChange, RouteKey},
 };
 use http::{HeaderValue, Version, header, request};
 use http_body::Body;
@@ -26,11 +26,11 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::{
-    gateway::{Client, Door},
-    headers::Side,
-    pods::Pod,
+    gateway::{ClientInfo, Entrypoint},
+    headers::TrafficOrigin,
+    pods::PodEndpoint,
     probe,
-    revision::Owners,
+    revision::RevisionOwnerNames,
 };
 
 /// Maximum number of lines that wait to be written.
@@ -43,11 +43,11 @@ const BATCH: usize = 64 << 10;
 const CLIENT_GONE: u16 = 499;
 
 /// Output that lines are written to.
-pub type Sink = Box<dyn io::Write + Send>;
+pub type RequestLogSink = Box<dyn io::Write + Send>;
 
 /// Counters of lines, by outcome.
 #[derive(Clone, Debug, Default)]
-pub struct Counts {
+pub struct RequestLogCounters {
     /// Number of lines written.
     pub written: Counter,
     /// Number of lines that found no room or could not be written.
@@ -55,27 +55,27 @@ pub struct Counts {
 }
 
 /// Request log, off until the settings of the RouteTable turn it on.
-pub struct RequestLog {
+pub struct RequestLogger {
     is_on: AtomicBool,
-    rules: RwLock<Option<Arc<wire::RequestLog>>>,
-    sink: Mutex<Option<Sink>>,
+    rules: RwLock<Option<Arc<wire::RequestLogSettings>>>,
+    sink: Mutex<Option<RequestLogSink>>,
     /// Channel to the writing thread, which is started with the first rules.
-    lines: OnceLock<SyncSender<Word>>,
+    lines: OnceLock<SyncSender<LogWriterMessage>>,
     /// Bytes of the lines that wait.
     queued: Arc<AtomicUsize>,
-    counts: Counts,
+    counts: RequestLogCounters,
 }
 
 /// Message to the writing thread.
-enum Word {
+enum LogWriterMessage {
     Line(String),
     /// Request for a notice once everything before it is written.
     Flush(oneshot::Sender<()>),
 }
 
-impl RequestLog {
+impl RequestLogger {
     /// Creates a log that writes to standard output, once it is on.
-    pub fn new(counts: Counts) -> Self {
+    pub fn new(counts: RequestLogCounters) -> Self {
         Self {
             is_on: AtomicBool::new(false),
             rules: RwLock::default(),
@@ -87,7 +87,7 @@ impl RequestLog {
     }
 
     /// Sets another output. It has no effect once the log was on.
-    pub fn write_to(&self, sink: Sink) {
+    pub fn write_to(&self, sink: RequestLogSink) {
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
     }
 
@@ -101,7 +101,7 @@ impl RequestLog {
     }
 
     /// Sets the rules for requests that arrive from now on. `None`: requests are not logged.
-    fn set(&self, rules: Option<wire::RequestLog>) {
+    fn set(&self, rules: Option<wire::RequestLogSettings>) {
         let mut now = self.rules.write().unwrap_or_else(PoisonError::into_inner);
         if now.as_deref() == rules.as_ref() {
             return;
@@ -134,20 +134,20 @@ impl RequestLog {
         self: &Arc<Self>,
         head: &request::Parts,
         body: &impl Body,
-        door: Door,
-        client: Client,
-    ) -> Option<Box<Entry>> {
+        door: Entrypoint,
+        client: ClientInfo,
+    ) -> Option<Box<RequestLogEntry>> {
         // Off is the usual case: it costs one relaxed load for each request, and no lock.
         if !self.is_on.load(Ordering::Relaxed) {
             return None;
         }
         let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let is_probe = door.side() == Side::Inside && probe::probe(head).is_some();
+        let is_probe = door.side() == TrafficOrigin::Inside && probe::probe(head).is_some();
         if is_probe && !rules.probes {
             return None;
         }
         let taken = take(&rules, head, body, client);
-        Some(Box::new(Entry {
+        Some(Box::new(RequestLogEntry {
             log: Arc::clone(self),
             rules,
             taken,
@@ -164,7 +164,7 @@ impl RequestLog {
     pub async fn flush(&self, bound: Duration) {
         let Some(lines) = self.lines.get() else { return };
         let (done, written) = oneshot::channel();
-        if lines.try_send(Word::Flush(done)).is_ok() {
+        if lines.try_send(LogWriterMessage::Flush(done)).is_ok() {
             let _in_time = tokio::time::timeout(bound, written).await;
         }
     }
@@ -174,14 +174,14 @@ impl RequestLog {
         let size = line.len();
         // Reserved before it is sent, so that several requests at once cannot exceed the bound together.
         let has_room = self.queued.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES;
-        if !has_room || lines.try_send(Word::Line(line)).is_err() {
+        if !has_room || lines.try_send(LogWriterMessage::Line(line)).is_err() {
             self.queued.fetch_sub(size, Ordering::Relaxed);
             self.counts.dropped.inc();
         }
     }
 }
 
-impl fmt::Debug for RequestLog {
+impl fmt::Debug for RequestLogger {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("RequestLog").field("is_on", &self.is_on).finish_non_exhaustive()
     }
@@ -189,11 +189,11 @@ impl fmt::Debug for RequestLog {
 
 /// Captures the parts of a request that the template needs.
 fn take(
-    rules: &wire::RequestLog,
+    rules: &wire::RequestLogSettings,
     head: &request::Parts,
     body: &impl Body,
-    client: Client,
-) -> Taken {
+    client: ClientInfo,
+) -> CapturedRequest {
     let headers = |name: &str| head.headers.get_all(name).iter().map(text).collect();
     let uri = &head.uri;
     // In HTTP/2 every request has scheme and host in its target, and Go shows neither in this field.
@@ -206,7 +206,7 @@ fn take(
     let authority = || uri.authority().map_or("", |it| it.as_str()).to_owned();
     let host = asked.unwrap_or_else(authority);
     let known = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
-    rules.template.take(&Request {
+    rules.template.take(&LoggedRequest {
         method: head.method.as_str(),
         target: &target,
         path: uri.path(),
@@ -234,27 +234,27 @@ fn version(version: Version) -> (u8, u8) {
 
 /// Entry of a request that is logged once it has ended, for whatever reason: dropping the entry queues the line.
 #[derive(Debug)]
-pub struct Entry {
-    log: Arc<RequestLog>,
-    rules: Arc<wire::RequestLog>,
-    taken: Taken,
+pub struct RequestLogEntry {
+    log: Arc<RequestLogger>,
+    rules: Arc<wire::RequestLogSettings>,
+    taken: CapturedRequest,
     begun: Instant,
     is_probe: bool,
     /// Revision of the request, with its owners. Requests without a revision are not logged, except probes.
-    revision: Option<(Name, Owners)>,
-    pod: Option<Arc<Pod>>,
+    revision: Option<(NamespacedName, RevisionOwnerNames)>,
+    pod: Option<Arc<PodEndpoint>>,
     code: u16,
     size: u64,
 }
 
-impl Entry {
+impl RequestLogEntry {
     /// Sets the revision of the request.
-    pub fn set_revision(&mut self, name: &Name, owners: &Owners) {
+    pub fn set_revision(&mut self, name: &NamespacedName, owners: &RevisionOwnerNames) {
         self.revision = Some((name.clone(), owners.clone()));
     }
 
     /// Sets the pod that has answered the request.
-    pub fn set_pod(&mut self, pod: &Arc<Pod>) {
+    pub fn set_pod(&mut self, pod: &Arc<PodEndpoint>) {
         self.pod = Some(Arc::clone(pod));
     }
 
@@ -269,13 +269,15 @@ impl Entry {
     }
 
     fn line(&self) -> String {
-        let response = Response {
+        let response = LoggedResponse {
             code: self.code,
             size: self.size,
             latency: self.begun.elapsed().as_secs_f64(),
         };
-        let of = |field: fn(&(Name, Owners)) -> &str| self.revision.as_ref().map_or("", field);
-        let revision = Revision {
+        let of = |field: fn(&(NamespacedName, RevisionOwnerNames)) -> &str| {
+            self.revision.as_ref().map_or("", field)
+        };
+        let revision = LoggedRevision {
             name: of(|(name, _)| name.name.as_str()),
             namespace: of(|(name, _)| name.namespace.as_str()),
             service: of(|(_, owners)| owners.service.as_str()),
@@ -287,7 +289,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for RequestLogEntry {
     fn drop(&mut self) {
         if self.is_probe || self.revision.is_some() {
             self.log.push(self.line());
@@ -296,7 +298,12 @@ impl Drop for Entry {
 }
 
 /// Writes lines until all senders are gone.
-fn write(mut sink: Sink, words: &Receiver<Word>, queued: &AtomicUsize, counts: &Counts) {
+fn write(
+    mut sink: RequestLogSink,
+    words: &Receiver<LogWriterMessage>,
+    queued: &AtomicUsize,
+    counts: &RequestLogCounters,
+) {
     let mut is_broken = false;
     while let Ok(word) = words.recv() {
         // The last write may have ended within a line.
@@ -306,12 +313,12 @@ fn write(mut sink: Sink, words: &Receiver<Word>, queued: &AtomicUsize, counts: &
         let mut next = Some(word);
         while let Some(word) = next {
             match word {
-                Word::Line(line) => {
+                LogWriterMessage::Line(line) => {
                     lines += 1;
                     size += line.len();
                     batch.push_str(&line);
                 }
-                Word::Flush(done) => flushed.push(done),
+                LogWriterMessage::Flush(done) => flushed.push(done),
             }
             next = if batch.len() < BATCH { words.try_recv().ok() } else { None };
         }

@@ -13,21 +13,24 @@ use std::{
 
 use common::{
     abi,
-    wire::{self, Claim, Grant, Held, Name, Protocol, Sources, Totals},
+    wire::{
+        self, AllowedSources, AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant,
+        SlotsByPod,
+    },
 };
 use smol_str::SmolStr;
 use tokio::sync::oneshot;
 use tracing::info;
 
 use crate::{
-    autoscaler::Usage,
-    balance::PodKey,
-    budget::LineBounds,
+    autoscaler::QueueUsageReporter,
+    balance::PodEndpointKey,
+    budget::WaitQueueBounds,
     clock::{chance, now_ns},
     peers::Peers,
-    pods::{Named, Pod, PodSettings},
-    queue::{Go, Line},
-    slots::{Peer, Slots},
+    pods::{PodConnectionSettings, PodEndpoint, PodIdentity},
+    queue::{DispatchedRequest, WaitQueue},
+    slots::{ActivatorName, RevisionSlots},
 };
 
 mod visit;
@@ -36,66 +39,68 @@ mod visit;
 /// route.
 const DOUBTED: Duration = Duration::from_nanos(abi::UNANSWERED_NS);
 
-pub use visit::Visit;
+pub use visit::QueueEntry;
 
 /// Settings and services that all revisions share.
 #[derive(Debug)]
-pub struct RevisionSettings {
+pub struct RevisionContext {
     /// View of the other activators, and the outboxes for claims and grants.
     pub peers: Arc<Peers>,
     /// Bounds of each revision's wait queue.
-    pub bounds: LineBounds,
+    pub bounds: WaitQueueBounds,
     /// Settings for the pods of all revisions.
-    pub pods: PodSettings,
+    pub pods: PodConnectionSettings,
     /// Reporter of waiting requests to the autoscaler.
-    pub usage: Arc<Usage>,
-    /// Number of pods seen so far: the next pod's [`PodKey::id`], so that no two pods share a key.
+    pub usage: Arc<QueueUsageReporter>,
+    /// Number of pods seen so far: the next pod's [`PodEndpointKey::id`], so that no two pods share a key.
     pub met: AtomicU64,
 }
 
 /// Settings of a revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct RevisionRouteSettings {
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
     pub limit: u32,
     /// HTTP version that its pods speak.
-    pub protocol: Protocol,
+    pub protocol: AppProtocol,
     /// Timeouts of its requests.
-    pub timeouts: Timeouts,
+    pub timeouts: RequestTimeouts,
     /// Clients that may send requests, by the pods' NetworkPolicies; `None`: all clients.
-    pub sources: Option<Arc<Sources>>,
+    pub sources: Option<Arc<AllowedSources>>,
     /// Service and Configuration that own the revision.
-    pub owners: Owners,
+    pub owners: RevisionOwnerNames,
 }
 
 /// Owners of a revision, for the request log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owners {
+pub struct RevisionOwnerNames {
     /// Name of the Service; empty: a Configuration without a Service.
     pub service: SmolStr,
     /// Name of the Configuration that made the revision.
     pub configuration: SmolStr,
 }
 
-impl Terms {
+impl RevisionRouteSettings {
     /// Extracts the settings from a revision of the RouteTable.
-    pub fn new(told: &wire::Revision) -> Self {
-        let timeouts = Timeouts {
+    pub fn new(told: &wire::RevisionEntry) -> Self {
+        let timeouts = RequestTimeouts {
             whole: told.timeout,
             start: told.response_start_timeout,
             idle: told.idle_timeout,
         };
         let sources = told.sources.clone();
         let limit = told.container_concurrency;
-        let owners =
-            Owners { service: told.service.clone(), configuration: told.configuration.clone() };
+        let owners = RevisionOwnerNames {
+            service: told.service.clone(),
+            configuration: told.configuration.clone(),
+        };
         Self { limit, protocol: told.protocol, timeouts, sources, owners }
     }
 }
 
 /// One pod of a revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodTold {
+pub struct PodTableEntry {
     /// Address and port of its container, once they are known.
     pub address: Option<SocketAddr>,
     /// True if the pod takes new requests.
@@ -105,11 +110,11 @@ pub struct PodTold {
 }
 
 /// Pods of one revision in the RouteTable, by uid.
-pub type PodsTold = BTreeMap<String, PodTold>;
+pub type PodTable = BTreeMap<String, PodTableEntry>;
 
 /// Timeouts of a revision's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
+pub struct RequestTimeouts {
     /// Time for a whole request, including the time it waits (`timeoutSeconds`).
     pub whole: Duration,
     /// Time until the response begins (`responseStartTimeoutSeconds`).
@@ -120,31 +125,31 @@ pub struct Timeouts {
 
 /// One revision at this activator. While it is asleep and no request waits, it stores little more than its name.
 #[derive(Debug)]
-pub struct Revision {
+pub struct ActivatorRevision {
     /// Name and namespace of the revision.
-    pub name: Name,
+    pub name: NamespacedName,
     /// True if the revision is in the list of revisions whose usage is still to be reported.
     pub in_report: AtomicBool,
-    settings: Arc<RevisionSettings>,
-    core: Mutex<Core>,
+    settings: Arc<RevisionContext>,
+    core: Mutex<LockedRevisionState>,
 }
 
 #[derive(Debug, Default)]
-struct Core {
+struct LockedRevisionState {
     /// Settings from the RouteTable; `None`: the table does not contain the revision.
-    terms: Option<Terms>,
-    totals: Totals,
+    terms: Option<RevisionRouteSettings>,
+    totals: RequestTotals,
     /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
-    live: Option<Box<Live>>,
+    live: Option<Box<ActiveRevisionState>>,
     /// State of the hard limit. Created when requests need slots, or when another activator sends a claim or grant.
-    slots: Option<Box<Slots>>,
+    slots: Option<Box<RevisionSlots>>,
 }
 
 /// State of a revision while it has pods or requests.
 #[derive(Debug)]
-struct Live {
-    line: Line<oneshot::Sender<Place>>,
-    pods: HashMap<PodKey, Arc<Pod>>,
+struct ActiveRevisionState {
+    line: WaitQueue<oneshot::Sender<PodPermit>>,
+    pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
     /// Start of the time in which the RouteTable lists at least one ready pod.
     ready_since: Option<Instant>,
     /// Queue entries that have a turn and may wait with it again.
@@ -153,13 +158,13 @@ struct Live {
 
 /// Room for one request at one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
-pub struct Place {
+pub struct PodPermit {
     /// Pod at which the request has room.
-    pub pod: Arc<Pod>,
-    revision: Arc<Revision>,
+    pub pod: Arc<PodEndpoint>,
+    revision: Arc<ActivatorRevision>,
 }
 
-impl Place {
+impl PodPermit {
     /// Reports that the pod leaves a dial unanswered. Returns true if another pod takes requests, which is then
     /// preferred.
     pub fn doubt(&self) -> bool {
@@ -167,25 +172,25 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PodPermit {
     fn drop(&mut self) {
         self.revision.done(&self.pod);
     }
 }
 
-impl Revision {
+impl ActivatorRevision {
     /// Creates a revision without pods, which the RouteTable has not described yet.
-    pub fn new(name: Name, settings: Arc<RevisionSettings>) -> Self {
+    pub fn new(name: NamespacedName, settings: Arc<RevisionContext>) -> Self {
         Self { name, in_report: AtomicBool::new(false), settings, core: Mutex::default() }
     }
 
     /// Sets the settings of the RouteTable. `None`: the table does not contain the revision any more.
-    pub fn tell(&self, terms: Option<Terms>) {
+    pub fn tell(&self, terms: Option<RevisionRouteSettings>) {
         self.core().terms = terms;
     }
 
     /// Settings of the revision in the RouteTable; `None`: the table does not contain it.
-    pub fn terms(&self) -> Option<Terms> {
+    pub fn terms(&self) -> Option<RevisionRouteSettings> {
         self.core().terms.clone()
     }
 
@@ -195,7 +200,7 @@ impl Revision {
     }
 
     /// Totals of the requests that waited here, and the time at which they were read, in ns of [`now_ns`].
-    pub fn totals(&self) -> (Totals, u64) {
+    pub fn totals(&self) -> (RequestTotals, u64) {
         let core = self.core();
         (core.totals, now_ns())
     }
@@ -208,20 +213,21 @@ impl Revision {
     /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
     pub fn figures(&self) -> (bool, usize, u64) {
         let core = self.core();
-        let of =
-            |live: &Live| (live.ready_since.is_some(), live.line.waiting(), live.line.in_flight());
+        let of = |live: &ActiveRevisionState| {
+            (live.ready_since.is_some(), live.line.waiting(), live.line.in_flight())
+        };
         core.live.as_deref().map_or((false, 0, 0), of)
     }
 
     /// Closes connections to pods that were idle for too long.
     pub fn prune(&self) {
-        let pods: Vec<Arc<Pod>> =
+        let pods: Vec<Arc<PodEndpoint>> =
             self.core().live.iter().flat_map(|live| live.pods.values().cloned()).collect();
         pods.iter().for_each(|pod| pod.prune());
     }
 
     /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
-    pub fn set_pods(self: &Arc<Self>, pods: &PodsTold) {
+    pub fn set_pods(self: &Arc<Self>, pods: &PodTable) {
         let mut core = self.core();
         // Most revisions are asleep: one without pods and state must not allocate anything on each change of the table.
         if pods.is_empty() && core.live.is_none() && core.slots.is_none() {
@@ -267,12 +273,12 @@ impl Revision {
     }
 
     /// Creates the queue entry of an arriving request, which holds `bytes` bytes while it waits.
-    pub fn visit(self: &Arc<Self>, bytes: usize) -> Visit {
-        Visit::new(Arc::clone(self), bytes)
+    pub fn visit(self: &Arc<Self>, bytes: usize) -> QueueEntry {
+        QueueEntry::new(Arc::clone(self), bytes)
     }
 
     /// Handles a refused connection to the permit's pod: the pod gets no requests for a short pause.
-    pub fn refused(self: &Arc<Self>, place: Place) {
+    pub fn refused(self: &Arc<Self>, place: PodPermit) {
         let pod = Arc::clone(&place.pod);
         let newly = self.close(pod.key);
         drop(place);
@@ -290,7 +296,7 @@ impl Revision {
     }
 
     /// Handles an unanswered dial: requests avoid the pod for a while if another one is open. Returns true if one is.
-    fn doubt(self: &Arc<Self>, pod: &Pod) -> bool {
+    fn doubt(self: &Arc<Self>, pod: &PodEndpoint) -> bool {
         let has_other = self.has_other(pod.key);
         if has_other && self.close(pod.key) {
             info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
@@ -301,7 +307,7 @@ impl Revision {
     }
 
     /// Waits until the pod may get requests again: after [`DOUBTED`], or as soon as no other pod takes requests.
-    async fn pass_over(self: Arc<Self>, pod: PodKey) {
+    async fn pass_over(self: Arc<Self>, pod: PodEndpointKey) {
         let until = Instant::now() + DOUBTED;
         while Instant::now() < until && self.has_other(pod) {
             tokio::time::sleep(DOUBTED / 100).await;
@@ -309,12 +315,12 @@ impl Revision {
         self.retry(pod);
     }
 
-    fn has_other(&self, pod: PodKey) -> bool {
+    fn has_other(&self, pod: PodEndpointKey) -> bool {
         self.core().live.as_ref().is_some_and(|live| live.line.has_other(pod))
     }
 
     /// Stops requests to the pod for now, and frees its slots for other activators. Returns true if it took requests.
-    fn close(self: &Arc<Self>, pod: PodKey) -> bool {
+    fn close(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
         let mut newly = false;
         self.release(|core| {
             newly = core.live.as_mut().is_some_and(|live| live.line.on_refused(pod));
@@ -323,14 +329,14 @@ impl Revision {
         newly
     }
 
-    fn retry(self: &Arc<Self>, pod: PodKey) {
+    fn retry(self: &Arc<Self>, pod: PodEndpointKey) {
         self.release(|core| {
             let Some(live) = core.live.as_mut() else { return Vec::new() };
             live.line.on_retry(pod, chance)
         });
     }
 
-    fn done(self: &Arc<Self>, pod: &Pod) {
+    fn done(self: &Arc<Self>, pod: &PodEndpoint) {
         let mut core = self.core();
         let Some(live) = core.live.as_mut() else { return };
         let mut gone = live.line.on_done(pod.key, chance);
@@ -353,7 +359,12 @@ impl Revision {
     }
 
     /// Runs `step` on the state and resumes the requests that may be dispatched after it.
-    fn release(self: &Arc<Self>, step: impl FnOnce(&mut Core) -> Vec<Go<oneshot::Sender<Place>>>) {
+    fn release(
+        self: &Arc<Self>,
+        step: impl FnOnce(
+            &mut LockedRevisionState,
+        ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+    ) {
         let mut core = self.core();
         let mut gone = step(&mut core);
         core.went(&gone);
@@ -365,9 +376,12 @@ impl Revision {
     }
 
     /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
-    fn settle(&self, core: &mut Core) -> Vec<Go<oneshot::Sender<Place>>> {
+    fn settle(
+        &self,
+        core: &mut LockedRevisionState,
+    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
         let (limit, _) = core.rules();
-        let Core { live, slots: Some(slots), .. } = core else { return Vec::new() };
+        let LockedRevisionState { live, slots: Some(slots), .. } = core else { return Vec::new() };
         slots.on_view(self.settings.peers.view());
         if let Some(live) = live {
             slots.on_table(limit, live.ready());
@@ -376,11 +390,12 @@ impl Revision {
         // Slots and queue depend on each other: a dispatched request changes what is spare, until no request is
         // dispatched.
         loop {
-            let (waiting, open) = live.as_deref().map(Live::line).unwrap_or_default();
+            let (waiting, open) =
+                live.as_deref().map(ActiveRevisionState::line).unwrap_or_default();
             slots.on_line(waiting, open);
             slots.settle(chance);
             let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
-            let Live { line, pods, .. } = &mut **live;
+            let ActiveRevisionState { line, pods, .. } = &mut **live;
             let gone =
                 line.on_spare(|key| pods.get(&key).map_or(0, |it| slots.spare(&it.uid)), chance);
             if gone.is_empty() {
@@ -400,7 +415,10 @@ impl Revision {
 
     /// Updates the slots after only the number of waiting requests has changed. Without other activators there is
     /// nothing to do.
-    fn wanting(&self, core: &mut Core) -> Vec<Go<oneshot::Sender<Place>>> {
+    fn wanting(
+        &self,
+        core: &mut LockedRevisionState,
+    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
         match &core.slots {
             Some(slots) if !slots.is_alone() => self.settle(core),
             Some(_) | None => Vec::new(),
@@ -410,17 +428,17 @@ impl Revision {
     // Messages of other activators.
 
     /// Applies the latest grant of an owner; `None`: the owner has withdrawn it.
-    pub fn on_grant(self: &Arc<Self>, from: &Peer, grant: Option<Grant>) {
+    pub fn on_grant(self: &Arc<Self>, from: &ActivatorName, grant: Option<SlotGrant>) {
         self.hear(grant.is_some(), |slots| slots.on_grant(from, grant));
     }
 
     /// Applies the latest claim of a holder; `None`: the holder has withdrawn it.
-    pub fn on_claim(self: &Arc<Self>, from: &Peer, claim: Option<Claim>) {
+    pub fn on_claim(self: &Arc<Self>, from: &ActivatorName, claim: Option<SlotClaim>) {
         self.hear(claim.is_some(), |slots| slots.on_claim(from, claim));
     }
 
     /// Registers that a holder's stream has begun or ended.
-    pub fn on_stream(self: &Arc<Self>, from: &Peer) {
+    pub fn on_stream(self: &Arc<Self>, from: &ActivatorName) {
         self.hear(false, |slots| slots.on_stream(from));
     }
 
@@ -429,7 +447,7 @@ impl Revision {
         self.hear(false, |_| {});
     }
 
-    fn hear(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut Slots)) {
+    fn hear(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut RevisionSlots)) {
         self.release(|core| {
             if is_news {
                 core.slots(&self.name, &self.settings);
@@ -451,87 +469,96 @@ impl Revision {
         self.core().live.as_ref().is_some_and(|live| live.line.in_flight() > 0)
     }
 
-    fn places(self: &Arc<Self>, core: &Core, gone: Vec<Go<oneshot::Sender<Place>>>) -> Told {
+    fn places(
+        self: &Arc<Self>,
+        core: &LockedRevisionState,
+        gone: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+    ) -> GrantedPermits {
         let Some(live) = &core.live else { return Vec::new() };
         let place = |(whom, key)| (whom, self.place(live, key));
         gone.into_iter().map(place).collect()
     }
 
-    fn place(self: &Arc<Self>, live: &Live, key: PodKey) -> Place {
+    fn place(self: &Arc<Self>, live: &ActiveRevisionState, key: PodEndpointKey) -> PodPermit {
         let pod = live.pods.get(&key).expect("the line knows only pods that `meet` named");
-        Place { pod: Arc::clone(pod), revision: Arc::clone(self) }
+        PodPermit { pod: Arc::clone(pod), revision: Arc::clone(self) }
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    fn core(&self) -> MutexGuard<'_, LockedRevisionState> {
         // A panic elsewhere cannot leave queue and totals inconsistent: each of their own steps completes or does not
         // begin.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-type Told = Vec<(oneshot::Sender<Place>, Place)>;
+type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
 
 /// Resumes dispatched requests. Call it without the lock: if a request is gone, its permit is dropped here, which
 /// locks.
-fn tell(places: Told) {
+fn tell(places: GrantedPermits) {
     for (whom, place) in places {
         drop(whom.send(place));
     }
 }
 
-impl Core {
+impl LockedRevisionState {
     /// Hard limit of each pod, and the HTTP version of the pods.
-    fn rules(&self) -> (u32, Protocol) {
-        self.terms.as_ref().map_or((0, Protocol::Http1), |it| (it.limit, it.protocol))
+    fn rules(&self) -> (u32, AppProtocol) {
+        self.terms.as_ref().map_or((0, AppProtocol::Http1), |it| (it.limit, it.protocol))
     }
 
     /// Slots of the revision, created if needed. Requests that are already at pods use some of them.
-    fn slots(&mut self, name: &Name, settings: &RevisionSettings) -> &mut Slots {
+    fn slots(&mut self, name: &NamespacedName, settings: &RevisionContext) -> &mut RevisionSlots {
         let live = &self.live;
         self.slots.get_or_insert_with(|| {
-            let mut slots = Slots::new(name.clone(), settings.peers.view());
+            let mut slots = RevisionSlots::new(name.clone(), settings.peers.view());
             slots.on_busy(live.as_ref().map(|live| live.busy()).unwrap_or_default());
             Box::new(slots)
         })
     }
 
     /// Prepares an arriving request: with a hard limit it needs slots.
-    fn begin(&mut self, revision: &Revision) {
+    fn begin(&mut self, revision: &ActivatorRevision) {
         if self.rules().0 > 0 && self.slots.is_none() {
             self.slots(&revision.name, &revision.settings);
         }
     }
 
     /// Registers that one request is sent to `pod`.
-    fn took(&mut self, pod: &Pod) {
+    fn took(&mut self, pod: &PodEndpoint) {
         if let Some(slots) = &mut self.slots {
             slots.took(&pod.uid);
         }
     }
 
     /// Registers that these requests are sent to pods.
-    fn went<W>(&mut self, gone: &[Go<W>]) {
+    fn went<W>(&mut self, gone: &[DispatchedRequest<W>]) {
         let (Some(live), Some(slots)) = (&self.live, &mut self.slots) else { return };
         gone.iter().filter_map(|(_, key)| live.pods.get(key)).for_each(|pod| slots.took(&pod.uid));
     }
 
-    fn live(&mut self, bounds: LineBounds) -> &mut Live {
+    fn live(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
         self.live.get_or_insert_with(|| {
-            let line = Line::new(bounds);
-            Box::new(Live { line, pods: HashMap::new(), ready_since: None, visits: 0 })
+            let line = WaitQueue::new(bounds);
+            Box::new(ActiveRevisionState {
+                line,
+                pods: HashMap::new(),
+                ready_since: None,
+                visits: 0,
+            })
         })
     }
 
     /// Drops the queue and the pods if there are no pods and no requests.
     fn tidy(&mut self) {
-        let is_idle = |live: &mut Box<Live>| {
+        let is_idle = |live: &mut Box<ActiveRevisionState>| {
             live.pods.is_empty() && live.visits == 0 && live.line.in_flight() == 0
         };
         drop(self.live.take_if(is_idle));
     }
 }
 
-impl Live {
+impl ActiveRevisionState {
     /// Uids of the pods that the RouteTable lists as ready.
     fn ready(&self) -> BTreeSet<SmolStr> {
         let ready = self.line.ready().filter_map(|key| self.pods.get(&key));
@@ -546,8 +573,8 @@ impl Live {
     }
 
     /// Number of requests at pods, by uid.
-    fn busy(&self) -> Held {
-        let mut busy = Held::new();
+    fn busy(&self) -> SlotsByPod {
+        let mut busy = SlotsByPod::new();
         for (key, pod) in &self.pods {
             if let Some(slots) = NonZeroU32::new(self.line.at(*key)) {
                 *busy.entry(pod.uid.clone()).or_default() += slots.get();
@@ -556,25 +583,26 @@ impl Live {
         busy
     }
 
-    /// Keeps a [`Pod`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones, sorted.
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones, sorted.
     fn meet(
         &mut self,
-        told: &PodsTold,
-        protocol: Protocol,
-        settings: &RevisionSettings,
-    ) -> Vec<PodKey> {
+        told: &PodTable,
+        protocol: AppProtocol,
+        settings: &RevisionContext,
+    ) -> Vec<PodEndpointKey> {
         // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
         // key.
-        let mut before: HashMap<(SmolStr, SocketAddr), Arc<Pod>> =
+        let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
         for (uid, it) in told {
             let Some(address) = it.address else { continue };
             let known = before.remove(&(uid.as_str().into(), address));
             let pod = known.unwrap_or_else(|| {
-                let key = PodKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
-                let named = Named { uid: uid.as_str().into(), name: it.name.clone() };
-                Arc::new(Pod::new(key, named, protocol, settings.pods.clone()))
+                let key =
+                    PodEndpointKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
+                let named = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
+                Arc::new(PodEndpoint::new(key, named, protocol, settings.pods.clone()))
             });
             pod.set_open(it.is_ready);
             if it.is_ready {
@@ -589,7 +617,7 @@ impl Live {
     }
 }
 
-impl Revision {
+impl ActivatorRevision {
     fn began_waiting(self: &Arc<Self>, waiting: usize) {
         self.settings.pods.metrics.waiting.inc();
         self.settings.usage.waiting(self);

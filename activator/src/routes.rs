@@ -12,16 +12,21 @@ use std::{
 };
 
 use common::{
-    link::{Changes, RouteBatch},
-    wire::{self, Domain, Ingress, Name, Path, PodPhase, RouteChange, RouteKey, TagRouting},
+    link::{RouteBatch, RouteChanges},
+    wire::{
+        self, ConnectionPath, GatewayRules, MappedDomain, NamespacedName, RouteChange, RouteKey,
+        RoutingPhase, TagRouting,
+    },
 };
 use tokio::sync::watch;
 
-use crate::revision::{PodTold, PodsTold, Revision, RevisionSettings, Terms};
+use crate::revision::{
+    ActivatorRevision, PodTable, PodTableEntry, RevisionContext, RevisionRouteSettings,
+};
 
 mod keys;
 
-use keys::{ByHost, ByName};
+use keys::{HostIndexEntry, NameIndexEntry};
 
 /// Time for which requests wait for a revision that is not in the RouteTable. Another controller may know of it a
 /// little later, and a revision that is made again has the same name.
@@ -29,15 +34,15 @@ const AWAY: Duration = Duration::from_secs(2);
 
 /// Indexes of the RouteTable by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
-pub struct Routes {
-    settings: Arc<RevisionSettings>,
-    index: RwLock<Index>,
-    listed: watch::Sender<Listed>,
+pub struct RouteIndex {
+    settings: Arc<RevisionContext>,
+    index: RwLock<RouteIndexState>,
+    listed: watch::Sender<ActivatorListing>,
 }
 
 /// Presence of this activator in the RouteTable: while it is listed, connections are routed here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Listed {
+pub enum ActivatorListing {
     /// It was never listed, so the table gives no information.
     #[default]
     Never,
@@ -49,31 +54,31 @@ pub enum Listed {
 
 /// One addressable name: a service, for requests.
 #[derive(Debug)]
-pub struct Service {
+pub struct RoutedService {
     /// Namespace and name of the service.
-    pub name: Name,
+    pub name: NamespacedName,
     /// Revisions with their shares of traffic. Empty: there is nothing to route to yet.
-    pub targets: Box<[Share]>,
+    pub targets: Box<[TrafficShare]>,
     /// Path of new connections inside the cluster: directly to pods, or by activators.
-    pub path: Path,
+    pub path: ConnectionPath,
     /// Start of the time in which it has its present path.
     pub since: Instant,
     port: u16,
     hosts: Box<[Box<str>]>,
-    ingress: Option<Box<Ingress>>,
+    ingress: Option<Box<GatewayRules>>,
 }
 
 /// Service, with the DomainMapping by which it was found.
 #[derive(Debug)]
-pub struct ByHostFound {
+pub struct ServiceMatch {
     /// Service that was found by its host or port.
-    pub service: Arc<Service>,
+    pub service: Arc<RoutedService>,
     domain: Option<usize>,
 }
 
-impl ByHostFound {
+impl ServiceMatch {
     /// DomainMapping that has the host; `None`: the service was found by its port, its name or a host of its own.
-    pub fn domain(&self) -> Option<&Domain> {
+    pub fn domain(&self) -> Option<&MappedDomain> {
         self.service.domains().get(self.domain?)
     }
 
@@ -86,19 +91,19 @@ impl ByHostFound {
     }
 }
 
-impl From<Arc<Service>> for ByHostFound {
-    fn from(service: Arc<Service>) -> Self {
+impl From<Arc<RoutedService>> for ServiceMatch {
+    fn from(service: Arc<RoutedService>) -> Self {
         Self { service, domain: None }
     }
 }
 
-impl Service {
+impl RoutedService {
     /// Meaning of tags for the service's requests: a choice of tags, or the tag that it is itself.
     pub fn tags(&self) -> Option<&TagRouting> {
         self.ingress.as_ref()?.tags.as_ref()
     }
 
-    fn domains(&self) -> &[Domain] {
+    fn domains(&self) -> &[MappedDomain] {
         self.ingress.as_ref().map_or(&[], |it| &it.domains)
     }
 
@@ -111,69 +116,69 @@ impl Service {
 
 /// Share of one revision in the traffic of a service.
 #[derive(Debug)]
-pub struct Share {
+pub struct TrafficShare {
     /// Revision, which may be missing in the RouteTable.
-    pub revision: Arc<Revision>,
+    pub revision: Arc<ActivatorRevision>,
     /// Share of the requests in percent.
     pub percent: u8,
 }
 
 #[derive(Debug, Default)]
-struct Index {
-    services: HashSet<ByName<Service>>,
-    by_port: HashMap<u16, Arc<Service>>,
-    by_host: HashSet<ByHost>,
+struct RouteIndexState {
+    services: HashSet<NameIndexEntry<RoutedService>>,
+    by_port: HashMap<u16, Arc<RoutedService>>,
+    by_host: HashSet<HostIndexEntry>,
     /// Services whose host belongs to another service too, by host.
-    waiting: HashMap<Box<str>, Vec<ByHost>>,
+    waiting: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
-    revisions: HashSet<ByName<Revision>>,
+    revisions: HashSet<NameIndexEntry<ActivatorRevision>>,
     /// Revisions of these that are not in the table, not yet or not any more, with the time since when.
-    untold: BTreeMap<Name, Instant>,
+    untold: BTreeMap<NamespacedName, Instant>,
     /// Pods by revision; revisions without pods have no entry.
-    pods: BTreeMap<Name, PodsTold>,
+    pods: BTreeMap<NamespacedName, PodTable>,
     /// Revision of each pod, by the pod's uid.
-    revision_of: HashMap<String, Name>,
+    revision_of: HashMap<String, NamespacedName>,
     /// Addresses of the activators, by name.
     activators: BTreeMap<String, Vec<IpAddr>>,
 }
 
-impl Routes {
+impl RouteIndex {
     /// Creates empty indexes, by which nothing is routed.
-    pub fn new(settings: RevisionSettings) -> Self {
-        let listed = watch::Sender::new(Listed::Never);
+    pub fn new(settings: RevisionContext) -> Self {
+        let listed = watch::Sender::new(ActivatorListing::Never);
         Self { settings: Arc::new(settings), index: RwLock::default(), listed }
     }
 
     /// Service behind a port of the activator.
-    pub fn by_port(&self, port: u16) -> Option<Arc<Service>> {
+    pub fn by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
         self.read().by_port.get(&port).cloned()
     }
 
     /// Service behind a host, which is in lower case and without port.
-    pub fn by_host(&self, host: &str) -> Option<ByHostFound> {
+    pub fn by_host(&self, host: &str) -> Option<ServiceMatch> {
         let index = self.read();
-        let ByHost { service, at } = index.by_host.get(host)?;
+        let HostIndexEntry { service, at } = index.by_host.get(host)?;
         let domain = at.checked_sub(service.hosts.len());
-        Some(ByHostFound { service: Arc::clone(service), domain })
+        Some(ServiceMatch { service: Arc::clone(service), domain })
     }
 
     /// Service with this name.
-    pub fn by_name(&self, name: &Name) -> Option<Arc<Service>> {
+    pub fn by_name(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
     }
 
     /// Service of a revision's own name: all of its requests are for that revision.
-    pub fn by_revision(&self, name: &Name) -> Option<Arc<Service>> {
+    pub fn by_revision(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         let index = self.read();
         let revision = Arc::clone(&index.revisions.get(name)?.0);
         // A revision that is only referred to is not in the table, not yet or not any more.
         if index.untold.contains_key(name) {
             return None;
         }
-        Some(Arc::new(Service {
+        Some(Arc::new(RoutedService {
             name: name.clone(),
-            targets: Box::new([Share { revision, percent: 100 }]),
-            path: Path::Activator,
+            targets: Box::new([TrafficShare { revision, percent: 100 }]),
+            path: ConnectionPath::Activator,
             since: Instant::now(),
             port: 0,
             hosts: Box::default(),
@@ -182,17 +187,17 @@ impl Routes {
     }
 
     /// Presence of this activator in the table, with every change of it.
-    pub fn listed(&self) -> watch::Receiver<Listed> {
+    pub fn listed(&self) -> watch::Receiver<ActivatorListing> {
         self.listed.subscribe()
     }
 
     /// Revision with this name.
-    pub fn revision(&self, name: &Name) -> Option<Arc<Revision>> {
+    pub fn revision(&self, name: &NamespacedName) -> Option<Arc<ActivatorRevision>> {
         self.read().revisions.get(name).map(|it| Arc::clone(&it.0))
     }
 
     /// Revision with this name, in the table or not: another activator may know of it earlier or longer.
-    pub fn meet(&self, name: &Name) -> Arc<Revision> {
+    pub fn meet(&self, name: &NamespacedName) -> Arc<ActivatorRevision> {
         let known = self.revision(name);
         known.unwrap_or_else(|| self.write().meet(name, &self.settings))
     }
@@ -203,14 +208,14 @@ impl Routes {
     }
 
     /// All revisions that have pods.
-    pub fn awake(&self) -> Vec<Arc<Revision>> {
+    pub fn awake(&self) -> Vec<Arc<ActivatorRevision>> {
         let index = self.read();
         let found = index.pods.keys().filter_map(|name| index.revisions.get(name));
         found.map(|it| Arc::clone(&it.0)).collect()
     }
 
     /// All revisions that are known.
-    pub fn revisions(&self) -> Vec<Arc<Revision>> {
+    pub fn revisions(&self) -> Vec<Arc<ActivatorRevision>> {
         self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
     }
 
@@ -262,7 +267,7 @@ impl Routes {
             match change {
                 RouteChange::Service(it) => other_ports |= index.set_service(it, &self.settings),
                 RouteChange::Revision(it) => {
-                    let terms = Terms::new(&it);
+                    let terms = RevisionRouteSettings::new(&it);
                     index.tell(&it.name, Some(terms), &self.settings);
                     touched.insert(it.name);
                 }
@@ -310,15 +315,17 @@ impl Routes {
     fn list(&self, is_named: bool) {
         self.listed.send_if_modified(|listed| {
             let now = match (*listed, is_named) {
-                (_, true) => Listed::Now,
-                (Listed::Never, false) => Listed::Never,
-                (Listed::Now | Listed::NoMore, false) => Listed::NoMore,
+                (_, true) => ActivatorListing::Now,
+                (ActivatorListing::Never, false) => ActivatorListing::Never,
+                (ActivatorListing::Now | ActivatorListing::NoMore, false) => {
+                    ActivatorListing::NoMore
+                }
             };
             std::mem::replace(listed, now) != now
         });
     }
 
-    fn update(&self, name: &Name) {
+    fn update(&self, name: &NamespacedName) {
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
         // A revision that is not in the table has no pods, whatever the table's pods state.
@@ -327,32 +334,32 @@ impl Routes {
         revision.set_pods(&pods.unwrap_or_default());
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Index> {
+    fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {
         self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Index> {
+    fn write(&self) -> RwLockWriteGuard<'_, RouteIndexState> {
         self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn first_by_name(all: &[ByHost]) -> Option<usize> {
+fn first_by_name(all: &[HostIndexEntry]) -> Option<usize> {
     (0..all.len()).min_by_key(|at| &all[*at].service.name)
 }
 
-impl Index {
+impl RouteIndexState {
     /// Adds or replaces a service. Returns true if its port has changed.
-    fn set_service(&mut self, told: wire::Service, settings: &Arc<RevisionSettings>) -> bool {
+    fn set_service(&mut self, told: wire::ServiceEntry, settings: &Arc<RevisionContext>) -> bool {
         // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
         // again.
-        let same_path = |it: &&ByName<Service>| it.0.path == told.path;
+        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == told.path;
         let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.since);
         let port_before = self.remove_service(&told.name);
-        let targets = told.targets.into_iter().map(|target| Share {
+        let targets = told.targets.into_iter().map(|target| TrafficShare {
             revision: self.meet(&target.revision, settings),
             percent: target.percent,
         });
-        let service = Arc::new(Service {
+        let service = Arc::new(RoutedService {
             targets: targets.collect(),
             name: told.name,
             path: told.path,
@@ -364,16 +371,16 @@ impl Index {
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
         for at in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(ByHost { service: Arc::clone(&service), at });
+            self.add_host(HostIndexEntry { service: Arc::clone(&service), at });
         }
         let port = service.port;
-        self.services.insert(ByName(service));
+        self.services.insert(NameIndexEntry(service));
         port_before != Some(port)
     }
 
     /// Removes a service. Returns the port that it had.
-    fn remove_service(&mut self, name: &Name) -> Option<u16> {
-        let ByName(old) = self.services.take(name)?;
+    fn remove_service(&mut self, name: &NamespacedName) -> Option<u16> {
+        let NameIndexEntry(old) = self.services.take(name)?;
         // Another service may have got the port or the host in the same batch.
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
@@ -386,7 +393,7 @@ impl Index {
 
     /// Adds a host. The controller lists each host once. Should a table list one twice, the service that is first by
     /// name has it. That is the same at every activator, in any order of the entries.
-    fn add_host(&mut self, new: ByHost) {
+    fn add_host(&mut self, new: HostIndexEntry) {
         let host: &str = new.borrow();
         let lost = match self.by_host.get(host) {
             Some(have) if have.service.name < new.service.name => new,
@@ -399,8 +406,8 @@ impl Index {
         self.waiting.entry(host.into()).or_default().push(lost);
     }
 
-    fn remove_host(&mut self, host: &str, of: &Arc<Service>) {
-        let is_its = |it: &ByHost| Arc::ptr_eq(&it.service, of);
+    fn remove_host(&mut self, host: &str, of: &Arc<RoutedService>) {
+        let is_its = |it: &HostIndexEntry| Arc::ptr_eq(&it.service, of);
         if self.by_host.get(host).is_some_and(is_its) {
             self.by_host.remove(host);
         }
@@ -415,19 +422,28 @@ impl Index {
     }
 
     /// Revision with this name, created if necessary, also if it is not in the table.
-    fn meet(&mut self, name: &Name, settings: &Arc<RevisionSettings>) -> Arc<Revision> {
+    fn meet(
+        &mut self,
+        name: &NamespacedName,
+        settings: &Arc<RevisionContext>,
+    ) -> Arc<ActivatorRevision> {
         if let Some(known) = self.revisions.get(name) {
             return Arc::clone(&known.0);
         }
-        let revision = Arc::new(Revision::new(name.clone(), Arc::clone(settings)));
+        let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(settings)));
         self.untold.insert(name.clone(), Instant::now());
-        self.revisions.insert(ByName(Arc::clone(&revision)));
+        self.revisions.insert(NameIndexEntry(Arc::clone(&revision)));
         revision
     }
 
     /// Sets a revision's settings. Requests that wait at a revision that leaves the table stay for a while, in case it
     /// returns.
-    fn tell(&mut self, name: &Name, terms: Option<Terms>, settings: &Arc<RevisionSettings>) {
+    fn tell(
+        &mut self,
+        name: &NamespacedName,
+        terms: Option<RevisionRouteSettings>,
+        settings: &Arc<RevisionContext>,
+    ) {
         if terms.is_some() {
             self.meet(name, settings).tell(terms);
             self.untold.remove(name);
@@ -438,14 +454,14 @@ impl Index {
     }
 
     /// Drops revisions that are not referred to. Returns their names.
-    fn forget_left(&mut self) -> Vec<Name> {
+    fn forget_left(&mut self) -> Vec<NamespacedName> {
         // References are copied from this index or from another reference. If the index has the only one, no other can
         // arise while the index is locked.
-        let is_left = |name: &&Name| {
+        let is_left = |name: &&NamespacedName| {
             let known = self.revisions.get(*name);
             known.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
         };
-        let left: Vec<Name> = self.untold.keys().filter(is_left).cloned().collect();
+        let left: Vec<NamespacedName> = self.untold.keys().filter(is_left).cloned().collect();
         for name in &left {
             self.revisions.remove(name);
             self.untold.remove(name);
@@ -454,10 +470,10 @@ impl Index {
     }
 
     /// Adds or replaces a pod. Returns the revisions whose pods have changed.
-    fn set_pod(&mut self, told: wire::Pod) -> Vec<Name> {
-        let mut touched: Vec<Name> = self.remove_pod(&told.uid).into_iter().collect();
-        let is_ready = told.phase == PodPhase::Ready;
-        let pod = PodTold { address: told.address, is_ready, name: told.name.into() };
+    fn set_pod(&mut self, told: wire::PodEntry) -> Vec<NamespacedName> {
+        let mut touched: Vec<NamespacedName> = self.remove_pod(&told.uid).into_iter().collect();
+        let is_ready = told.phase == RoutingPhase::Ready;
+        let pod = PodTableEntry { address: told.address, is_ready, name: told.name.into() };
         self.pods.entry(told.revision.clone()).or_default().insert(told.uid.clone(), pod);
         self.revision_of.insert(told.uid, told.revision.clone());
         touched.push(told.revision);
@@ -465,7 +481,7 @@ impl Index {
     }
 
     /// Removes a pod. Returns the revision that it had.
-    fn remove_pod(&mut self, uid: &str) -> Option<Name> {
+    fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
         let revision = self.revision_of.remove(uid)?;
         if let Some(pods) = self.pods.get_mut(&revision) {
             pods.remove(uid);
@@ -477,7 +493,7 @@ impl Index {
     }
 
     /// Subjects that are missing in a snapshot.
-    fn missing(&self, named: &Changes) -> Vec<RouteKey> {
+    fn missing(&self, named: &RouteChanges) -> Vec<RouteKey> {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
         let pods = self.revision_of.keys().cloned().map(RouteKey::Pod);

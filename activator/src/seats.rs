@@ -20,8 +20,8 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admin::Refused,
-    budget::{Bound, Budget, PER_STREAM, ROOM, Subscriber},
+    admin::RefusalCounters,
+    budget::{ClientBound, ClientBudget, ClientNetwork, PER_STREAM, ROOM},
     clock::now_ns,
 };
 
@@ -34,10 +34,10 @@ const SPARE_PART: usize = 16;
 
 /// Table of all client connections, with the totals of what they hold.
 #[derive(Debug)]
-pub struct Seats {
+pub struct ClientConnections {
     /// Bounds that the connections are held to.
-    pub budget: Budget,
-    refused: Refused,
+    pub budget: ClientBudget,
+    refused: RefusalCounters,
     /// Bytes of requests that no pod has taken, over all connections.
     bytes: AtomicUsize,
     /// Bytes of buffers that the library keeps for connections that stay.
@@ -46,34 +46,34 @@ pub struct Seats {
     leaving: AtomicUsize,
     /// Bytes of responses that wait for their clients.
     answers: AtomicUsize,
-    table: Mutex<Table>,
+    table: Mutex<ClientConnectionTable>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct ClientConnectionTable {
     next: u64,
-    seats: HashMap<u64, Weak<Seat>>,
-    clients: HashMap<Subscriber, Weak<Tally>>,
+    seats: HashMap<u64, Weak<ClientConnection>>,
+    clients: HashMap<ClientNetwork, Weak<ClientUsage>>,
     /// Number of connections that were cut off to make room and have not ended yet.
     going: usize,
 }
 
 /// Usage of one client, over its connections.
 #[derive(Debug)]
-struct Tally {
-    client: Subscriber,
+struct ClientUsage {
+    client: ClientNetwork,
     bytes: AtomicUsize,
     connections: AtomicUsize,
 }
 
 /// One client connection. It counts for as long as any reference to it exists.
 #[derive(Debug)]
-pub struct Seat {
+pub struct ClientConnection {
     number: u64,
-    seats: Arc<Seats>,
+    seats: Arc<ClientConnections>,
     /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
-    tally: OnceLock<Arc<Tally>>,
-    takes: Mutex<Takes>,
+    tally: OnceLock<Arc<ClientUsage>>,
+    takes: Mutex<ConnectionUsage>,
     /// Bytes of responses that were not sent to its client yet.
     answers: AtomicUsize,
     /// Number of requests whose responses have not ended.
@@ -90,7 +90,7 @@ pub struct Seat {
 
 /// Bytes of requests and buffers that a connection holds.
 #[derive(Debug, Default)]
-struct Takes {
+struct ConnectionUsage {
     /// Bytes of bodies that no pod has taken.
     ahead: usize,
     /// Bytes of heads that wait, or that are incomplete.
@@ -107,21 +107,21 @@ struct Takes {
     is_going: bool,
 }
 
-impl Takes {
+impl ConnectionUsage {
     /// Bytes that the library keeps while the connection lasts, beyond the buffer that every connection has.
     fn kept(&self) -> usize {
         (self.room + self.streams.saturating_sub(1) * PER_STREAM).saturating_sub(ROOM)
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> ChargedBytes {
         let (kept, leaving) = if self.is_refused { (0, self.kept()) } else { (self.kept(), 0) };
-        Counts { bytes: self.ahead + self.heads, kept, leaving }
+        ChargedBytes { bytes: self.ahead + self.heads, kept, leaving }
     }
 }
 
 /// Amounts by which a connection counts in the totals.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct ChargedBytes {
     /// Bytes of requests that no pod has taken.
     bytes: usize,
     /// Bytes of buffers that the library keeps.
@@ -130,7 +130,7 @@ struct Counts {
     leaving: usize,
 }
 
-impl Counts {
+impl ChargedBytes {
     /// Bytes that count towards the bounds of bytes.
     fn held(self) -> usize {
         self.bytes + self.kept
@@ -144,15 +144,15 @@ fn replace(total: &AtomicUsize, before: usize, now: usize) {
     }
 }
 
-impl Seats {
+impl ClientConnections {
     /// Creates a table without connections.
-    pub fn new(budget: Budget, refused: Refused) -> Self {
+    pub fn new(budget: ClientBudget, refused: RefusalCounters) -> Self {
         let [bytes, kept, leaving, answers] = [0; 4].map(AtomicUsize::new);
         Self { budget, refused, bytes, kept, leaving, answers, table: Mutex::default() }
     }
 
     /// Registers a new connection. `None`: there is no room for it.
-    pub fn take(self: &Arc<Self>) -> Option<Arc<Seat>> {
+    pub fn take(self: &Arc<Self>) -> Option<Arc<ClientConnection>> {
         // Connections that were cut off end only when their tasks run. They do not count, so that a burst of new
         // connections does not close more idle ones than needed.
         let is_full = {
@@ -160,12 +160,12 @@ impl Seats {
             table.seats.len() - table.going >= self.budget.connections
         };
         if is_full && !self.make_room() {
-            self.refused.note(Bound::Connections);
+            self.refused.note(ClientBound::Connections);
             return None;
         }
         let mut table = self.table();
         table.next += 1;
-        let seat = Arc::new(Seat {
+        let seat = Arc::new(ClientConnection {
             number: table.next,
             seats: Arc::clone(self),
             tally: OnceLock::new(),
@@ -211,7 +211,7 @@ impl Seats {
     }
 
     /// Counts a client that was refused, or whose connection was closed, because of `bound`.
-    pub fn note(&self, bound: Bound) {
+    pub fn note(&self, bound: ClientBound) {
         self.refused.note(bound);
     }
 
@@ -233,21 +233,23 @@ impl Seats {
 
     /// Refuses the requests of the connections that hold most, because all connections or one client's hold too many
     /// bytes.
-    fn relieve(&self, of: Option<&Arc<Tally>>, cause: u64) {
+    fn relieve(&self, of: Option<&Arc<ClientUsage>>, cause: u64) {
         let all = self.all();
-        let of_it = |seat: &&Arc<Seat>| of.is_none_or(|it| seat.is_of(it));
+        let of_it = |seat: &&Arc<ClientConnection>| of.is_none_or(|it| seat.is_of(it));
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
         // The counts may include bytes that the library has discarded. They are corrected before anything is refused,
         // except on the connection that has grown: its bytes may have come before their request.
         candidates.iter().filter(|it| it.number != cause).for_each(|it| it.settle());
         let (bound, held, most) = match of {
-            Some(it) => {
-                (Bound::ClientBytes, it.bytes.load(Ordering::Relaxed), self.budget.client_bytes)
-            }
-            None => (Bound::Bytes, self.held(), self.budget.bytes),
+            Some(it) => (
+                ClientBound::ClientBytes,
+                it.bytes.load(Ordering::Relaxed),
+                self.budget.client_bytes,
+            ),
+            None => (ClientBound::Bytes, self.held(), self.budget.bytes),
         };
         // Connections that are refused already will free their bytes. Others are refused only if that is not enough.
-        let (going, staying): (Vec<&Arc<Seat>>, Vec<_>) =
+        let (going, staying): (Vec<&Arc<ClientConnection>>, Vec<_>) =
             candidates.into_iter().partition(|it| it.is_refused());
         let leaves: usize = going.iter().map(|it| it.held()).sum();
         if held > most + leaves {
@@ -278,7 +280,7 @@ impl Seats {
     /// Ends the connection that holds most bytes of responses, because too many of them wait.
     fn relieve_answers(&self) {
         let all = self.all();
-        let held = |seat: &&Arc<Seat>| seat.answers.load(Ordering::Relaxed);
+        let held = |seat: &&Arc<ClientConnection>| seat.answers.load(Ordering::Relaxed);
         let (going, staying): (Vec<_>, Vec<_>) = all.iter().partition(|it| it.cut.is_cancelled());
         let leaves = going.iter().map(held).sum::<usize>();
         if self.answers().saturating_sub(leaves) <= self.budget.answer_bytes {
@@ -286,30 +288,30 @@ impl Seats {
         }
         // A response cannot be refused once it has begun, so the connection ends.
         if let Some(most) = staying.into_iter().max_by_key(held) {
-            self.note(Bound::AnswerBytes);
+            self.note(ClientBound::AnswerBytes);
             most.cut.cancel();
         }
     }
 
     /// References to all connections, so that an action on one needs no lock of the table.
-    fn all(&self) -> Vec<Arc<Seat>> {
+    fn all(&self) -> Vec<Arc<ClientConnection>> {
         self.table().seats.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Adds a connection to a client's usage. Returns the usage and the number of connections before.
-    fn join(&self, client: Subscriber) -> (Arc<Tally>, usize) {
+    fn join(&self, client: ClientNetwork) -> (Arc<ClientUsage>, usize) {
         let mut table = self.table();
         if let Some(known) = table.clients.get(&client).and_then(Weak::upgrade) {
             let before = known.connections.fetch_add(1, Ordering::Relaxed);
             return (known, before);
         }
         let (bytes, connections) = (AtomicUsize::new(0), AtomicUsize::new(1));
-        let tally = Arc::new(Tally { client, bytes, connections });
+        let tally = Arc::new(ClientUsage { client, bytes, connections });
         table.clients.insert(client, Arc::downgrade(&tally));
         (tally, 0)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ClientConnectionTable> {
         // A panic cannot leave the table inconsistent: each change of it completes.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -318,10 +320,10 @@ impl Seats {
 /// Connections that hold most of the `held` bytes, until the rest hold somewhat less than `most`. The margin keeps
 /// later bytes from searching all connections again.
 fn largest(
-    mut seats: Vec<(usize, &Arc<Seat>)>,
+    mut seats: Vec<(usize, &Arc<ClientConnection>)>,
     mut held: usize,
     most: usize,
-) -> impl Iterator<Item = &Arc<Seat>> {
+) -> impl Iterator<Item = &Arc<ClientConnection>> {
     let enough = if held > most { most - most / SPARE_PART } else { held };
     seats.sort_unstable_by_key(|(its, _)| *its);
     std::iter::from_fn(move || {
@@ -331,13 +333,13 @@ fn largest(
     })
 }
 
-impl Seat {
+impl ClientConnection {
     /// Assigns the connection to a client. Returns false if the client has too many connections.
     pub fn belongs_to(&self, client: IpAddr) -> bool {
-        let (tally, before) = self.seats.join(Subscriber::of(client));
+        let (tally, before) = self.seats.join(ClientNetwork::of(client));
         let has_room = before < self.seats.budget.client_connections;
         if !has_room {
-            self.seats.note(Bound::ClientConnections);
+            self.seats.note(ClientBound::ClientConnections);
         }
         // Counted even if it is refused: the count ends when the connection is dropped.
         let _ = self.tally.set(tally);
@@ -385,25 +387,25 @@ impl Seat {
             return data;
         }
         let waits = self.waits(data.len());
-        Bytes::from_owner(Unsent { _waits: waits, data })
+        Bytes::from_owner(UnsentResponseData { _waits: waits, data })
     }
 
     /// Counts bytes of responses that are or may be buffered here, until the guard is dropped.
-    pub fn waits(self: &Arc<Self>, count: usize) -> Waiting {
+    pub fn waits(self: &Arc<Self>, count: usize) -> ResponseBytesGuard {
         self.answers.fetch_add(count, Ordering::Relaxed);
         let all = self.seats.answers.fetch_add(count, Ordering::Relaxed) + count;
         // The bytes are added first, so that of several threads at least one sees the bound exceeded.
         if all > self.seats.budget.answer_bytes {
             self.seats.relieve_answers();
         }
-        Waiting { seat: Arc::clone(self), count }
+        ResponseBytesGuard { seat: Arc::clone(self), count }
     }
 
     /// Registers a request, which lasts until the guard is dropped.
-    pub fn asks(self: &Arc<Self>) -> Asked {
+    pub fn asks(self: &Arc<Self>) -> ActiveRequestGuard {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         self.change(|takes| takes.streams = takes.streams.max(asked));
-        Asked(Arc::clone(self))
+        ActiveRequestGuard(Arc::clone(self))
     }
 
     /// Time since the last request ended; `None`: a request is in progress.
@@ -413,7 +415,7 @@ impl Seat {
 
     /// Counts `bytes` of a received head until it is sent to a pod or given up. `None`: the connection's requests are
     /// refused, or it holds more than its equal share while a bound is exceeded.
-    pub fn takes_head(self: &Arc<Self>, bytes: usize) -> Option<Held> {
+    pub fn takes_head(self: &Arc<Self>, bytes: usize) -> Option<HeadBytesGuard> {
         let held = self.holds(bytes);
         if self.is_refused() {
             return None;
@@ -426,15 +428,15 @@ impl Seat {
     }
 
     /// Counts `bytes` of a head without checking a bound.
-    pub fn holds(self: &Arc<Self>, bytes: usize) -> Held {
+    pub fn holds(self: &Arc<Self>, bytes: usize) -> HeadBytesGuard {
         self.holds_head(0, bytes);
-        Held { tells: self.tells(), bytes }
+        HeadBytesGuard { tells: self.tells(), bytes }
     }
 
     /// Registers a request that is notified when the connection's requests are refused, until the guard is dropped.
-    pub fn tells(self: &Arc<Self>) -> Tells {
+    pub fn tells(self: &Arc<Self>) -> RefusalGuard {
         self.tellable.fetch_add(1, Ordering::Relaxed);
-        Tells(Arc::clone(self))
+        RefusalGuard(Arc::clone(self))
     }
 
     /// Waits until its requests are refused because of the bytes that the connection holds.
@@ -447,23 +449,23 @@ impl Seat {
     }
 
     /// Bound of bytes that is exceeded, if this connection holds more than its equal share of it.
-    fn excess(&self) -> Option<Bound> {
+    fn excess(&self) -> Option<ClientBound> {
         let budget = &self.seats.budget;
         // A share is equal for all connections, so that one with few bytes is not refused for the bytes of others.
         let is_most = |bytes: usize, sharers: usize| self.held() > bytes / sharers.max(1);
         if self.seats.held() > budget.bytes && is_most(budget.bytes, self.seats.table().seats.len())
         {
-            return Some(Bound::Bytes);
+            return Some(ClientBound::Bytes);
         }
         let tally = self.tally.get()?;
         let its = tally.bytes.load(Ordering::Relaxed);
         let connections = tally.connections.load(Ordering::Relaxed);
         (its > budget.client_bytes && is_most(budget.client_bytes, connections))
-            .then_some(Bound::ClientBytes)
+            .then_some(ClientBound::ClientBytes)
     }
 
     /// Table of all connections.
-    pub fn seats(&self) -> &Seats {
+    pub fn seats(&self) -> &ClientConnections {
         &self.seats
     }
 
@@ -476,7 +478,7 @@ impl Seat {
     fn makes_room(&self) {
         if !std::mem::replace(&mut self.takes().is_going, true) {
             self.seats.table().going += 1;
-            self.seats.note(Bound::Connections);
+            self.seats.note(ClientBound::Connections);
             self.cut.cancel();
         }
     }
@@ -510,17 +512,17 @@ impl Seat {
         self.counts().held()
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> ChargedBytes {
         self.takes().counts()
     }
 
-    fn is_of(&self, tally: &Arc<Tally>) -> bool {
+    fn is_of(&self, tally: &Arc<ClientUsage>) -> bool {
         self.tally.get().is_some_and(|it| Arc::ptr_eq(it, tally))
     }
 
     /// Changes the amounts of the connection and the totals together: other threads see each change complete in every
     /// total. Enforces the bounds if the connection holds more than before.
-    fn change<R>(&self, change: impl FnOnce(&mut Takes) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut ConnectionUsage) -> R) -> R {
         let (result, before, now) = {
             let mut takes = self.takes();
             let before = takes.counts();
@@ -539,7 +541,7 @@ impl Seat {
         result
     }
 
-    fn count(&self, before: Counts, now: Counts) {
+    fn count(&self, before: ChargedBytes, now: ChargedBytes) {
         replace(&self.seats.bytes, before.bytes, now.bytes);
         replace(&self.seats.kept, before.kept, now.kept);
         replace(&self.seats.leaving, before.leaving, now.leaving);
@@ -560,16 +562,16 @@ impl Seat {
         }
     }
 
-    fn takes(&self) -> MutexGuard<'_, Takes> {
+    fn takes(&self) -> MutexGuard<'_, ConnectionUsage> {
         // A panic cannot leave the amounts inconsistent: each change of them completes.
         self.takes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Seat {
+impl Drop for ClientConnection {
     fn drop(&mut self) {
         // Emptying the amounts subtracts them from the totals.
-        let Takes { is_going, .. } = self.change(std::mem::take);
+        let ConnectionUsage { is_going, .. } = self.change(std::mem::take);
         let tally = self.tally.take();
         // Connections of a client are added under the same lock.
         let mut table = self.seats.table();
@@ -584,29 +586,29 @@ impl Drop for Seat {
 
 /// Guard of a request in progress.
 #[derive(Debug)]
-pub struct Asked(Arc<Seat>);
+pub struct ActiveRequestGuard(Arc<ClientConnection>);
 
-impl Drop for Asked {
+impl Drop for ActiveRequestGuard {
     fn drop(&mut self) {
         self.0.idle_since_ns.store(now_ns(), Ordering::Relaxed);
         self.0.asked.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Asked {
+impl ActiveRequestGuard {
     /// Connection that the request came over.
-    pub fn seat(&self) -> &Arc<Seat> {
+    pub fn seat(&self) -> &Arc<ClientConnection> {
         &self.0
     }
 }
 
 /// Bytes of a response that were not sent yet.
-struct Unsent {
-    _waits: Waiting,
+struct UnsentResponseData {
+    _waits: ResponseBytesGuard,
     data: Bytes,
 }
 
-impl AsRef<[u8]> for Unsent {
+impl AsRef<[u8]> for UnsentResponseData {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
@@ -614,12 +616,12 @@ impl AsRef<[u8]> for Unsent {
 
 /// Guard of counted bytes of responses.
 #[derive(Debug)]
-pub struct Waiting {
-    seat: Arc<Seat>,
+pub struct ResponseBytesGuard {
+    seat: Arc<ClientConnection>,
     count: usize,
 }
 
-impl Drop for Waiting {
+impl Drop for ResponseBytesGuard {
     fn drop(&mut self) {
         self.seat.answers.fetch_sub(self.count, Ordering::Relaxed);
         self.seat.seats.answers.fetch_sub(self.count, Ordering::Relaxed);
@@ -628,19 +630,19 @@ impl Drop for Waiting {
 
 /// Guard of counted bytes of a head that no pod has taken.
 #[derive(Debug)]
-pub struct Held {
-    tells: Tells,
+pub struct HeadBytesGuard {
+    tells: RefusalGuard,
     bytes: usize,
 }
 
-impl Held {
+impl HeadBytesGuard {
     /// Number of bytes that are counted.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-impl Drop for Held {
+impl Drop for HeadBytesGuard {
     fn drop(&mut self) {
         self.tells.0.holds_head(self.bytes, 0);
     }
@@ -648,9 +650,9 @@ impl Drop for Held {
 
 /// Guard of a request that is notified when it is refused.
 #[derive(Debug)]
-pub struct Tells(Arc<Seat>);
+pub struct RefusalGuard(Arc<ClientConnection>);
 
-impl Drop for Tells {
+impl Drop for RefusalGuard {
     fn drop(&mut self) {
         self.0.tellable.fetch_sub(1, Ordering::Relaxed);
     }

@@ -29,17 +29,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::{
-    balance::Lot,
-    budget::{Bound, CONNECTION_WINDOW, MAX_STREAMS, PER_REQUEST, SEND_BUFFER, STREAM_WINDOW},
+    balance::ReconnectJitter,
+    budget::{
+        CONNECTION_WINDOW, ClientBound, MAX_STREAMS, PER_REQUEST, SEND_BUFFER, STREAM_WINDOW,
+    },
     clock::chance,
-    failure::Failure,
-    forwarded::Origin,
-    gateway::{Client, Door, Gateway},
+    failure::ProxyRequestError,
+    forwarded::ProxiedClient,
+    gateway::{ActivatorGateway, ClientInfo, Entrypoint},
     held,
-    proxy_protocol::Header,
-    reply::Reply,
-    seats::{Asked, Seat, Seats, Waiting},
-    socket::{Gone, Socket, Watched, proxy_header},
+    proxy_protocol::ProxyHeader,
+    reply::ClientResponseBody,
+    seats::{ActiveRequestGuard, ClientConnection, ClientConnections, ResponseBytesGuard},
+    socket::{ClientGoneError, ClientSocket, ClientWatchedBody, proxy_header},
     tcp,
 };
 
@@ -55,17 +57,17 @@ const TRY_EVERY: Duration = Duration::from_millis(10);
 
 /// Server of client connections, each in a task of its own.
 #[derive(Debug)]
-pub struct Server {
-    gateway: Arc<Gateway>,
-    seats: Arc<Seats>,
+pub struct ClientConnectionServer {
+    gateway: Arc<ActivatorGateway>,
+    seats: Arc<ClientConnections>,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     complained: Mutex<Option<Instant>>,
 }
 
-impl Server {
+impl ClientConnectionServer {
     /// Creates a server in front of `gateway` that accepts as much as `seats` allow.
-    pub fn new(gateway: Arc<Gateway>, seats: Arc<Seats>) -> Self {
+    pub fn new(gateway: Arc<ActivatorGateway>, seats: Arc<ClientConnections>) -> Self {
         let bounds = seats.budget;
         let mut http1 = http1::Builder::new();
         http1
@@ -95,7 +97,7 @@ impl Server {
     }
 
     /// Table of the client connections.
-    pub fn seats(&self) -> &Seats {
+    pub fn seats(&self) -> &ClientConnections {
         &self.seats
     }
 
@@ -104,7 +106,7 @@ impl Server {
     pub async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
-        door: Option<Door>,
+        door: Option<Entrypoint>,
         closed: CancellationToken,
     ) {
         loop {
@@ -120,7 +122,7 @@ impl Server {
     }
 
     /// Accepts connections that were complete before the listener closes; the kernel would reset them.
-    fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Option<Door>) {
+    fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Option<Entrypoint>) {
         let Ok(listener) = listener.into_std() else { return };
         // Only what is complete now: the listener is non-blocking and closed afterwards.
         while let Ok((stream, client)) = listener.accept() {
@@ -131,9 +133,9 @@ impl Server {
         }
     }
 
-    fn welcome(self: &Arc<Self>, stream: TcpStream, door: Option<Door>, client: SocketAddr) {
+    fn welcome(self: &Arc<Self>, stream: TcpStream, door: Option<Entrypoint>, client: SocketAddr) {
         // With one listener for all ports, the local port names the service.
-        let own = || stream.local_addr().map(|address| Door::Port(address.port()));
+        let own = || stream.local_addr().map(|address| Entrypoint::Port(address.port()));
         let door = match stream
             .set_nodelay(true)
             .and_then(|()| tcp::keep_alive(&stream))
@@ -162,28 +164,28 @@ impl Server {
     }
 
     /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
-    fn has_room(&self, seat: &Seat, door: Door, peer: SocketAddr) -> bool {
-        let is_trusted = door == Door::Outside && self.gateway.edge.now().trusts(peer.ip());
+    fn has_room(&self, seat: &ClientConnection, door: Entrypoint, peer: SocketAddr) -> bool {
+        let is_trusted = door == Entrypoint::Outside && self.gateway.edge.now().trusts(peer.ip());
         is_trusted || seat.belongs_to(peer.ip())
     }
 
     async fn serve(
         &self,
         mut stream: TcpStream,
-        door: Door,
+        door: Entrypoint,
         peer: SocketAddr,
-        seat: Arc<Seat>,
+        seat: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         let Some((client, origin)) = self.introduced(&mut stream, door, peer).await else {
             return Ok(());
         };
         // Behind a trusted proxy the named client is the one whose connections are bounded.
-        if matches!(origin, Origin::Named { .. }) && !seat.belongs_to(client.ip()) {
+        if matches!(origin, ProxiedClient::Named { .. }) && !seat.belongs_to(client.ip()) {
             return Ok(());
         }
         let (address, port) = (client.ip().to_canonical(), client.port());
-        let client = Client { address, port, origin, lot: Lot::draw(chance()) };
-        let socket = Socket::new(stream, Arc::clone(&seat));
+        let client = ClientInfo { address, port, origin, lot: ReconnectJitter::draw(chance()) };
+        let socket = ClientSocket::new(stream, Arc::clone(&seat));
         match self.first_words(&socket).await {
             Ok(Ok(true)) => self.serve_http2(socket, door, client, seat).await,
             Ok(Ok(false)) => {
@@ -204,18 +206,20 @@ impl Server {
     async fn introduced(
         &self,
         stream: &mut TcpStream,
-        door: Door,
+        door: Entrypoint,
         peer: SocketAddr,
-    ) -> Option<(SocketAddr, Origin)> {
+    ) -> Option<(SocketAddr, ProxiedClient)> {
         let edge = self.gateway.edge.now();
-        if door != Door::Outside || !edge.proxy_protocol || !edge.trusts(peer.ip()) {
-            return Some((peer, Origin::Direct));
+        if door != Entrypoint::Outside || !edge.proxy_protocol || !edge.trusts(peer.ip()) {
+            return Some((peer, ProxiedClient::Direct));
         }
         let header = timeout(self.seats.budget.head_timeout, proxy_header(stream)).await;
         // Without a valid header no sender is known, so no request can be attributed: the connection is closed.
         match header.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(Header::Client { source, is_secure }) => Some((source, Origin::Named { is_secure })),
-            Ok(Header::Unknown) => Some((peer, Origin::Unnamed)),
+            Ok(ProxyHeader::Client { source, is_secure }) => {
+                Some((source, ProxiedClient::Named { is_secure }))
+            }
+            Ok(ProxyHeader::Unknown) => Some((peer, ProxiedClient::Unnamed)),
             Err(error) => {
                 warn!(%peer, %error, "PROXY header cannot be read, connection closed");
                 None
@@ -224,7 +228,7 @@ impl Server {
     }
 
     /// Returns true if the client speaks HTTP/2.
-    async fn first_words(&self, socket: &Socket) -> Result<io::Result<bool>, Elapsed> {
+    async fn first_words(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
         let words = socket.speaks_http2();
         tokio::pin!(words);
         tokio::select! {
@@ -236,10 +240,10 @@ impl Server {
 
     async fn serve_http1(
         &self,
-        socket: Socket,
-        door: Door,
-        client: Client,
-        seat: &Arc<Seat>,
+        socket: ClientSocket,
+        door: Entrypoint,
+        client: ClientInfo,
+        seat: &Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         socket.follow_targets(self.seats.budget.head_bytes);
         let service = service_fn(|mut request: Request<Incoming>| {
@@ -256,7 +260,7 @@ impl Server {
             let handling = Box::pin(async move {
                 match request {
                     Some(request) => self.gateway.handle(request, door, client, seat).await,
-                    None => Failure::TooManyBytes.response(Reply::own),
+                    None => ProxyRequestError::TooManyBytes.response(ClientResponseBody::own),
                 }
             });
             async move {
@@ -266,10 +270,10 @@ impl Server {
                     answer = handling => {
                         Ok(answer.map(|body| {
                             let ahead = body.ahead();
-                            Asking::new(Watched::new(body, socket), asked, ahead)
+                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), asked, ahead)
                         }))
                     }
-                    () = socket.gone() => Err(Gone),
+                    () = socket.gone() => Err(ClientGoneError),
                 }
             }
         });
@@ -289,14 +293,14 @@ impl Server {
     /// Serves requests over HTTP/2, each on a task of its own. A request that its client resets is dropped.
     async fn serve_http2(
         &self,
-        socket: Socket,
-        door: Door,
-        client: Client,
-        seat: Arc<Seat>,
+        socket: ClientSocket,
+        door: Entrypoint,
+        client: ClientInfo,
+        seat: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         socket.follow_frames();
         let leave = CancellationToken::new();
-        let resets = Resets::new(Arc::clone(&self.seats));
+        let resets = StreamResetCounter::new(Arc::clone(&self.seats));
         let service = service_fn(|request| {
             let leave = leave.clone();
             let (seat, asked, reset) = (Arc::clone(&seat), seat.asks(), resets.begin());
@@ -310,7 +314,7 @@ impl Server {
             async move {
                 let mut answer = match handling {
                     Some(handling) => handling.await,
-                    None => Failure::TooManyBytes.response(Reply::own),
+                    None => ProxyRequestError::TooManyBytes.response(ClientResponseBody::own),
                 };
                 // A client that resets a request after its response has begun does not count as an attacker.
                 reset.answered();
@@ -320,7 +324,7 @@ impl Server {
                 }
                 Ok::<_, Infallible>(answer.map(|body| {
                     let ahead = body.ahead();
-                    Asking::new(body, asked, ahead)
+                    ChargedResponseBody::new(body, asked, ahead)
                 }))
             }
         });
@@ -333,7 +337,7 @@ impl Server {
                 () = leave.cancelled() => {}
                 () = seat.refused() => {}
                 () = self.gateway.stop.cancelled() => {}
-                () = idle(&seat, self.seats.budget.head_timeout) => self.seats.note(Bound::Idle),
+                () = idle(&seat, self.seats.budget.head_timeout) => self.seats.note(ClientBound::Idle),
             }
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -341,7 +345,7 @@ impl Server {
         // Too many resets end the connection at once, with all its requests.
         tokio::select! {
             ended = polite => return ended,
-            () = resets.flood.cancelled() => self.seats.note(Bound::Resets),
+            () = resets.flood.cancelled() => self.seats.note(ClientBound::Resets),
         }
         // The library is dropped already, and would have sent GOAWAY without an error.
         socket.go_away(h2::Reason::ENHANCE_YOUR_CALM);
@@ -370,7 +374,7 @@ impl Server {
 }
 
 /// Waits until a connection has been idle for the time `most`.
-async fn idle(seat: &Seat, most: Duration) {
+async fn idle(seat: &ClientConnection, most: Duration) {
     loop {
         let idle = seat.idle().unwrap_or_default();
         if idle >= most {
@@ -381,36 +385,36 @@ async fn idle(seat: &Seat, most: Duration) {
 }
 
 /// Counters of a connection's requests, and of those that their client resets before the response.
-struct Resets {
-    seats: Arc<Seats>,
+struct StreamResetCounter {
+    seats: Arc<ClientConnections>,
     begun: AtomicU64,
     reset: AtomicU64,
     /// Cancelled once there are too many resets.
     flood: CancellationToken,
 }
 
-impl Resets {
-    fn new(seats: Arc<Seats>) -> Arc<Self> {
+impl StreamResetCounter {
+    fn new(seats: Arc<ClientConnections>) -> Arc<Self> {
         let (begun, reset) = (AtomicU64::new(0), AtomicU64::new(0));
         Arc::new(Self { seats, begun, reset, flood: CancellationToken::new() })
     }
 
-    fn begin(self: &Arc<Self>) -> Unanswered {
+    fn begin(self: &Arc<Self>) -> UnansweredRequestGuard {
         self.begun.fetch_add(1, Ordering::Relaxed);
-        Unanswered(Some(Arc::clone(self)))
+        UnansweredRequestGuard(Some(Arc::clone(self)))
     }
 }
 
 /// Guard of a request that counts as reset if it is dropped without a response.
-struct Unanswered(Option<Arc<Resets>>);
+struct UnansweredRequestGuard(Option<Arc<StreamResetCounter>>);
 
-impl Unanswered {
+impl UnansweredRequestGuard {
     fn answered(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Unanswered {
+impl Drop for UnansweredRequestGuard {
     fn drop(&mut self) {
         let Some(resets) = &self.0 else { return };
         let reset = resets.reset.fetch_add(1, Ordering::Relaxed) + 1;
@@ -421,17 +425,17 @@ impl Drop for Unanswered {
 }
 
 /// Body of a response, whose request lasts until the body is dropped.
-struct Asking<B> {
+struct ChargedResponseBody<B> {
     body: B,
-    asked: Asked,
+    asked: ActiveRequestGuard,
     /// Bytes that the pod may have sent ahead while the body is not polled.
     ahead: usize,
     /// Guard that counts these bytes while the client takes nothing.
-    waits: Option<Waiting>,
+    waits: Option<ResponseBytesGuard>,
 }
 
-impl<B: Body> Asking<B> {
-    fn new(body: B, asked: Asked, ahead: usize) -> Self {
+impl<B: Body> ChargedResponseBody<B> {
+    fn new(body: B, asked: ActiveRequestGuard, ahead: usize) -> Self {
         let mut asking = Self { body, asked, ahead, waits: None };
         // A body that has ended already holds nothing.
         asking.counts_ahead(!asking.body.is_end_stream());
@@ -451,7 +455,7 @@ impl<B: Body> Asking<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Asking<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 

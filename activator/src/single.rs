@@ -29,10 +29,10 @@ use tokio_util::{io::poll_read_buf, task::AbortOnDropHandle};
 use tracing::debug;
 
 use crate::{
-    ask::Ask,
-    connection::{PodError, SendError, SendFault},
-    h1::{self, Answer, Ends, Malformed, chunked::Piece},
-    upload::{Upload, UploadError},
+    ask::PodRequestBody,
+    connection::{ExchangeError, PodError, PodSendError},
+    h1::{self, Http1ParseError, Http1ResponseHead, ResponseBodyFraming, chunked::ChunkedPiece},
+    upload::{RequestUpload, RequestUploadError},
 };
 
 /// Time after which a body is sent that waits for the pod's `100 Continue`: that of Go's client.
@@ -41,14 +41,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub const READ: usize = 16 << 10;
 
 /// Sink of interim responses of a pod.
-pub trait HearEarly {
+pub trait InterimResponseSink {
     /// Called for each interim response, before the final one.
     fn hear(&mut self, status: StatusCode, headers: &HeaderMap);
 }
 
 /// One HTTP/1.1 connection to a pod.
 #[derive(Debug)]
-pub struct Single {
+pub struct Http1PodConnection {
     read: OwnedReadHalf,
     /// Sending half; `None` while a body is sent by a task of its own.
     write: Option<OwnedWriteHalf>,
@@ -63,30 +63,30 @@ pub struct Single {
 
 /// Body of a response that is being read, on its connection.
 #[derive(Debug)]
-pub struct Reading {
-    single: Single,
-    ends: Ends,
+pub struct Http1ResponseBody {
+    single: Http1PodConnection,
+    ends: ResponseBodyFraming,
     keeps: bool,
-    upload: Option<Rest>,
+    upload: Option<UploadTask>,
 }
 
 /// Task that sends the rest of a body while the response is read. Dropping it ends the task.
 #[derive(Debug)]
-struct Rest {
+struct UploadTask {
     sent: oneshot::Receiver<OwnedWriteHalf>,
     _task: AbortOnDropHandle<()>,
 }
 
 /// Connection that has left HTTP after a switch of protocols.
 #[derive(Debug)]
-pub struct Raw {
+pub struct UpgradedPodStream {
     /// Bytes that the pod has sent behind its response head.
     pub said: Bytes,
     /// TCP connection to the pod.
     pub stream: TcpStream,
 }
 
-impl Single {
+impl Http1PodConnection {
     /// Wraps a connection that was just opened.
     pub fn new(stream: TcpStream, max_idle: Duration) -> Self {
         let (read, write) = stream.into_split();
@@ -110,49 +110,50 @@ impl Single {
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
     pub async fn send(
         mut self,
-        request: Request<Ask>,
-        early: &mut (dyn HearEarly + Send),
-    ) -> Result<Response<Reading>, SendError> {
+        request: Request<PodRequestBody>,
+        early: &mut (dyn InterimResponseSink + Send),
+    ) -> Result<Response<Http1ResponseBody>, PodSendError> {
         if !self.is_silent() {
-            return Err(SendError { unseen: Some(request), fault: PodError::Closed.into() });
+            return Err(PodSendError { unseen: Some(request), fault: PodError::Closed.into() });
         }
         // A pod may have closed an idle connection just as the request was sent. That is likely only for one that has
         // served a request before, and safe to repeat only for these methods.
         let is_kept = std::mem::replace(&mut self.is_kept, true);
         let (head, body) = request.into_parts();
-        let mut upload = Upload::new(&head, body);
+        let mut upload = RequestUpload::new(&head, body);
         let fault = match self.answer(&head.method, &mut upload, early).await {
             Ok(answer) => return Ok(self.reading(answer, upload)),
             Err(fault) => fault,
         };
-        let is_broken_off = matches!(fault, SendFault::Pod(PodError::Closed | PodError::Io(_)));
+        let is_broken_off = matches!(fault, ExchangeError::Pod(PodError::Closed | PodError::Io(_)));
         let may_be_seen_twice = is_kept && upload.is_bare() && is_safe(&head.method);
         // Any byte of a response means that the pod has seen the request.
         let is_unseen =
             is_broken_off && self.buffer.is_empty() && (!upload.is_begun() || may_be_seen_twice);
         let body = if is_unseen { upload.into_body() } else { None };
-        Err(SendError { unseen: body.map(|body| Request::from_parts(head, body)), fault })
+        Err(PodSendError { unseen: body.map(|body| Request::from_parts(head, body)), fault })
     }
 
     async fn answer(
         &mut self,
         method: &Method,
-        upload: &mut Upload,
-        early: &mut (dyn HearEarly + Send),
-    ) -> Result<Answer, SendFault> {
+        upload: &mut RequestUpload,
+        early: &mut (dyn InterimResponseSink + Send),
+    ) -> Result<Http1ResponseHead, ExchangeError> {
         let patience = upload.is_held().then(|| Box::pin(tokio::time::sleep(PATIENCE)));
-        let mut asking = Asking { single: self, method, upload, early, patience, is_stuck: false };
+        let mut asking =
+            Http1Exchange { single: self, method, upload, early, patience, is_stuck: false };
         poll_fn(|cx| asking.poll(cx)).await
     }
 
     fn poll_upload(
         &mut self,
         cx: &mut Context<'_>,
-        upload: &mut Upload,
-    ) -> Poll<Result<(), UploadError>> {
+        upload: &mut RequestUpload,
+    ) -> Poll<Result<(), RequestUploadError>> {
         match &mut self.write {
             Some(write) => upload.poll(cx, write),
-            None => Poll::Ready(Err(UploadError::Pod(io::ErrorKind::BrokenPipe.into()))),
+            None => Poll::Ready(Err(RequestUploadError::Pod(io::ErrorKind::BrokenPipe.into()))),
         }
     }
 
@@ -160,7 +161,7 @@ impl Single {
         &mut self,
         cx: &mut Context<'_>,
         method: &Method,
-    ) -> Poll<Result<Answer, SendFault>> {
+    ) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             // The buffer may hold a whole head already, behind an interim response.
             let head = h1::read_answer(&mut self.buffer, &mut self.seen, method);
@@ -179,8 +180,12 @@ impl Single {
     }
 
     /// Builds the response from its head. The rest of the upload goes on in a task of its own.
-    fn reading(mut self, answer: Answer, mut upload: Upload) -> Response<Reading> {
-        let Answer { status, reason, headers, ends, keeps } = answer;
+    fn reading(
+        mut self,
+        answer: Http1ResponseHead,
+        mut upload: RequestUpload,
+    ) -> Response<Http1ResponseBody> {
+        let Http1ResponseHead { status, reason, headers, ends, keeps } = answer;
         // The pod has responded without the body. It gets none, and the connection cannot be used again.
         let keeps = keeps && !upload.is_held();
         // The pod may send its response while it still reads the body: both go on at the same time.
@@ -194,9 +199,9 @@ impl Single {
                     Err(error) => debug!(?error, "the rest of a body was not sent"),
                 }
             });
-            Rest { sent, _task: AbortOnDropHandle::new(task) }
+            UploadTask { sent, _task: AbortOnDropHandle::new(task) }
         });
-        let mut response = Response::new(Reading { single: self, ends, keeps, upload });
+        let mut response = Response::new(Http1ResponseBody { single: self, ends, keeps, upload });
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         if let Some(reason) = reason.and_then(|it| ReasonPhrase::try_from(it).ok()) {
@@ -207,19 +212,19 @@ impl Single {
 }
 
 /// Exchange whose request is being sent and whose response is awaited.
-struct Asking<'a> {
-    single: &'a mut Single,
+struct Http1Exchange<'a> {
+    single: &'a mut Http1PodConnection,
     method: &'a Method,
-    upload: &'a mut Upload,
-    early: &'a mut (dyn HearEarly + Send),
+    upload: &'a mut RequestUpload,
+    early: &'a mut (dyn InterimResponseSink + Send),
     /// Timer that runs while the body is held back.
     patience: Option<Pin<Box<Sleep>>>,
     /// True once the pod takes no more of the request.
     is_stuck: bool,
 }
 
-impl Asking<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Answer, SendFault>> {
+impl Http1Exchange<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             // Before the first bytes of the request the pod has nothing to respond to.
             let was_begun = self.upload.is_begun();
@@ -233,15 +238,15 @@ impl Asking<'_> {
                 && let Poll::Ready(Err(error)) = self.single.poll_upload(cx, self.upload)
             {
                 match error {
-                    UploadError::Client(error) => {
-                        return Poll::Ready(Err(SendFault::Client(error)));
+                    RequestUploadError::Client(error) => {
+                        return Poll::Ready(Err(ExchangeError::Client(error)));
                     }
-                    UploadError::Pod(error) if !self.upload.is_begun() => {
+                    RequestUploadError::Pod(error) if !self.upload.is_begun() => {
                         return Poll::Ready(Err(PodError::Io(error).into()));
                     }
                     // A response that the pod has sent before may still be read, even if the whole request was one
                     // write.
-                    UploadError::Pod(_) => self.is_stuck = true,
+                    RequestUploadError::Pod(_) => self.is_stuck = true,
                 }
             }
             // If the first bytes were sent in this poll, the response is polled once more, which registers its waker.
@@ -252,7 +257,10 @@ impl Asking<'_> {
     }
 
     /// Reads until the final response, or until the switch of protocols.
-    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Answer, SendFault>> {
+    fn poll_answer(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             let answer = ready!(self.single.poll_head(cx, self.method))?;
             match answer.status {
@@ -270,7 +278,7 @@ impl Asking<'_> {
     }
 }
 
-impl Reading {
+impl Http1ResponseBody {
     /// Polls for the next frame of the body.
     pub fn poll_frame(
         &mut self,
@@ -284,7 +292,9 @@ impl Reading {
             }
             match ready!(self.single.poll_read(cx)) {
                 // Only a body without framing may end with the connection; any other one is incomplete.
-                Ok(0) if matches!(self.ends, Ends::AtClose) => self.ends = Ends::Empty,
+                Ok(0) if matches!(self.ends, ResponseBodyFraming::AtClose) => {
+                    self.ends = ResponseBodyFraming::Empty
+                }
                 Ok(0) => return Poll::Ready(Some(Err(PodError::Closed))),
                 Ok(_) => {}
                 Err(error) => return Poll::Ready(Some(Err(PodError::Io(error)))),
@@ -293,45 +303,49 @@ impl Reading {
     }
 
     /// Frame of the bytes that were read. The inner `None` is the end of the body; the outer one asks for more bytes.
-    fn next_frame(&mut self) -> Result<Option<Option<Frame<Bytes>>>, Malformed> {
+    fn next_frame(&mut self) -> Result<Option<Option<Frame<Bytes>>>, Http1ParseError> {
         let from = &mut self.single.buffer;
         match &mut self.ends {
-            Ends::Empty | Ends::After(0) => Ok(Some(None)),
-            Ends::Chunks(chunks) => Ok(chunks.read(from)?.map(|piece| match piece {
-                Piece::Data(data) => Some(Frame::data(data)),
-                Piece::Trailers(trailers) => Some(Frame::trailers(trailers)),
-                Piece::End => None,
-            })),
-            Ends::After(_) | Ends::AtClose if from.is_empty() => Ok(None),
-            Ends::After(left) => {
+            ResponseBodyFraming::Empty | ResponseBodyFraming::After(0) => Ok(Some(None)),
+            ResponseBodyFraming::Chunks(chunks) => {
+                Ok(chunks.read(from)?.map(|piece| match piece {
+                    ChunkedPiece::Data(data) => Some(Frame::data(data)),
+                    ChunkedPiece::Trailers(trailers) => Some(Frame::trailers(trailers)),
+                    ChunkedPiece::End => None,
+                }))
+            }
+            ResponseBodyFraming::After(_) | ResponseBodyFraming::AtClose if from.is_empty() => {
+                Ok(None)
+            }
+            ResponseBodyFraming::After(left) => {
                 let some = usize::try_from(*left).unwrap_or(usize::MAX).min(from.len());
                 *left -= some as u64;
                 Ok(Some(Some(Frame::data(from.split_to(some).freeze()))))
             }
-            Ends::AtClose => Ok(Some(Some(Frame::data(from.split().freeze())))),
+            ResponseBodyFraming::AtClose => Ok(Some(Some(Frame::data(from.split().freeze())))),
         }
     }
 
     /// Returns true if the whole body was read.
     pub fn is_end(&self) -> bool {
         match &self.ends {
-            Ends::Empty | Ends::After(0) => true,
-            Ends::Chunks(chunks) => chunks.is_over(),
-            Ends::After(_) | Ends::AtClose => false,
+            ResponseBodyFraming::Empty | ResponseBodyFraming::After(0) => true,
+            ResponseBodyFraming::Chunks(chunks) => chunks.is_over(),
+            ResponseBodyFraming::After(_) | ResponseBodyFraming::AtClose => false,
         }
     }
 
     /// Size of the rest of the body, as far as it is known.
     pub fn size_hint(&self) -> SizeHint {
         match self.ends {
-            Ends::Empty => SizeHint::with_exact(0),
-            Ends::After(left) => SizeHint::with_exact(left),
-            Ends::Chunks(_) | Ends::AtClose => SizeHint::default(),
+            ResponseBodyFraming::Empty => SizeHint::with_exact(0),
+            ResponseBodyFraming::After(left) => SizeHint::with_exact(left),
+            ResponseBodyFraming::Chunks(_) | ResponseBodyFraming::AtClose => SizeHint::default(),
         }
     }
 
     /// Connection, if it may serve another request: the request and its response are complete, in order.
-    pub fn end(mut self) -> Option<Single> {
+    pub fn end(mut self) -> Option<Http1PodConnection> {
         // A body that is still being sent makes the connection unusable: its end is not known here.
         if let Some(mut rest) = self.upload.take() {
             self.single.write = rest.sent.try_recv().ok();
@@ -350,10 +364,10 @@ impl Reading {
     }
 
     /// Leaves HTTP, because the pod has switched to another protocol.
-    pub fn into_raw(mut self) -> Option<Raw> {
+    pub fn into_raw(mut self) -> Option<UpgradedPodStream> {
         let write = self.single.write.take()?;
         let stream = self.single.read.reunite(write).ok()?;
-        Some(Raw { said: self.single.buffer.freeze(), stream })
+        Some(UpgradedPodStream { said: self.single.buffer.freeze(), stream })
     }
 }
 

@@ -20,36 +20,36 @@ use std::{
     sync::Arc,
 };
 
-use common::wire::{Claim, Grant, Held, Name};
+use common::wire::{NamespacedName, SlotClaim, SlotGrant, SlotsByPod};
 use smol_str::SmolStr;
 
 mod ledger;
 
-use ledger::Ledger;
+use ledger::SlotLedger;
 
 /// Name of an activator.
-pub type Peer = SmolStr;
+pub type ActivatorName = SmolStr;
 
 /// Set of activators, as one of them sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
+pub struct PeerView {
     /// Name of the activator whose view it is.
-    pub own: Peer,
+    pub own: ActivatorName,
     /// Activators that the RouteTable lists, without those that have announced their end.
-    pub listed: BTreeSet<Peer>,
+    pub listed: BTreeSet<ActivatorName>,
     /// Other activators that may be alive: listed, connected, or either of them until a moment ago.
-    pub known: BTreeSet<Peer>,
+    pub known: BTreeSet<ActivatorName>,
     /// Subset of `known` that has a stream to this activator.
-    pub connected: BTreeSet<Peer>,
+    pub connected: BTreeSet<ActivatorName>,
     /// True if it follows the RouteTable only since lately. A table from before its first one may still be in force at
     /// another activator, and list activators that it cannot know of.
     pub is_new: bool,
 }
 
-impl View {
+impl PeerView {
     /// Owner of a revision by this view: the listed activator that comes first in an order of the revision's own. While
     /// none is listed, the owner is one of those that are alive.
-    pub fn owner(&self, revision: &Name) -> &Peer {
+    pub fn owner(&self, revision: &NamespacedName) -> &ActivatorName {
         let live = self.known.iter().chain([&self.own]).filter(|_| self.listed.is_empty());
         let all = self.listed.iter().chain(live);
         all.max_by_key(|peer| (rank(revision, peer), *peer)).unwrap_or(&self.own)
@@ -58,12 +58,15 @@ impl View {
 
 /// Activators of the table that have not ended. If all have ended, it returns all of them. An activator that is not
 /// listed itself then waits for the next table, as others in the same situation do.
-pub fn lasting(listed: &BTreeSet<Peer>, ended: &BTreeSet<Peer>) -> BTreeSet<Peer> {
+pub fn lasting(
+    listed: &BTreeSet<ActivatorName>,
+    ended: &BTreeSet<ActivatorName>,
+) -> BTreeSet<ActivatorName> {
     if listed.is_subset(ended) { listed.clone() } else { listed - ended }
 }
 
 /// Rank of an activator in a revision's order: rendezvous hashing, the same in every process.
-fn rank(revision: &Name, peer: &str) -> u64 {
+fn rank(revision: &NamespacedName, peer: &str) -> u64 {
     let parts = [&*revision.namespace, "/", &*revision.name, "\0", peer];
     let bytes = parts.into_iter().flat_map(str::bytes);
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
@@ -76,9 +79,9 @@ fn rank(revision: &Name, peer: &str) -> u64 {
 
 /// Slots of one revision at one activator, as holder or as owner.
 #[derive(Debug)]
-pub struct Slots {
-    revision: Name,
-    view: Arc<View>,
+pub struct RevisionSlots {
+    revision: NamespacedName,
+    view: Arc<PeerView>,
     /// Hard limit of each pod (containerConcurrency); 0 while it is not known.
     limit: u32,
     /// Pods that the RouteTable lists as ready.
@@ -86,32 +89,32 @@ pub struct Slots {
     /// Subset of `ready` that takes requests of this activator.
     open: BTreeSet<SmolStr>,
     /// Requests of this activator at pods, by pod.
-    busy: Held,
+    busy: SlotsByPod,
     /// Number of requests that wait at this activator.
     waiting: u32,
     /// Further requests that each pod may get from this activator now.
-    spare: Held,
-    holder: Holder,
+    spare: SlotsByPod,
+    holder: SlotHolder,
     /// Latest grant of each owner on its open stream.
-    offers: BTreeMap<Peer, Grant>,
+    offers: BTreeMap<ActivatorName, SlotGrant>,
     /// Latest claim of each holder on its open stream.
-    claims: BTreeMap<Peer, Claim>,
+    claims: BTreeMap<ActivatorName, SlotClaim>,
     /// Ledger of the current term, while this activator is the owner by its own table.
-    ledger: Option<Ledger>,
+    ledger: Option<SlotLedger>,
     /// Slots that it had granted when it stopped being the owner, kept until another owner acts.
-    former: BTreeMap<Peer, Held>,
+    former: BTreeMap<ActivatorName, SlotsByPod>,
     /// Holders that were sent a grant which is not withdrawn.
-    told: BTreeSet<Peer>,
+    told: BTreeSet<ActivatorName>,
     /// Owner that was sent a claim which is not withdrawn.
-    claimed: Option<Peer>,
+    claimed: Option<ActivatorName>,
 }
 
 /// Slots that this activator holds of another owner.
 #[derive(Debug, Default)]
-struct Holder {
-    follows: Option<Follows>,
+struct SlotHolder {
+    follows: Option<FollowedTerm>,
     /// Slots that it may use, including those in use.
-    held: Held,
+    held: SlotsByPod,
     /// Subset of `held` that was granted lately and not used yet: each may serve one request even when `keep` is lower.
     fresh: u32,
     /// Number of slots beyond which the owner asks for idle ones back; `None`: all may be kept.
@@ -121,9 +124,9 @@ struct Holder {
 }
 
 #[derive(Debug)]
-struct Follows {
+struct FollowedTerm {
     /// Owner whose term the holder follows.
-    owner: Peer,
+    owner: ActivatorName,
     epoch: u64,
     /// Number of the latest grant that was applied.
     seen: u64,
@@ -131,26 +134,26 @@ struct Follows {
 
 /// Messages to other activators: the latest state for each, or `None` to withdraw the state sent before.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct SlotMessages {
     /// Claims, by the owner that gets them.
-    pub claims: Vec<(Peer, Option<Claim>)>,
+    pub claims: Vec<(ActivatorName, Option<SlotClaim>)>,
     /// Grants, by the holder that gets them.
-    pub grants: Vec<(Peer, Option<Grant>)>,
+    pub grants: Vec<(ActivatorName, Option<SlotGrant>)>,
 }
 
-impl Slots {
+impl RevisionSlots {
     /// Creates the state of a revision without pods, claims or grants.
-    pub fn new(revision: Name, view: Arc<View>) -> Self {
+    pub fn new(revision: NamespacedName, view: Arc<PeerView>) -> Self {
         Self {
             revision,
             view,
             limit: 0,
             ready: BTreeSet::new(),
             open: BTreeSet::new(),
-            busy: Held::new(),
+            busy: SlotsByPod::new(),
             waiting: 0,
-            spare: Held::new(),
-            holder: Holder::default(),
+            spare: SlotsByPod::new(),
+            holder: SlotHolder::default(),
             offers: BTreeMap::new(),
             claims: BTreeMap::new(),
             ledger: None,
@@ -163,7 +166,7 @@ impl Slots {
     // Events. The caller runs `settle` after any of them.
 
     /// Sets the view of the other activators.
-    pub fn on_view(&mut self, view: Arc<View>) {
+    pub fn on_view(&mut self, view: Arc<PeerView>) {
         self.view = view;
     }
 
@@ -183,12 +186,12 @@ impl Slots {
     }
 
     /// Sets the requests that were at pods before there was a hard limit.
-    pub fn on_busy(&mut self, busy: Held) {
+    pub fn on_busy(&mut self, busy: SlotsByPod) {
         self.busy = busy;
     }
 
     /// Stores the latest claim of a holder; `None`: the holder has withdrawn it.
-    pub fn on_claim(&mut self, from: &Peer, claim: Option<Claim>) {
+    pub fn on_claim(&mut self, from: &ActivatorName, claim: Option<SlotClaim>) {
         match claim {
             Some(claim) => drop(self.claims.insert(from.clone(), claim)),
             None => drop(self.claims.remove(from)),
@@ -196,7 +199,7 @@ impl Slots {
     }
 
     /// Stores the latest grant of an owner; `None`: the owner has withdrawn it.
-    pub fn on_grant(&mut self, from: &Peer, grant: Option<Grant>) {
+    pub fn on_grant(&mut self, from: &ActivatorName, grant: Option<SlotGrant>) {
         match grant {
             Some(grant) => drop(self.offers.insert(from.clone(), grant)),
             None => drop(self.offers.remove(from)),
@@ -204,7 +207,7 @@ impl Slots {
     }
 
     /// Registers that a holder's stream has begun or ended. The holder may be a new process, and sends its state again.
-    pub fn on_stream(&mut self, from: &Peer) {
+    pub fn on_stream(&mut self, from: &ActivatorName) {
         self.claims.remove(from);
         if let Some(ledger) = &mut self.ledger {
             ledger.recount(from);
@@ -243,7 +246,7 @@ impl Slots {
 
     /// Returns true if no other activator holds or may claim slots of this revision.
     pub fn is_alone(&self) -> bool {
-        self.view.known.is_empty() && self.ledger.as_ref().is_some_and(Ledger::is_alone)
+        self.view.known.is_empty() && self.ledger.as_ref().is_some_and(SlotLedger::is_alone)
     }
 
     /// Returns true if there is no state to keep.
@@ -267,13 +270,13 @@ impl Slots {
 
     fn own(&mut self, chance: impl FnOnce() -> u64) {
         // An owner holds nothing of another owner: its requests in flight stay in `busy`.
-        self.holder = Holder::default();
+        self.holder = SlotHolder::default();
         let is_wanted = self.waiting > 0
             || !self.ready.is_empty()
             || self.claims.values().any(|claim| claim.need > 0);
         if self.ledger.is_none() && is_wanted {
             // Epoch 0 means that a claim follows no term.
-            self.ledger = Some(Ledger::new(chance() | 1));
+            self.ledger = Some(SlotLedger::new(chance() | 1));
         }
         self.spare.clear();
         let Some(mut ledger) = self.ledger.take() else { return };
@@ -284,7 +287,7 @@ impl Slots {
         if ledger.acts() {
             self.former.clear();
             ledger.hear(&self.view, &self.claims);
-            self.spare = ledger.distribute(&ledger::Demand {
+            self.spare = ledger.distribute(&ledger::SlotDemand {
                 limit: self.limit,
                 ready: &self.ready,
                 open: &self.open,
@@ -300,7 +303,7 @@ impl Slots {
 
     // --- as holder
 
-    fn follow(&mut self, owner: &Peer) {
+    fn follow(&mut self, owner: &ActivatorName) {
         // The next owner reads from `former`, in this activator's claim, what was granted before its term.
         if let Some(ledger) = self.ledger.take() {
             ledger.hand_over(&mut self.former);
@@ -320,11 +323,11 @@ impl Slots {
 
     /// Stops following any term: only slots in use are kept.
     fn rest(&mut self) {
-        self.holder = Holder { held: self.busy.clone(), ..Holder::default() };
+        self.holder = SlotHolder { held: self.busy.clone(), ..SlotHolder::default() };
     }
 
-    fn take_in(&mut self, owner: &Peer, offer: Grant) {
-        let Grant { epoch, number, held, keep, acts } = offer;
+    fn take_in(&mut self, owner: &ActivatorName, offer: SlotGrant) {
+        let SlotGrant { epoch, number, held, keep, acts } = offer;
         match &mut self.holder.follows {
             Some(it) if it.epoch == epoch => {
                 if number > it.seen {
@@ -336,7 +339,8 @@ impl Slots {
             // Slots of an earlier grant are not used again: they may have been given back.
             Some(_) | None => {
                 self.rest();
-                self.holder.follows = Some(Follows { owner: owner.clone(), epoch, seen: number });
+                self.holder.follows =
+                    Some(FollowedTerm { owner: owner.clone(), epoch, seen: number });
             }
         }
         self.holder.keep = keep;
@@ -377,15 +381,16 @@ impl Slots {
     // --- messages to other activators
 
     /// Messages that other activators have to get now. The caller runs it after each [`settle`](Self::settle).
-    pub fn said(&mut self) -> Said {
-        let mut said = Said::default();
+    pub fn said(&mut self) -> SlotMessages {
+        let mut said = SlotMessages::default();
         if let Some(ledger) = &self.ledger {
             // A known activator gets a grant even without slots: the grant carries the term that it has to follow.
             for peer in &self.view.known {
                 said.grants.push((peer.clone(), Some(ledger.grant(peer))));
             }
         }
-        let told: BTreeSet<Peer> = said.grants.iter().map(|(peer, _)| peer.clone()).collect();
+        let told: BTreeSet<ActivatorName> =
+            said.grants.iter().map(|(peer, _)| peer.clone()).collect();
         let gone = self.told.difference(&told).map(|peer| (peer.clone(), None));
         said.grants.extend(gone.collect::<Vec<_>>());
         self.told = told;
@@ -401,12 +406,12 @@ impl Slots {
         said
     }
 
-    fn claim(&self) -> Option<(Peer, Claim)> {
+    fn claim(&self) -> Option<(ActivatorName, SlotClaim)> {
         let owner = self.view.owner(&self.revision);
         if *owner == self.view.own {
             return None;
         }
-        let Holder { follows, held, avoid, .. } = &self.holder;
+        let SlotHolder { follows, held, avoid, .. } = &self.holder;
         let (epoch, seen) = follows.as_ref().map_or((0, 0), |it| (it.epoch, it.seen));
         let need = sum(held).saturating_add(self.waiting);
         if epoch == 0 && need == 0 && self.former.is_empty() {
@@ -416,22 +421,22 @@ impl Slots {
         let acts = self.offers.get(owner).is_some_and(|it| it.acts);
         let known = if acts { BTreeSet::new() } else { self.view.connected.clone() };
         let (held, avoid, former) = (held.clone(), avoid.clone(), self.former.clone());
-        Some((owner.clone(), Claim { epoch, seen, held, need, avoid, former, known }))
+        Some((owner.clone(), SlotClaim { epoch, seen, held, need, avoid, former, known }))
     }
 }
 
-fn sum(all: &Held) -> u32 {
+fn sum(all: &SlotsByPod) -> u32 {
     all.values().fold(0, |sum, slots| sum.saturating_add(*slots))
 }
 
-fn add(all: &mut Held, pod: &str, slots: u32) {
+fn add(all: &mut SlotsByPod, pod: &str, slots: u32) {
     match all.get_mut(pod) {
         Some(it) => *it += slots,
         None => drop(all.insert(pod.into(), slots)),
     }
 }
 
-fn subtract(all: &mut Held, pod: &str) {
+fn subtract(all: &mut SlotsByPod, pod: &str) {
     if let Some(slots) = all.get_mut(pod) {
         *slots -= 1;
         if *slots == 0 {
@@ -441,7 +446,7 @@ fn subtract(all: &mut Held, pod: &str) {
 }
 
 /// Greater number of both maps for each pod.
-fn most(mut one: Held, other: &Held) -> Held {
+fn most(mut one: SlotsByPod, other: &SlotsByPod) -> SlotsByPod {
     for (pod, slots) in other {
         let it = one.entry(pod.clone()).or_default();
         *it = (*it).max(*slots);
@@ -450,7 +455,7 @@ fn most(mut one: Held, other: &Held) -> Held {
 }
 
 /// Slots that are held and not in use, by pod.
-fn idle(held: &Held, busy: &Held) -> Held {
+fn idle(held: &SlotsByPod, busy: &SlotsByPod) -> SlotsByPod {
     let of = |(pod, slots): (&SmolStr, &u32)| {
         let idle = slots.saturating_sub(busy.get(pod).copied().unwrap_or(0));
         (idle > 0).then(|| (pod.clone(), idle))

@@ -28,11 +28,11 @@ use tokio::{
 use tokio_util::io::poll_read_buf;
 
 use crate::{
-    frames::Frames,
-    proxy_protocol::{self, Header, Step},
-    reply::{CutOff, Reply},
-    seats::Seat,
-    targets::{Targets, Want},
+    frames::Http2FrameInspector,
+    proxy_protocol::{self, ProxyHeader, ProxyHeaderStep},
+    reply::{ClientResponseBody, ResponseBodyError},
+    seats::ClientConnection,
+    targets::{InspectorAction, RequestTargetInspector},
 };
 
 /// First byte of every response, final or interim: `HTTP/1.…`.
@@ -68,15 +68,15 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Socket of a client. Clones are the same socket: the library has one, and the code that watches it another. All are
 /// used by one task, so the lock is never contended.
 #[derive(Clone, Debug)]
-pub struct Socket(Arc<Mutex<Inner>>);
+pub struct ClientSocket(Arc<Mutex<ClientSocketInner>>);
 
 /// Reads the header by which a proxy names its client, and not a byte more.
-pub async fn proxy_header(stream: &mut TcpStream) -> io::Result<Header> {
+pub async fn proxy_header(stream: &mut TcpStream) -> io::Result<ProxyHeader> {
     let mut bytes = Vec::new();
     loop {
         let more = match proxy_protocol::read(&bytes).map_err(io::Error::other)? {
-            Step::Done(header) => return Ok(header),
-            Step::Read(more) => more,
+            ProxyHeaderStep::Done(header) => return Ok(header),
+            ProxyHeaderStep::Read(more) => more,
         };
         let from = bytes.len();
         bytes.resize(from + more, 0);
@@ -87,10 +87,10 @@ pub async fn proxy_header(stream: &mut TcpStream) -> io::Result<Header> {
 /// Error of a client that has closed its connection completely.
 #[derive(Debug, thiserror::Error)]
 #[error("client has gone")]
-pub struct Gone;
+pub struct ClientGoneError;
 
 #[derive(Debug)]
-struct Inner {
+struct ClientSocketInner {
     stream: TcpStream,
     /// True if the library has flushed everything since the request came.
     is_settled: bool,
@@ -101,13 +101,13 @@ struct Inner {
     /// Complete interim responses, which are sent between writes of the library.
     early: BytesMut,
     /// Inspector of received HTTP/1.1 requests.
-    targets: Targets,
+    targets: RequestTargetInspector,
     /// True if a body was given up that the client may still be sending.
     is_unread: bool,
     /// Client connection that the bytes are charged to.
-    seat: Arc<Seat>,
+    seat: Arc<ClientConnection>,
     /// Inspector of received frames, over HTTP/2.
-    frames: Option<Frames>,
+    frames: Option<Http2FrameInspector>,
     /// Bytes of an incomplete head that are charged.
     partial: usize,
     /// Size of the library's buffer for received bytes.
@@ -120,16 +120,16 @@ struct Inner {
 
 /// Target of a request as it was received, if `http::Uri` cannot hold it.
 #[derive(Clone, Debug)]
-pub struct RawTarget(pub Bytes);
+pub struct RawRequestTarget(pub Bytes);
 
-impl Socket {
+impl ClientSocket {
     /// Wraps the socket of a client, whose bytes are charged to `seat`.
-    pub fn new(stream: TcpStream, seat: Arc<Seat>) -> Self {
+    pub fn new(stream: TcpStream, seat: Arc<ClientConnection>) -> Self {
         let (early, waker) = (BytesMut::new(), None);
         let (is_settled, is_ahead, is_unread) = (false, false, false);
-        let targets = Targets::off(0);
+        let targets = RequestTargetInspector::off(0);
         let (frames, partial, room, pause, pauses) = (None, 0, 0, None, 0);
-        Self(Arc::new(Mutex::new(Inner {
+        Self(Arc::new(Mutex::new(ClientSocketInner {
             stream,
             is_settled,
             is_ahead,
@@ -169,12 +169,12 @@ impl Socket {
 
     /// Registers that the client speaks HTTP/1.1, and that its heads have at most `max_head` bytes.
     pub fn follow_targets(&self, max_head: usize) {
-        self.lock().targets = Targets::new(max_head);
+        self.lock().targets = RequestTargetInspector::new(max_head);
     }
 
     /// Registers that the client speaks HTTP/2.
     pub fn follow_frames(&self) {
-        self.lock().frames = Some(Frames::after_preface(PREFACE.len()));
+        self.lock().frames = Some(Http2FrameInspector::after_preface(PREFACE.len()));
     }
 
     /// Sends GOAWAY with a reason to an HTTP/2 client in place of the library (RFC 9113 §6.8), if that is possible at
@@ -188,8 +188,8 @@ impl Socket {
     }
 
     /// Target of the request that has come as `uri`, if the client wrote it in another form.
-    pub fn raw_target(&self, uri: &Uri) -> Option<RawTarget> {
-        self.lock().targets.came(uri.path_and_query()?.as_str()).map(RawTarget)
+    pub fn raw_target(&self, uri: &Uri) -> Option<RawRequestTarget> {
+        self.lock().targets.came(uri.path_and_query()?.as_str()).map(RawRequestTarget)
     }
 
     /// Waits until the client has closed its connection completely. The caller runs it from the arrival of a request
@@ -299,13 +299,13 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ClientSocketInner> {
         // A panic cannot leave a socket inconsistent: every change under the lock completes.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for ClientSocket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -315,7 +315,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for ClientSocket {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -363,11 +363,11 @@ impl AsyncWrite for Socket {
     }
 }
 
-impl Inner {
+impl ClientSocketInner {
     fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             match self.targets.want() {
-                Want::Take => {
+                InspectorAction::Take => {
                     // The head is complete, so it is charged by the request from here on.
                     self.count_partial(0);
                     let ready = self.targets.ready().len();
@@ -376,7 +376,7 @@ impl Inner {
                     into.put_slice(&self.targets.ready().split_to(some));
                     return Poll::Ready(Ok(()));
                 }
-                Want::Pass(u64::MAX) => {
+                InspectorAction::Pass(u64::MAX) => {
                     if self.frames.is_some() {
                         // HTTP/2 only: an HTTP/1.1 connection has one request, which is refused by its own charge.
                         ready!(self.poll_room(cx));
@@ -391,7 +391,7 @@ impl Inner {
                     }
                     return Poll::Ready(Ok(()));
                 }
-                Want::Pass(most) => {
+                InspectorAction::Pass(most) => {
                     // Small pieces keep the library's buffer small, which lasts as long as the connection.
                     let piece = if most > LARGE { usize::MAX } else { PIECE };
                     let most = usize::try_from(most).unwrap_or(usize::MAX);
@@ -405,7 +405,7 @@ impl Inner {
                     self.seat.came(count, self.seat.seats().budget.ahead(false));
                     return Poll::Ready(Ok(()));
                 }
-                Want::Look => {
+                InspectorAction::Look => {
                     // A head that comes in one piece is not charged here.
                     let partial = self.targets.unread().len();
                     if !self.targets.is_in_chunks() {
@@ -488,29 +488,29 @@ impl Inner {
 
 /// Body of a response that watches its client: a silent response would never find out that its client is gone.
 #[derive(Debug)]
-pub struct Watched {
-    body: Reply,
-    socket: Socket,
+pub struct ClientWatchedBody {
+    body: ClientResponseBody,
+    socket: ClientSocket,
     /// True if the client had closed its sending half before and is still there: it waits for the whole response.
     is_awaited: bool,
     /// Timer that runs since the client's FIN, while the response is silent.
     silence: Option<Pin<Box<Sleep>>>,
     /// Future of a reset, once the pod knows of the FIN.
-    reset: Option<Reset>,
+    reset: Option<ClientResetFuture>,
 }
 
 /// Future that resolves once the client's kernel has sent a reset.
-struct Reset(Pin<Box<dyn Future<Output = ()> + Send>>);
+struct ClientResetFuture(Pin<Box<dyn Future<Output = ()> + Send>>);
 
-impl fmt::Debug for Reset {
+impl fmt::Debug for ClientResetFuture {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str("Reset")
     }
 }
 
-impl Watched {
+impl ClientWatchedBody {
     /// Wraps the body of a response to the client at `socket`.
-    pub fn new(body: Reply, socket: Socket) -> Self {
+    pub fn new(body: ClientResponseBody, socket: ClientSocket) -> Self {
         // A client that was half-closed before the response, and did not reset when asked, does read it.
         let is_awaited = !body.is_end_stream() && socket.is_closed();
         Self { body, socket, is_awaited, silence: None, reset: None }
@@ -520,7 +520,7 @@ impl Watched {
     /// FIN. Over HTTP/1.1 the FIN is passed on, as if there were no activator. The kernel then finds out whether the
     /// client is still there.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(Reset(reset)) = &mut self.reset {
+        if let Some(ClientResetFuture(reset)) = &mut self.reset {
             return reset.as_mut().poll(cx);
         }
         if self.is_awaited {
@@ -541,25 +541,26 @@ impl Watched {
             return Poll::Ready(());
         }
         let socket = self.socket.clone();
-        let reset = self.reset.insert(Reset(Box::pin(async move { socket.reset().await })));
+        let reset =
+            self.reset.insert(ClientResetFuture(Box::pin(async move { socket.reset().await })));
         reset.0.as_mut().poll(cx)
     }
 }
 
-impl Body for Watched {
+impl Body for ClientWatchedBody {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         if let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) {
             self.silence = None;
             return Poll::Ready(next);
         }
         ready!(self.poll_gone(cx));
-        Poll::Ready(Some(Err(CutOff::Client)))
+        Poll::Ready(Some(Err(ResponseBodyError::Client)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -11,13 +11,13 @@ use http::{HeaderName, header, uri::PathAndQuery};
 
 use crate::h1::{
     self,
-    chunked::{Chunks, Piece},
+    chunked::{ChunkedDecoder, ChunkedPiece},
 };
 
 /// Requests of one connection, as they come in.
 #[derive(Debug)]
-pub struct Targets {
-    at: At,
+pub struct RequestTargetInspector {
+    at: RequestPosition,
     /// Maximum number of bytes of a head.
     max_head: usize,
     /// Bytes of a head that were parsed already.
@@ -26,65 +26,68 @@ pub struct Targets {
     unread: BytesMut,
     /// Bytes that are ready for the library.
     ready: BytesMut,
-    changed: VecDeque<Changed>,
+    changed: VecDeque<RewrittenTarget>,
 }
 
 #[derive(Debug)]
-enum At {
+enum RequestPosition {
     Head,
     Body(u64),
-    Chunks(Chunks),
+    Chunks(ChunkedDecoder),
     /// All further bytes pass unchanged.
     Off,
 }
 
 #[derive(Debug)]
-struct Changed {
+struct RewrittenTarget {
     written: String,
     came: Bytes,
 }
 
 /// Action that yields the next bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum InspectorAction {
     /// Read at most this many bytes, which need not be parsed.
     Pass(u64),
-    /// Read some bytes into [`unread`](Targets::unread).
+    /// Read some bytes into [`unread`](RequestTargetInspector::unread).
     Look,
-    /// Take the bytes out of [`ready`](Targets::ready).
+    /// Take the bytes out of [`ready`](RequestTargetInspector::ready).
     Take,
 }
 
-impl Targets {
+impl RequestTargetInspector {
     /// Inspects requests from the first one on, whose heads have at most `max_head` bytes.
     pub fn new(max_head: usize) -> Self {
-        Self { at: At::Head, ..Self::off(max_head) }
+        Self { at: RequestPosition::Head, ..Self::off(max_head) }
     }
 
     /// Inspects nothing: all bytes pass unchanged.
     pub fn off(max_head: usize) -> Self {
         let (unread, ready, changed) = (BytesMut::new(), BytesMut::new(), VecDeque::new());
-        Self { at: At::Off, max_head, seen: 0, unread, ready, changed }
+        Self { at: RequestPosition::Off, max_head, seen: 0, unread, ready, changed }
     }
 
     /// Action by which the caller gets the next bytes.
-    pub fn want(&mut self) -> Want {
+    pub fn want(&mut self) -> InspectorAction {
         while self.ready.is_empty() && self.step() {}
-        if matches!(self.at, At::Head) && self.ready.is_empty() && self.unread.is_empty() {
+        if matches!(self.at, RequestPosition::Head)
+            && self.ready.is_empty()
+            && self.unread.is_empty()
+        {
             // Between requests a connection keeps no buffers, since one that was large once would stay large.
             (self.unread, self.ready) = (BytesMut::new(), BytesMut::new());
         }
         match self.at {
-            _ if !self.ready.is_empty() => Want::Take,
-            At::Off => Want::Pass(u64::MAX),
-            At::Body(left) => Want::Pass(left),
-            At::Head | At::Chunks(_) => Want::Look,
+            _ if !self.ready.is_empty() => InspectorAction::Take,
+            RequestPosition::Off => InspectorAction::Pass(u64::MAX),
+            RequestPosition::Body(left) => InspectorAction::Pass(left),
+            RequestPosition::Head | RequestPosition::Chunks(_) => InspectorAction::Look,
         }
     }
 
     /// Returns true within a body in chunks.
     pub fn is_in_chunks(&self) -> bool {
-        matches!(self.at, At::Chunks(_))
+        matches!(self.at, RequestPosition::Chunks(_))
     }
 
     /// Buffer that received bytes are read into.
@@ -99,7 +102,7 @@ impl Targets {
 
     /// Registers bytes that passed without being parsed.
     pub fn passed(&mut self, count: usize) {
-        if let At::Body(left) = &mut self.at {
+        if let RequestPosition::Body(left) = &mut self.at {
             *left = left.saturating_sub(count as u64);
         }
     }
@@ -118,42 +121,42 @@ impl Targets {
     /// Makes bytes ready, or finds the next part of a message. Returns true if anything has changed.
     fn step(&mut self) -> bool {
         match &mut self.at {
-            At::Body(0) => self.at = At::Head,
+            RequestPosition::Body(0) => self.at = RequestPosition::Head,
             _ if self.unread.is_empty() => return false,
-            At::Head => return self.head(),
-            At::Body(left) => {
+            RequestPosition::Head => return self.head(),
+            RequestPosition::Body(left) => {
                 let some = usize::try_from(*left).unwrap_or(usize::MAX).min(self.unread.len());
                 *left -= some as u64;
                 self.ready.unsplit(self.unread.split_to(some));
             }
-            At::Chunks(_) => return self.chunks(),
-            At::Off => self.give_up(),
+            RequestPosition::Chunks(_) => return self.chunks(),
+            RequestPosition::Off => self.give_up(),
         }
         true
     }
 
     fn give_up(&mut self) {
-        self.at = At::Off;
+        self.at = RequestPosition::Off;
         let rest = self.unread.split();
         self.ready.extend_from_slice(&rest);
     }
 
     fn chunks(&mut self) -> bool {
-        let At::Chunks(chunks) = &mut self.at else { return false };
+        let RequestPosition::Chunks(chunks) = &mut self.at else { return false };
         let before = self.unread.len();
         // The chunks pass unchanged. Reading them only finds the end of the body, since the next head follows it.
         self.ready.extend_from_slice(&self.unread);
         loop {
             match chunks.read(&mut self.unread) {
-                Ok(Some(Piece::Data(_))) => {}
-                Ok(Some(Piece::Trailers(_) | Piece::End)) => {
-                    self.at = At::Head;
+                Ok(Some(ChunkedPiece::Data(_))) => {}
+                Ok(Some(ChunkedPiece::Trailers(_) | ChunkedPiece::End)) => {
+                    self.at = RequestPosition::Head;
                     break;
                 }
                 Ok(None) => break,
                 Err(_malformed) => {
                     // All bytes are in `ready` already, and the library finds the error itself.
-                    self.at = At::Off;
+                    self.at = RequestPosition::Off;
                     self.unread.clear();
                     return true;
                 }
@@ -189,7 +192,7 @@ impl Targets {
     }
 
     /// Makes a head ready. `None`: the library has to see it unchanged.
-    fn read_head(&mut self) -> Option<At> {
+    fn read_head(&mut self) -> Option<RequestPosition> {
         let (begin, end) = target(&self.unread)?;
         let came = self.unread.get(begin..end)?;
         // The usual case: the target is valid, and the head passes without a copy.
@@ -205,7 +208,7 @@ impl Targets {
         head.extend_from_slice(&self.unread[end..]);
         // The framing is read from the changed head, whose length differs from the received one.
         let (length, at) = framing(&head)?;
-        self.changed.push_back(Changed { written, came });
+        self.changed.push_back(RewrittenTarget { written, came });
         let rest = head.len() - length;
         self.unread.advance(self.unread.len() - rest);
         self.ready.extend_from_slice(&head[..length]);
@@ -261,7 +264,7 @@ fn written(target: &[u8]) -> String {
 }
 
 /// Length of a head, and the part of the message behind it. `None`: the head is invalid or ambiguous.
-fn framing(bytes: &[u8]) -> Option<(usize, At)> {
+fn framing(bytes: &[u8]) -> Option<(usize, RequestPosition)> {
     // The number of fields is bounded by the head's bytes only, so the room for them grows until all fit.
     let mut fields = 64;
     loop {
@@ -276,32 +279,36 @@ fn framing(bytes: &[u8]) -> Option<(usize, At)> {
     }
 }
 
-fn follows(head: &httparse::Request<'_, '_>) -> Option<At> {
+fn follows(head: &httparse::Request<'_, '_>) -> Option<RequestPosition> {
     let fields: &[httparse::Header<'_>] = head.headers;
     // After these the bytes may not be requests at all.
     if head.method? == "CONNECT" || named(fields, &header::UPGRADE).next().is_some() {
-        return Some(At::Off);
+        return Some(RequestPosition::Off);
     }
     let mut lengths = named(fields, &header::CONTENT_LENGTH);
     let mut codings = named(fields, &header::TRANSFER_ENCODING);
     let (length, coding) = (lengths.next(), codings.next());
     // Of two lengths or codings another recipient might choose the other one: the library decides.
     if lengths.next().is_some() || codings.next().is_some() {
-        return Some(At::Off);
+        return Some(RequestPosition::Off);
     }
     match (length, coding) {
-        (None, None) => Some(At::Head),
+        (None, None) => Some(RequestPosition::Head),
         (Some(length), None) => {
             let is_number = !length.value.is_empty() && length.value.iter().all(u8::is_ascii_digit);
             let length = str::from_utf8(length.value).ok().filter(|_| is_number);
-            Some(length.and_then(|it| it.parse().ok()).map_or(At::Off, At::Body))
+            Some(
+                length
+                    .and_then(|it| it.parse().ok())
+                    .map_or(RequestPosition::Off, RequestPosition::Body),
+            )
         }
         (None, Some(coding))
             if coding.value.eq_ignore_ascii_case(b"chunked") && head.version == Some(1) =>
         {
-            Some(At::Chunks(Chunks::default()))
+            Some(RequestPosition::Chunks(ChunkedDecoder::default()))
         }
-        _ => Some(At::Off),
+        _ => Some(RequestPosition::Off),
     }
 }
 

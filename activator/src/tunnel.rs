@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::{reply::Timer, revision::Place, single::Raw};
+use crate::{reply::RequestTimer, revision::PodPermit, single::UpgradedPodStream};
 
 /// Copies bytes both ways until both ends have closed, a timeout of the request is over, or the activator stops.
 ///
@@ -29,18 +29,18 @@ use crate::{reply::Timer, revision::Place, single::Raw};
 /// bytes that pass count as a response does.
 pub async fn tunnel(
     client: OnUpgrade,
-    mut pod: Raw,
-    place: Arc<Place>,
-    timer: Timer,
+    mut pod: UpgradedPodStream,
+    place: Arc<PodPermit>,
+    timer: RequestTimer,
     stop: CancellationToken,
 ) {
     // Bytes that the pod has sent behind its head count as its first ones.
-    let heard = Arc::new(Heard::new(!pod.said.is_empty()));
+    let heard = Arc::new(TunnelActivity::new(!pod.said.is_empty()));
     let carry = async {
         // The client's side is complete only when its library has sent the head of the response.
-        let mut client = Listened(TokioIo::new(client.await?), Arc::clone(&heard));
+        let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&heard));
         client.write_all(&pod.said).await?;
-        let mut pod = Listened(&mut pod.stream, Arc::clone(&heard));
+        let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&heard));
         let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
         debug!(pod = %place.pod.uid, ?carried, "upgraded connection ended");
         Ok::<_, Box<dyn Error + Send + Sync>>(())
@@ -58,7 +58,7 @@ pub async fn tunnel(
 
 /// Time at which either end sent something last.
 #[derive(Debug)]
-struct Heard {
+struct TunnelActivity {
     begun: Instant,
     /// Time of the last bytes, in ms after `begun`.
     last: AtomicU64,
@@ -66,7 +66,7 @@ struct Heard {
     is_any: AtomicBool,
 }
 
-impl Heard {
+impl TunnelActivity {
     fn new(is_any: bool) -> Self {
         Self { begun: Instant::now(), last: AtomicU64::new(0), is_any: AtomicBool::new(is_any) }
     }
@@ -78,7 +78,7 @@ impl Heard {
     }
 
     /// Waits until a timeout is over.
-    async fn silent(&self, timer: &Timer) {
+    async fn silent(&self, timer: &RequestTimer) {
         loop {
             // Each timeout is computed again after the sleep, since bytes may have passed meanwhile.
             let last = self.begun + Duration::from_millis(self.last.load(Ordering::Relaxed));
@@ -96,9 +96,9 @@ impl Heard {
 
 /// One end of the connection, which registers the bytes read from it.
 #[derive(Debug)]
-struct Listened<T>(T, Arc<Heard>);
+struct ActivityTrackedIo<T>(T, Arc<TunnelActivity>);
 
-impl<T: AsyncRead + Unpin> AsyncRead for Listened<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for ActivityTrackedIo<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -113,7 +113,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Listened<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Listened<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for ActivityTrackedIo<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

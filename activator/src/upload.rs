@@ -12,23 +12,23 @@ use http_body::{Body as _, Frame};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use crate::{
-    ask::Ask,
-    h1::{self, Sends, chunked},
-    socket::RawTarget,
+    ask::PodRequestBody,
+    h1::{self, RequestBodyFraming, chunked},
+    socket::RawRequestTarget,
 };
 
 /// Request that is being sent.
 #[derive(Debug)]
-pub struct Upload {
+pub struct RequestUpload {
     /// Framing bytes to send before `data`.
     out: BytesMut,
     /// Bytes of the client's body to send.
     data: Bytes,
     /// Framing bytes to send behind `data`.
     after: &'static [u8],
-    body: Ask,
-    sends: Sends,
-    phase: Phase,
+    body: PodRequestBody,
+    sends: RequestBodyFraming,
+    phase: UploadPhase,
     /// Names of the trailer fields that may be sent: those that the head announced.
     announced: Vec<HeaderName>,
     /// Number of bytes sent so far.
@@ -36,7 +36,7 @@ pub struct Upload {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum UploadPhase {
     /// The body is held back until the pod asks for it.
     Held,
     /// The body is sent as it comes.
@@ -47,50 +47,55 @@ enum Phase {
 
 /// Error because of which a request was not sent completely.
 #[derive(Debug)]
-pub enum UploadError {
+pub enum RequestUploadError {
     /// The client's body broke off or was invalid.
     Client(hyper::Error),
     /// The pod takes no more bytes.
     Pod(io::Error),
 }
 
-impl Upload {
+impl RequestUpload {
     /// Prepares a request. If the client waits for `100 Continue`, its body waits for [`flow`](Self::flow).
-    pub fn new(head: &request::Parts, body: Ask) -> Self {
+    pub fn new(head: &request::Parts, body: PodRequestBody) -> Self {
         let sends = match (&body, body.size_hint().exact()) {
-            (Ask::Empty, _) => Sends::Nothing,
-            (Ask::Client(_), Some(length)) => Sends::Exactly(length),
-            (Ask::Client(_), None) => Sends::Chunks,
+            (PodRequestBody::Empty, _) => RequestBodyFraming::Nothing,
+            (PodRequestBody::Client(_), Some(length)) => RequestBodyFraming::Exactly(length),
+            (PodRequestBody::Client(_), None) => RequestBodyFraming::Chunks,
         };
-        let target = head.extensions.get::<RawTarget>().map(|it| &*it.0);
+        let target = head.extensions.get::<RawRequestTarget>().map(|it| &*it.0);
         let mut out = BytesMut::new();
         h1::write_request(head, target, sends, &mut out);
         // A request without a body has nothing to hold back, whatever it expects.
         let phase = match sends {
-            Sends::Nothing => Phase::Over,
-            Sends::Exactly(_) | Sends::Chunks if expects(&head.headers) => Phase::Held,
-            Sends::Exactly(_) | Sends::Chunks => Phase::Flows,
+            RequestBodyFraming::Nothing => UploadPhase::Over,
+            RequestBodyFraming::Exactly(_) | RequestBodyFraming::Chunks
+                if expects(&head.headers) =>
+            {
+                UploadPhase::Held
+            }
+            RequestBodyFraming::Exactly(_) | RequestBodyFraming::Chunks => UploadPhase::Flows,
         };
-        let announced = if sends == Sends::Chunks { announced(&head.headers) } else { Vec::new() };
+        let announced =
+            if sends == RequestBodyFraming::Chunks { announced(&head.headers) } else { Vec::new() };
         let (data, after) = (Bytes::new(), &b""[..]);
         Self { out, data, after, body, sends, phase, announced, written: 0 }
     }
 
     /// Releases a body that is held back.
     pub fn flow(&mut self) {
-        if self.phase == Phase::Held {
-            self.phase = Phase::Flows;
+        if self.phase == UploadPhase::Held {
+            self.phase = UploadPhase::Flows;
         }
     }
 
     /// Returns true if the body waits for the pod's `100 Continue`.
     pub fn is_held(&self) -> bool {
-        self.phase == Phase::Held
+        self.phase == UploadPhase::Held
     }
 
     /// Returns true if the whole request was sent.
     pub fn is_over(&self) -> bool {
-        self.phase == Phase::Over && !self.has_bytes()
+        self.phase == UploadPhase::Over && !self.has_bytes()
     }
 
     /// Returns true if any byte was sent.
@@ -100,11 +105,11 @@ impl Upload {
 
     /// Returns true if the request has no body.
     pub fn is_bare(&self) -> bool {
-        self.sends == Sends::Nothing
+        self.sends == RequestBodyFraming::Nothing
     }
 
     /// Body as it was before anything of it was sent; `None`: more was sent than is kept.
-    pub fn into_body(self) -> Option<Ask> {
+    pub fn into_body(self) -> Option<PodRequestBody> {
         self.body.whole()
     }
 
@@ -113,18 +118,18 @@ impl Upload {
         &mut self,
         cx: &mut Context<'_>,
         pod: &mut OwnedWriteHalf,
-    ) -> Poll<Result<(), UploadError>> {
+    ) -> Poll<Result<(), RequestUploadError>> {
         loop {
             // The next frame is fetched only when the last one was sent, so that at most one is buffered here.
-            let is_starved = self.phase == Phase::Flows
+            let is_starved = self.phase == UploadPhase::Flows
                 && self.data.is_empty()
                 && self.after.is_empty()
-                && self.poll_fill(cx).map_err(UploadError::Client)?.is_pending();
+                && self.poll_fill(cx).map_err(RequestUploadError::Client)?.is_pending();
             if self.has_bytes() {
-                ready!(self.poll_write(cx, pod)).map_err(UploadError::Pod)?;
-            } else if is_starved || self.phase == Phase::Held {
+                ready!(self.poll_write(cx, pod)).map_err(RequestUploadError::Pod)?;
+            } else if is_starved || self.phase == UploadPhase::Held {
                 return Poll::Pending;
-            } else if self.phase == Phase::Over {
+            } else if self.phase == UploadPhase::Over {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -148,7 +153,7 @@ impl Upload {
             // A chunk without bytes would end the body.
             Ok(data) if data.is_empty() => {}
             Ok(data) => {
-                if self.sends == Sends::Chunks {
+                if self.sends == RequestBodyFraming::Chunks {
                     chunked::write_size(data.len(), &mut self.out);
                     self.after = chunked::AFTER_CHUNK;
                 }
@@ -170,10 +175,10 @@ impl Upload {
     }
 
     fn end(&mut self, trailers: Option<&HeaderMap>) {
-        if self.sends == Sends::Chunks {
+        if self.sends == RequestBodyFraming::Chunks {
             chunked::write_end(trailers, &mut self.out);
         }
-        self.phase = Phase::Over;
+        self.phase = UploadPhase::Over;
     }
 
     fn poll_write(

@@ -2,7 +2,7 @@
 
 /// One element of the header: one hop, as it was reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Element<'a> {
+pub struct ForwardedElement<'a> {
     /// Text of the element, unchanged.
     pub text: &'a str,
     /// Value of the parameter `for`: the hop's address or an identifier.
@@ -19,13 +19,13 @@ pub fn split(list: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Parses the whole field. `None`: it violates the grammar somewhere, so that its elements cannot be separated.
-pub fn elements(field: &str) -> Option<Vec<Element<'_>>> {
+pub fn elements(field: &str) -> Option<Vec<ForwardedElement<'_>>> {
     let all = divided(field, ',')?.into_iter().map(str::trim).filter(|it| !it.is_empty());
     all.map(element).collect()
 }
 
-fn element(text: &str) -> Option<Element<'_>> {
-    let mut it = Element { text, of: None, host: None, proto: None };
+fn element(text: &str) -> Option<ForwardedElement<'_>> {
+    let mut it = ForwardedElement { text, of: None, host: None, proto: None };
     for pair in divided(text, ';')?.into_iter().map(str::trim).filter(|it| !it.is_empty()) {
         let (name, value) = pair.split_once('=')?;
         let value = unquoted(value)?;

@@ -15,10 +15,10 @@ use std::{
 };
 
 use activator::budget::{BASE_MIB, MAX_STREAMS, PER_REQUEST, memory_mib};
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use futures::StreamExt as _;
 use h2c::{WIDE, asking, endless, frame, indexed, preface};
-use harness::{GET, LONG, OK, World, handling, read_head, revision, server};
+use harness::{ActivatorFixture, GET, LONG, OK, handling, read_head, revision, server};
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -51,7 +51,7 @@ const DONE: &str = "done";
 #[ignore = "a role, run by the other tests"]
 async fn an_activator_of_its_own() {
     let connections = Some(std::env::var(MOST).unwrap().parse().unwrap());
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_answer_bytes) = (BYTES, BYTES);
         (config.max_connections, config.max_client_connections) = (connections, connections);
         config.max_waiting = 100_000;
@@ -66,7 +66,7 @@ async fn an_activator_of_its_own() {
     });
     while let Some(line) = lines.recv().await {
         let (protocol, address) = line.split_once(' ').unwrap();
-        let protocol = if protocol == "h2c" { Protocol::H2c } else { Protocol::Http1 };
+        let protocol = if protocol == "h2c" { AppProtocol::H2c } else { AppProtocol::Http1 };
         world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
         world.ready("p", address.parse().unwrap());
         println!("{DONE}");
@@ -74,7 +74,7 @@ async fn an_activator_of_its_own() {
 }
 
 /// Activator in another process.
-struct Other {
+struct ActivatorProcessFixture {
     child: Child,
     says: Lines<BufReader<ChildStdout>>,
     port: u16,
@@ -84,7 +84,7 @@ struct Other {
     empty: usize,
 }
 
-impl Other {
+impl ActivatorProcessFixture {
     fn start() -> Self {
         Self::for_connections(CONNECTIONS)
     }
@@ -151,7 +151,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for ActivatorProcessFixture {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
@@ -159,7 +159,7 @@ impl Drop for Other {
 }
 
 /// Runs clients that all send `words` and read their responses, until the activator grows no more.
-async fn attack(other: &Other, clients: usize, words: [Vec<u8>; 2]) {
+async fn attack(other: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>; 2]) {
     let words = std::sync::Arc::new(words);
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..clients {
@@ -216,7 +216,12 @@ fn lines(line: impl Fn(usize) -> String) -> [Vec<u8>; 2] {
 }
 
 /// Checks that the process has grown by no more than these bounds allow, in addition to the requests `at_pods`.
-fn assert_within(other: &Other, [requests, answers]: [usize; 2], at_pods: usize, what: &str) {
+fn assert_within(
+    other: &ActivatorProcessFixture,
+    [requests, answers]: [usize; 2],
+    at_pods: usize,
+    what: &str,
+) {
     let at_pods = (at_pods * 2 * PER_REQUEST) >> 20;
     let bound = memory_mib(requests, answers, other.connections) - BASE_MIB + PROGRAM_MIB + at_pods;
     let grown = other.grown();
@@ -243,7 +248,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
         }),
     ];
     for (what, words) in attacks {
-        let mut other = Other::start();
+        let mut other = ActivatorProcessFixture::start();
         attack(&other, 400, words()).await;
         // Refusals are responses, and may be left unread, too.
         assert_within(&other, [BYTES, BYTES], 0, what);
@@ -256,7 +261,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
 async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
     // A client with a window of 0 reads no byte of a response, and the pod sends ahead all the same.
     for (what, window) in [("answers that are not read", WIDE), ("answers without a window", 0)] {
-        let mut other = Other::start();
+        let mut other = ActivatorProcessFixture::start();
         let (pod, _taken) = endless().await;
         other.has_pod("h2c", pod);
         other.serves_others().await;
@@ -291,7 +296,7 @@ fn open(all: &[TcpStream]) -> usize {
 
 /// Opens `count` clients, each of which has done what `each` does. Their connections stay open.
 async fn clients(
-    other: &Other,
+    other: &ActivatorProcessFixture,
     count: usize,
     each: impl AsyncFn(&mut TcpStream),
 ) -> Vec<TcpStream> {
@@ -368,7 +373,7 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
         ("HTTP/2 after entries of the table", BYTES, 100, tables),
     ];
     for (what, bytes, count, words) in kinds {
-        let mut other = Other::for_connections(count + 20);
+        let mut other = ActivatorProcessFixture::for_connections(count + 20);
         other.has_pod("http1", handling(greets).await);
         let all = clients(&other, count, async |stream| {
             for (words, answers) in &words {
@@ -404,7 +409,7 @@ async fn resets_leave_no_more_memory_than_is_stated() {
     let kinds =
         [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
     for (what, rounds) in kinds {
-        let mut other = Other::start();
+        let mut other = ActivatorProcessFixture::start();
         other.has_pod("http1", handling(greets).await);
         let all = clients(&other, 200, async |stream| {
             says(stream, &preface(), 0, PONGS).await;
@@ -432,7 +437,7 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
         ("slow bodies over HTTP/2", [BYTES, BYTES], &h2, &bytes),
     ];
     for (what, held, head, bytes) in kinds {
-        let mut other = Other::start();
+        let mut other = ActivatorProcessFixture::start();
         let all = clients(&other, 400, async |stream| {
             stream.write_all(head).await.ok();
             for _ in 0..20 {
@@ -467,7 +472,7 @@ async fn deaf(mut stream: TcpStream, floods: bool) {
 async fn upgraded_connections_take_no_more_memory_than_is_stated() {
     let kinds = [("silent", MANY / 2, false), ("not read, by either end", 100, true)];
     for (what, count, floods) in kinds {
-        let mut other = Other::for_connections(count + 20);
+        let mut other = ActivatorProcessFixture::for_connections(count + 20);
         let switches = move |mut stream: TcpStream, _| async move {
             read_head(&mut stream).await;
             stream.write_all(SWITCHED.as_bytes()).await.ok();

@@ -21,11 +21,11 @@ use std::{
 
 use common::{
     outbox::Outbox,
-    wire::{Activator, PodPhase, RouteChange, RouteKey},
+    wire::{ActivatorEntry, RouteChange, RouteKey, RoutingPhase},
 };
 use futures::future::join_all;
 use harness::{LONG, OK, hello, hello_1, pod, read_head, revision, service, until};
-use parts::Running;
+use parts::RunningActivatorFixture;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -46,7 +46,7 @@ fn chance(below: usize) -> usize {
 
 /// Pod that counts its concurrent requests.
 #[derive(Clone)]
-struct Counting {
+struct CountingFakePod {
     address: SocketAddr,
     /// Number of requests at present, and the maximum so far.
     busy: Arc<AtomicUsize>,
@@ -54,7 +54,7 @@ struct Counting {
     served: Arc<AtomicUsize>,
 }
 
-impl Counting {
+impl CountingFakePod {
     async fn start(pause: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -94,31 +94,31 @@ async fn has_head(stream: &mut TcpStream) -> bool {
 }
 
 /// Activators that come and go, with one service.
-struct Fleet {
+struct ActivatorFleetFixture {
     test: &'static str,
     limit: u32,
     port: NonZeroU16,
     peer_port: NonZeroU16,
     started: u8,
-    live: Vec<One>,
+    live: Vec<FleetActivator>,
     /// Tables of activators that are stopping, which still receive changes.
     stopping: BTreeMap<String, Outbox<RouteKey, RouteChange>>,
     /// Present state of the RouteTable.
     said: BTreeMap<RouteKey, RouteChange>,
-    pods: Vec<(String, Counting)>,
-    all_pods: Vec<Counting>,
+    pods: Vec<(String, CountingFakePod)>,
+    all_pods: Vec<CountingFakePod>,
     ending: JoinSet<String>,
     /// Addresses that clients connect to.
     doors: Arc<Mutex<Vec<SocketAddr>>>,
 }
 
-struct One {
+struct FleetActivator {
     name: String,
     ip: IpAddr,
-    running: Running,
+    running: RunningActivatorFixture,
 }
 
-impl One {
+impl FleetActivator {
     /// Waits until the activator has ended. Returns its name.
     async fn over(self) -> String {
         self.running.over().await;
@@ -126,7 +126,7 @@ impl One {
     }
 }
 
-impl Fleet {
+impl ActivatorFleetFixture {
     fn new(test: &'static str, limit: u32) -> Self {
         let (port, peer_port) = (free(), free());
         let mut hello_1 = hello_1();
@@ -157,7 +157,7 @@ impl Fleet {
         let ip = IpAddr::from(Ipv4Addr::new(127, 0, 77, self.started));
         let name = format!("{}-{}", self.test, self.started);
         let (peer_port, own) = (self.peer_port, name.clone());
-        let mut running = Running::start(&name, |config| {
+        let mut running = RunningActivatorFixture::start(&name, |config| {
             config.name = own;
             config.listen = vec![ip];
             config.peer_port = Some(peer_port);
@@ -167,7 +167,7 @@ impl Fleet {
         .await;
         self.said.iter().for_each(|(key, it)| running.routes.set(key.clone(), it.clone()));
         running.in_force().await;
-        self.live.push(One { name, ip, running });
+        self.live.push(FleetActivator { name, ip, running });
     }
 
     /// Changes the table, for one activator after the other.
@@ -190,16 +190,17 @@ impl Fleet {
     }
 
     fn doors(&self) {
-        let listed = |it: &&One| self.said.contains_key(&RouteKey::Activator(it.name.clone()));
+        let listed =
+            |it: &&FleetActivator| self.said.contains_key(&RouteKey::Activator(it.name.clone()));
         let doors = self.live.iter().filter(listed);
         let doors = doors.map(|it| SocketAddr::new(it.ip, self.port.get())).collect();
         *self.doors.lock().unwrap() = doors;
     }
 
     async fn list(&mut self) {
-        let One { name, ip, .. } = self.live.last().unwrap();
+        let FleetActivator { name, ip, .. } = self.live.last().unwrap();
         let (node, zone) = (String::new(), String::new());
-        let it = Activator { name: name.clone(), node, zone, addresses: vec![*ip] };
+        let it = ActivatorEntry { name: name.clone(), node, zone, addresses: vec![*ip] };
         self.say(RouteKey::Activator(name.clone()), Some(RouteChange::Activator(it))).await;
         self.doors();
     }
@@ -217,9 +218,9 @@ impl Fleet {
 
     async fn more_pods(&mut self) {
         let pause = Duration::from_micros(300 + 100 * u64::try_from(chance(20)).unwrap());
-        let server = Counting::start(pause).await;
+        let server = CountingFakePod::start(pause).await;
         let uid = format!("pod-{}", self.all_pods.len());
-        let ready = pod(&uid, server.address, PodPhase::Ready);
+        let ready = pod(&uid, server.address, RoutingPhase::Ready);
         self.pods.push((uid.clone(), server.clone()));
         self.all_pods.push(server);
         self.say(RouteKey::Pod(uid), Some(RouteChange::Pod(ready.into()))).await;
@@ -228,10 +229,10 @@ impl Fleet {
     async fn fewer_pods(&mut self) {
         let at = chance(self.pods.len());
         let (uid, server) = self.pods.remove(at);
-        let draining = pod(&uid, server.address, PodPhase::Draining);
+        let draining = pod(&uid, server.address, RoutingPhase::Draining);
         self.say(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(draining.into()))).await;
         if chance(3) == 0 {
-            let ready = pod(&uid, server.address, PodPhase::Ready);
+            let ready = pod(&uid, server.address, RoutingPhase::Ready);
             self.say(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(ready.into()))).await;
             self.pods.push((uid, server));
         } else {
@@ -265,14 +266,14 @@ impl Fleet {
 
 /// Load of all clients: the number of requests still to be sent, and of those that were answered.
 #[derive(Default)]
-struct Load {
+struct FleetClientLoad {
     left: AtomicUsize,
     answered: AtomicUsize,
     /// Maximum number of requests that were answered while another one waited.
     passed: AtomicUsize,
 }
 
-impl Load {
+impl FleetClientLoad {
     fn of(count: usize) -> Arc<Self> {
         Arc::new(Self { left: count.into(), ..Self::default() })
     }
@@ -333,13 +334,13 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
     // `cargo xtask test --long` sets this variable.
     let is_long = std::env::var_os("ROUSE_LONG").is_some();
     let count = if is_long { 1_000_000 } else { 20_000 };
-    let mut fleet = Fleet::new("rolled", 2);
+    let mut fleet = ActivatorFleetFixture::new("rolled", 2);
     fleet.more_pods_before().await;
     for _ in 0..3 {
         fleet.start().await;
         fleet.list().await;
     }
-    let load = Load::of(count);
+    let load = FleetClientLoad::of(count);
     let clients = 24;
     let asking: JoinSet<()> =
         (0..clients).map(|_| Arc::clone(&load).client(Arc::clone(&fleet.doors))).collect();
@@ -381,13 +382,13 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
     fleet.end().await;
 }
 
-impl Fleet {
+impl ActivatorFleetFixture {
     /// Adds two pods before there is any activator.
     async fn more_pods_before(&mut self) {
         for _ in 0..2 {
-            let server = Counting::start(Duration::from_millis(1)).await;
+            let server = CountingFakePod::start(Duration::from_millis(1)).await;
             let uid = format!("pod-{}", self.all_pods.len());
-            let ready = pod(&uid, server.address, PodPhase::Ready);
+            let ready = pod(&uid, server.address, RoutingPhase::Ready);
             self.said.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(ready.into()));
             self.pods.push((uid, server.clone()));
             self.all_pods.push(server);
@@ -397,7 +398,7 @@ impl Fleet {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
-    let mut fleet = Fleet::new("one-sided", 1);
+    let mut fleet = ActivatorFleetFixture::new("one-sided", 1);
     fleet.more_pods_before().await;
     for _ in 0..2 {
         fleet.start().await;
@@ -407,7 +408,7 @@ async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
         let door = SocketAddr::new(fleet.live[at].ip, fleet.port.get());
         let before: Vec<_> =
             fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).collect();
-        let load = Load::of(200);
+        let load = FleetClientLoad::of(200);
         let doors = Arc::new(Mutex::new(vec![door]));
         join_all((0..8).map(|_| Arc::clone(&load).client(Arc::clone(&doors)))).await;
         for (pod, before) in fleet.all_pods.iter().zip(before) {
@@ -426,14 +427,14 @@ async fn ask(door: SocketAddr) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
-    let mut fleet = Fleet::new("keeps", 1);
-    let server = Counting::start(Duration::from_secs(1)).await;
-    let ready = pod("p", server.address, PodPhase::Ready);
+    let mut fleet = ActivatorFleetFixture::new("keeps", 1);
+    let server = CountingFakePod::start(Duration::from_secs(1)).await;
+    let ready = pod("p", server.address, RoutingPhase::Ready);
     fleet.said.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     fleet.all_pods.push(server.clone());
     fleet.start().await;
     fleet.list().await;
-    let doors = |fleet: &Fleet| fleet.doors.lock().unwrap().clone();
+    let doors = |fleet: &ActivatorFleetFixture| fleet.doors.lock().unwrap().clone();
     let mut first = ask(doors(&fleet)[0]).await;
     until(|| server.busy.load(Ordering::SeqCst) == 1).await;
     fleet.start().await;
@@ -449,7 +450,7 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
 /// Activators of a version that serves no slots, or whose process has just died: connections to them are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn activators_that_listen_nowhere_are_not_waited_for() {
-    let mut fleet = Fleet::new("deaf", 1);
+    let mut fleet = ActivatorFleetFixture::new("deaf", 1);
     fleet.more_pods_before().await;
     fleet.start().await;
     fleet.list().await;
@@ -458,17 +459,21 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     for at in 200..216 {
         let (name, ip) = (format!("deaf-of-old-{at}"), Ipv4Addr::new(127, 0, 77, at));
         let addresses = vec![ip.into()];
-        let it =
-            Activator { name: name.clone(), node: node.clone(), zone: zone.clone(), addresses };
+        let it = ActivatorEntry {
+            name: name.clone(),
+            node: node.clone(),
+            zone: zone.clone(),
+            addresses,
+        };
         fleet.say(RouteKey::Activator(name), Some(RouteChange::Activator(it))).await;
     }
-    let load = Load::of(20);
+    let load = FleetClientLoad::of(20);
     let asked = Arc::clone(&load).client(Arc::clone(&fleet.doors));
     assert!(tokio::time::timeout(LONG, asked).await.is_ok(), "answered without them");
     // A further activator that does serve slots counts all the same.
     fleet.start().await;
     fleet.list().await;
-    let load = Load::of(200);
+    let load = FleetClientLoad::of(200);
     let asking = (0..4).map(|_| Arc::clone(&load).client(Arc::clone(&fleet.doors)));
     assert!(tokio::time::timeout(LONG, join_all(asking)).await.is_ok(), "answered by both");
     fleet.end().await;
@@ -476,9 +481,9 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_two_activators_take_turns_at_a_pod_that_takes_one() {
-    let mut fleet = Fleet::new("turns", 1);
-    let server = Counting::start(Duration::from_millis(1)).await;
-    let ready = pod("p", server.address, PodPhase::Ready);
+    let mut fleet = ActivatorFleetFixture::new("turns", 1);
+    let server = CountingFakePod::start(Duration::from_millis(1)).await;
+    let ready = pod("p", server.address, RoutingPhase::Ready);
     fleet.said.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     fleet.all_pods.push(server.clone());
     for _ in 0..2 {
@@ -486,7 +491,7 @@ async fn clients_of_two_activators_take_turns_at_a_pod_that_takes_one() {
         fleet.list().await;
     }
     let doors = fleet.doors.lock().unwrap().clone();
-    let loads = [Load::of(300), Load::of(300)];
+    let loads = [FleetClientLoad::of(300), FleetClientLoad::of(300)];
     let asking = doors.iter().zip(&loads).flat_map(|(door, load)| {
         let doors = Arc::new(Mutex::new(vec![*door]));
         (0..4).map(move |_| Arc::clone(load).client(Arc::clone(&doors)))

@@ -14,8 +14,11 @@ use std::{
 use agent::plan::{KernelRoutes, RoutePlanner};
 use common::{
     abi::{FIRST_SERVICE, FrontendKey, REST_NS},
-    flow::{Mode, SvcInfo, SvcState},
-    wire::{Activator, Name, Path, Protocol, Revision, RouteChange, Service, Target},
+    flow::{RoutingMode, SvcInfo, SvcState},
+    wire::{
+        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange,
+        RouteTarget, ServiceEntry,
+    },
 };
 
 fn main() -> std::io::Result<()> {
@@ -55,7 +58,7 @@ fn kernel_routes(services: u16) -> KernelRoutes {
     let mut table = KernelRoutes::default();
     for number in 0..services {
         let info = SvcInfo { activators: 0, port_be: (20_000 + number % 10_000).to_be() };
-        let state = SvcState { offset: 0, count: 0, generation: 1, mode: Mode::Activator };
+        let state = SvcState { offset: 0, count: 0, generation: 1, mode: RoutingMode::Activator };
         for (family, address) in addresses(number).into_iter().enumerate() {
             let service = FIRST_SERVICE + 2 * u32::from(number) + family as u32;
             let address = match address {
@@ -87,17 +90,17 @@ fn apply_changes(planner: &mut RoutePlanner, changes: Vec<RouteChange>, now: &mu
 /// Returns the route changes of a service that sleeps, and of its Revision.
 fn sleeping_service(number: u16) -> Vec<RouteChange> {
     let (name, revision) = names(number);
-    let service = Service {
+    let service = ServiceEntry {
         name: name.clone(),
         addresses: addresses(number).into(),
         port: NonZeroU16::MIN,
         activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
-        targets: vec![Target { revision: revision.clone(), percent: 100 }],
-        path: Path::Direct,
+        targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],
+        path: ConnectionPath::Direct,
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
         ingress: None,
     };
-    let revision = Revision {
+    let revision = RevisionEntry {
         name: revision,
         service: name.name.clone(),
         configuration: name.name,
@@ -105,7 +108,7 @@ fn sleeping_service(number: u16) -> Vec<RouteChange> {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: None,
         reachable: true,
         initial_scale_reached: true,
@@ -115,15 +118,15 @@ fn sleeping_service(number: u16) -> Vec<RouteChange> {
 }
 
 /// Returns names of a realistic length.
-fn names(number: u16) -> (Name, Name) {
+fn names(number: u16) -> (NamespacedName, NamespacedName) {
     let namespace = format!("team-{:03}-production", number % 100);
     let service = format!("orders-checkout-worker-{number}");
-    let revision = Name::new(namespace.as_str(), format!("{service}-00001"));
-    (Name::new(namespace, service), revision)
+    let revision = NamespacedName::new(namespace.as_str(), format!("{service}-00001"));
+    (NamespacedName::new(namespace, service), revision)
 }
 
-fn activator() -> Activator {
-    Activator {
+fn activator() -> ActivatorEntry {
+    ActivatorEntry {
         name: "activator".into(),
         node: "node".into(),
         zone: String::new(),

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, atomic::AtomicU64},
 };
 
-use common::admin::Admin;
+use common::admin::AdminState;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
@@ -236,8 +236,8 @@ impl AgentMetrics {
 }
 
 /// Returns the content of the admin pages.
-pub(crate) fn pages(registry: Registry, troubles: NotReadyReasons) -> Admin {
-    Admin { registry, troubles: Box::new(move || troubles.lines()) }
+pub(crate) fn pages(registry: Registry, troubles: NotReadyReasons) -> AdminState {
+    AdminState { registry, troubles: Box::new(move || troubles.lines()) }
 }
 
 #[cfg(test)]

@@ -12,10 +12,10 @@ use std::{
 
 use common::{
     abi,
-    link::{Draining, PodKey, RouteBatch, chain},
+    link::{DrainAckReporter, PodReportKey, RouteBatch, chain},
     outbox::Outbox,
     probe::ask,
-    wire::{self, PodItem, PodSeen, RouteChange, RouteKey},
+    wire::{self, PodObservation, PodReportItem, RouteChange, RouteKey},
 };
 use tokio::{
     io::unix::AsyncFd,
@@ -83,7 +83,7 @@ pub(crate) struct AgentHandles {
     /// Commands to the finder.
     pub(crate) finder_commands: Sender<FinderCommand>,
     /// Outbox of pod reports.
-    pub(crate) reports: Outbox<PodKey, PodItem>,
+    pub(crate) reports: Outbox<PodReportKey, PodReportItem>,
     /// Usage reports to the autoscaler.
     pub(crate) usage: PodUsageReporter,
     /// Request totals of the node's Revisions.
@@ -127,11 +127,11 @@ pub(crate) struct Agent {
     /// Version of the RouteTable that the planner has.
     route_version: u64,
     /// Draining pods of that RouteTable, and the acknowledgements that the controller has of them.
-    draining: Draining,
+    draining: DrainAckReporter,
     /// Pods whose growth was reported a moment ago.
     growth_throttle: GrowthThrottle,
     /// Services that do not fit the kernel's maps.
-    refused_services: BTreeMap<wire::Name, MapCapacityError>,
+    refused_services: BTreeMap<wire::NamespacedName, MapCapacityError>,
     /// True if a write failed midway, so that the planner has to read the maps again.
     maps_inconsistent: bool,
     /// True if the maps may differ from the table and the local pods.
@@ -159,7 +159,7 @@ pub(crate) struct Agent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RegisteredPod {
     cookie: u64,
-    entry: abi::Pod,
+    entry: abi::PodValue,
 }
 
 impl Agent {
@@ -197,7 +197,7 @@ impl Agent {
             uids_by_cookie: HashMap::new(),
             planner,
             route_version: 0,
-            draining: Draining::default(),
+            draining: DrainAckReporter::default(),
             growth_throttle: GrowthThrottle::default(),
             refused_services: BTreeMap::new(),
             maps_inconsistent: false,
@@ -433,7 +433,7 @@ impl Agent {
             // Ends the pod's exclusion as well, whose entry would otherwise stay.
             PodTrackerAction::ReportGone(uid) => {
                 self.update_exclusion(&uid);
-                self.handles.reports.remove(&PodKey::Pod(uid));
+                self.handles.reports.remove(&PodReportKey::Pod(uid));
             }
         }
     }
@@ -460,7 +460,7 @@ impl Agent {
             self.handles.revision_totals.read_slots(&self.handles.maps);
             self.handles.maps.clear_slot(slot);
         }
-        let pod = abi::Pod { slot, port, flags: abi::POD_WIDEN_BIND };
+        let pod = abi::PodValue { slot, port, flags: abi::POD_WIDEN_BIND };
         if let Err(error) = self.handles.maps.register(facts.cookie, pod) {
             error!(uid, error = %chain(&error), "cannot register pod");
             return;
@@ -518,22 +518,22 @@ impl Agent {
         });
     }
 
-    fn report_pod(&mut self, seen: PodSeen) {
+    fn report_pod(&mut self, seen: PodObservation) {
         self.update_planned_pod(&seen.uid);
-        let key = PodKey::Pod(seen.uid.clone());
+        let key = PodReportKey::Pod(seen.uid.clone());
         let before = match self.handles.reports.get(&key) {
-            Some(PodItem::Seen(before)) => Some(before),
+            Some(PodReportItem::Seen(before)) => Some(before),
             _ => None,
         };
         let (uid, since_ns) = (seen.uid.clone(), seen.listening_since_ns);
         let (ready, drained, trouble) = (seen.ready, seen.drained, seen.trouble.clone());
-        self.handles.reports.set(key, PodItem::Seen(seen));
+        self.handles.reports.set(key, PodReportItem::Seen(seen));
         // Measured once, at the change to ready; without a listener there is no start to measure from.
         if ready && since_ns > 0 && !before.as_ref().is_some_and(|before| before.ready) {
             let took = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
             self.handles.metrics.listen_to_report.observe(took.as_secs_f64());
         }
-        let same = |before: &PodSeen| {
+        let same = |before: &PodObservation| {
             (before.ready, before.drained, &before.trouble) == (ready, drained, &trouble)
         };
         if !before.as_ref().is_some_and(same) {
@@ -581,7 +581,7 @@ impl Agent {
     }
 
     /// Handles a pod of another node.
-    fn handle_remote_pod(&mut self, pod: &wire::Pod) {
+    fn handle_remote_pod(&mut self, pod: &wire::PodEntry) {
         let attempt = self.reachability.update_pod(Instant::now(), pod);
         self.update_exclusion(&pod.uid);
         attempt.into_iter().for_each(|it| self.probe_remote_pod(it));
@@ -606,7 +606,7 @@ impl Agent {
                 debug!(version, writes, took = ?begun.elapsed(), "routes applied");
                 self.handles.metrics.apply.observe(begun.elapsed().as_secs_f64());
                 self.handles.metrics.version.set(version);
-                self.handles.reports.set(PodKey::Applied, PodItem::Applied(version));
+                self.handles.reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
                 self.draining.in_force(&self.handles.reports);
                 self.handles.not_ready.set("maps", None);
                 self.advance_stage(ProgramTakeoverStage::TablesFilled);

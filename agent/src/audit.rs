@@ -3,7 +3,7 @@
 //! The eBPF programs add to and subtract from the gauges, so an error stays. Each socket stores what it counts for, so
 //! all of them together give the right values. But to list them takes time, in which they change, so a difference
 //! proves nothing by itself. So a scan lists the sockets twice and reads the gauges before, between and after. A gauge
-//! is judged only if nothing changed meanwhile. Drift is a difference that [`TIMES`] scans in a row find.
+//! is judged only if nothing changed meanwhile. Drift is a difference that `SCANS_TO_CONFIRM` scans in a row find.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ pub enum PodGauge {
 }
 
 impl PodGauge {
-    /// All gauges, in the order of [`Levels`].
+    /// All gauges, in the order of [`GaugeValues`].
     pub const ALL: [Self; GAUGE_COUNT] =
         [Self::Connections, Self::InFlight, Self::Fresh, Self::Estimated];
 
@@ -168,7 +168,7 @@ impl GaugeAudit {
         }
     }
 
-    /// Returns the pods to scan now. Pass each result to [`looked`](Self::looked) before the next call.
+    /// Returns the pods to scan now. Pass each result to [`looked`](Self::handle_scan) before the next call.
     pub(crate) fn due_pods(&self, now_ns: u64) -> Vec<String> {
         let due = self.pods.iter().filter(|(_, pod)| pod.is_due(now_ns));
         due.map(|(uid, _)| uid.clone()).collect()

@@ -2,7 +2,7 @@
 //!
 //! The library reads BTF too, but exposes no members. Format: Documentation/bpf/btf.rst.
 
-use common::abi::{self, Bit, SocketFields};
+use common::abi::{self, SockFieldOffsets, SocketBit};
 
 /// Path of the running kernel's BTF.
 pub(crate) const FILE: &str = "/sys/kernel/btf/vmlinux";
@@ -66,10 +66,10 @@ impl<'a> KernelBtf<'a> {
     }
 
     /// Returns the offsets of the socket fields that the eBPF programs read, or the name of one that is missing.
-    pub(crate) fn socket_fields(&self) -> Result<SocketFields, &'static str> {
+    pub(crate) fn socket_fields(&self) -> Result<SockFieldOffsets, &'static str> {
         let find = |of: &str, path: &'static str| self.field_offset(of, path).ok_or(path);
         // Each of these structures begins with the previous one, so offsets are from the socket's start.
-        Ok(SocketFields {
+        Ok(SockFieldOffsets {
             state: find("sock_common", "skc_state")?,
             backlog: find("sock", "sk_backlog.len")?,
             write_seq: find("tcp_sock", "write_seq")?,
@@ -83,14 +83,14 @@ impl<'a> KernelBtf<'a> {
     }
 
     /// Returns the bit by which sockets are IPv6-only; `None` if it is not within their first bytes.
-    pub(crate) fn v6_only(&self) -> Option<Bit> {
+    pub(crate) fn v6_only(&self) -> Option<SocketBit> {
         let found =
             self.find_member(self.find_type(STRUCT, "sock_common")?, "skc_ipv6only", DEPTH_MAX)?;
         let at =
             u8::try_from(found.offset).ok().filter(|at| usize::from(*at) < abi::SOCKET_HEAD)?;
         // BTF counts from the lowest bit on little-endian machines, from the highest on others.
         let mask = if cfg!(target_endian = "big") { 0x80 >> found.bit } else { 1 << found.bit };
-        Some(Bit { at, mask })
+        Some(SocketBit { at, mask })
     }
 
     /// Returns the number of a function.
@@ -176,7 +176,7 @@ fn count(info: u32) -> usize {
     (info & 0xFFFF) as usize
 }
 
-/// Returns the number of bytes after the first [`TYPE`] bytes of a type; `None` for an unknown kind.
+/// Returns the number of bytes after the first [`TYPE_BYTES`] bytes of a type; `None` for an unknown kind.
 fn trailing_bytes(info: u32) -> Option<usize> {
     let each = match kind(info) {
         // Pointers, forwards, modifiers, functions, floats.
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(types.field_offset("sock", "last"), None);
         assert_eq!(types.field_offset("socket", "first"), None);
         assert_eq!(types.socket_fields(), Err("skc_state"));
-        assert_eq!(types.v6_only(), Some(Bit { at: 19, mask: 0x20 }));
+        assert_eq!(types.v6_only(), Some(SocketBit { at: 19, mask: 0x20 }));
         assert_eq!((types.function_id("sock"), types.function_id("alias")), (Some(5), None));
     }
 

@@ -102,7 +102,7 @@ pub struct AgentConfig {
     pub admin: SocketAddr,
 }
 
-/// Error of [`Config::validate`]: a setting with its value and the rule that it breaks.
+/// Error of [`AgentConfig::validate`]: a setting with its value and the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--{name} is {value:?}: {rule}")]
 pub struct AgentConfigError {
@@ -123,7 +123,7 @@ impl AgentConfig {
         }
         // Checked here although the streams parse them again: an error at start names the flag.
         for (name, value) in [("controller", &self.controller), ("autoscaler", &self.autoscaler)] {
-            let Ok(setting) = value.parse::<replicas::Setting>() else {
+            let Ok(setting) = value.parse::<replicas::EndpointSetting>() else {
                 return Err(setting_error(name, value, replicas::RULE));
             };
             if setting.needs_identity() && self.identity.is_none() {

@@ -2,7 +2,7 @@
 //!
 //! A version proves little: distributions port helpers back to older kernels, and leave some out of newer ones.
 
-use common::abi::Bit;
+use common::abi::SocketBit;
 
 use crate::{
     btf::{self, KernelBtf},
@@ -42,7 +42,7 @@ pub struct VerifierFeatures {
     pub mptcp_sock: bool,
     /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
     /// programs may not read kernel memory. Then such a listener counts as one of both families.
-    pub v6_only: Bit,
+    pub v6_only: SocketBit,
 }
 
 impl VerifierFeatures {
@@ -51,7 +51,7 @@ impl VerifierFeatures {
         set_retval: false,
         sock_ops_cookie: false,
         mptcp_sock: false,
-        v6_only: Bit { at: 0, mask: 0 },
+        v6_only: SocketBit { at: 0, mask: 0 },
     };
 
     /// Detects the features of the running kernel.
@@ -89,7 +89,7 @@ impl VerifierFeatures {
 }
 
 /// Returns the bit of a socket's IPV6_V6ONLY, from the kernel's BTF.
-fn find_v6_only_bit() -> Option<Bit> {
+fn find_v6_only_bit() -> Option<SocketBit> {
     KernelBtf::parse(&std::fs::read(btf::FILE).ok()?)?.v6_only()
 }
 

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{abi::InUse, wire::PodPhase};
+use common::{abi::ConnectionActivity, wire::RoutingPhase};
 
 use crate::sockdiag::{DiagConnection, TcpActivity};
 
@@ -81,13 +81,13 @@ pub(crate) struct ClientScanStats {
 pub(crate) struct DrainingAddress {
     since: Instant,
     /// Routing phase of the pod there; `None`: the table names no pod.
-    phase: Option<PodPhase>,
+    phase: Option<RoutingPhase>,
 }
 
 impl DrainingAddress {
     /// Returns true if the pod lives on. Otherwise the pod is about to stop, or is gone.
     fn has_ready_pod(self) -> bool {
-        self.phase == Some(PodPhase::Ready)
+        self.phase == Some(RoutingPhase::Ready)
     }
 
     fn close_spread(self) -> Duration {
@@ -108,7 +108,12 @@ impl DrainingAddress {
 
 impl StaleConnections {
     /// Adds a draining address. Its pod lives on if it is ready, or else is about to stop.
-    pub(crate) fn start_draining(&mut self, now: Instant, at: SocketAddr, phase: Option<PodPhase>) {
+    pub(crate) fn start_draining(
+        &mut self,
+        now: Instant,
+        at: SocketAddr,
+        phase: Option<RoutingPhase>,
+    ) {
         self.draining.insert(at, DrainingAddress { since: now, phase });
         self.next_full_scan = None;
     }
@@ -123,12 +128,12 @@ impl StaleConnections {
     pub(crate) fn update_phases(
         &mut self,
         now: Instant,
-        phase_at: impl Fn(SocketAddr) -> Option<PodPhase>,
+        phase_at: impl Fn(SocketAddr) -> Option<RoutingPhase>,
     ) {
         self.draining.retain(|&at, leaving| {
             let phase = phase_at(at);
             // The wait begins again: a pod that is about to stop has a shorter spread, counted from now.
-            if leaving.has_ready_pod() && phase == Some(PodPhase::Draining) {
+            if leaving.has_ready_pod() && phase == Some(RoutingPhase::Draining) {
                 leaving.since = now;
                 self.next_full_scan = None;
             }
@@ -196,13 +201,13 @@ pub(crate) fn is_due(
 pub(crate) fn may_close(
     leaving: &BTreeMap<SocketAddr, DrainingAddress>,
     connection: &DiagConnection,
-    said: Option<InUse>,
+    said: Option<ConnectionActivity>,
 ) -> bool {
     let is_gone = || leaving.get(&connection.canonical_peer()).is_some_and(|it| it.phase.is_none());
     match said {
-        Some(InUse::Yes) => false,
-        Some(InUse::No) => true,
-        Some(InUse::NoRequest) => is_idle(connection.activity, IDLE_TIME),
+        Some(ConnectionActivity::Yes) => false,
+        Some(ConnectionActivity::No) => true,
+        Some(ConnectionActivity::NoRequest) => is_idle(connection.activity, IDLE_TIME),
         None => is_gone() && is_idle(connection.activity, IDLE_TIME),
     }
 }
@@ -236,10 +241,10 @@ mod tests {
 
     #[test]
     fn an_address_is_watched_until_it_is_back_or_its_pod_long_gone() {
-        let (now, ready) = (Instant::now(), Some(PodPhase::Ready));
+        let (now, ready) = (Instant::now(), Some(RoutingPhase::Ready));
         let mut kept = StaleConnections::default();
         kept.start_draining(now, at("10.0.0.1:80"), ready);
-        kept.start_draining(now, at("10.0.0.2:80"), Some(PodPhase::Draining));
+        kept.start_draining(now, at("10.0.0.2:80"), Some(RoutingPhase::Draining));
         kept.start_draining(now, at("10.0.0.3:80"), None);
         let want = [
             (at("10.0.0.1:80"), CLOSE_SPREAD),
@@ -250,7 +255,7 @@ mod tests {
         kept.stop_draining(at("10.0.0.1:80"));
         kept.update_phases(now + DRAINING_WATCH_TIME / 2, |_| None);
         assert_eq!(draining_addresses(&kept), want[1..]);
-        let one_is_left = |it| (it == at("10.0.0.2:80")).then_some(PodPhase::Draining);
+        let one_is_left = |it| (it == at("10.0.0.2:80")).then_some(RoutingPhase::Draining);
         kept.update_phases(now + DRAINING_WATCH_TIME, one_is_left);
         assert_eq!(draining_addresses(&kept), want[1..2], "its last response may take a while");
         kept.update_phases(now + DRAINING_WATCH_TIME, |_| None);
@@ -266,7 +271,7 @@ mod tests {
             ClientScanStats { known_connections: 1, ..ClientScanStats::default() },
         );
         assert_eq!(kept.next_scan(now, some), None, "nothing is left");
-        kept.start_draining(now, one, Some(PodPhase::Ready));
+        kept.start_draining(now, one, Some(RoutingPhase::Ready));
         assert_eq!(kept.next_scan(now, none), Some(ClientScanScope::AllClients));
         assert_eq!(kept.next_scan(now, none), None, "none is known");
         assert_eq!(
@@ -280,7 +285,7 @@ mod tests {
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(kept.next_scan(now + FULL_SCAN_PERIOD, some), Some(ClientScanScope::AllClients));
-        kept.update_phases(now + DRAINING_WATCH_TIME, |_| Some(PodPhase::Draining));
+        kept.update_phases(now + DRAINING_WATCH_TIME, |_| Some(RoutingPhase::Draining));
         assert_eq!(draining_addresses(&kept), [(one, STOPPING_CLOSE_SPREAD)]);
         assert_eq!(
             kept.next_scan(now + FULL_SCAN_PERIOD, none),
@@ -293,7 +298,7 @@ mod tests {
     fn long_scans_are_rare_and_do_not_delay_the_others() {
         let now = Instant::now();
         let mut kept = StaleConnections::default();
-        kept.start_draining(now, at("10.0.0.1:80"), Some(PodPhase::Draining));
+        kept.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
         let (full_scan_cpu, known_scan_cpu) = (FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
         let looked = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
         let mut rounds = |after| kept.next_scan(now + after, looked);
@@ -317,7 +322,7 @@ mod tests {
     #[test]
     fn only_idle_connections_to_draining_addresses_are_due_each_at_its_moment() {
         let now = Instant::now();
-        let left = DrainingAddress { since: now, phase: Some(PodPhase::Ready) };
+        let left = DrainingAddress { since: now, phase: Some(RoutingPhase::Ready) };
         let leaving = BTreeMap::from([(at("10.0.0.1:80"), left)]);
         let connection = |port: u16, peer: &str, idle| {
             let local = SocketAddr::new([10, 0, 0, 9].into(), port);
@@ -365,11 +370,14 @@ mod tests {
                 said,
             )
         };
-        for phase in [Some(PodPhase::Ready), Some(PodPhase::Draining), None] {
+        for phase in [Some(RoutingPhase::Ready), Some(RoutingPhase::Draining), None] {
             for seen in [short, long] {
-                assert!(may(phase, seen, Some(InUse::No)) && !may(phase, seen, Some(InUse::Yes)));
+                assert!(
+                    may(phase, seen, Some(ConnectionActivity::No))
+                        && !may(phase, seen, Some(ConnectionActivity::Yes))
+                );
             }
-            let frame = Some(InUse::NoRequest);
+            let frame = Some(ConnectionActivity::NoRequest);
             assert!(may(phase, long, frame) && !may(phase, short, frame));
             assert!(!may(phase, short, None));
             assert_eq!(may(phase, long, None), phase.is_none(), "a pod that does not answer");

@@ -2,16 +2,16 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`probe`], [`pods`] | pure: readiness of one pod; state of each pod and the actions that follow from it |
+//! | [`readiness`], [`pods`] | pure: readiness of one pod; state of each pod and the actions that follow from it |
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
 //! | `listeners` | pure: the kernel's counts of listeners |
-//! | [`reach`] | pure: reachability of the pods of other nodes |
+//! | [`reachability`] | pure: reachability of the pods of other nodes |
 //! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the layout of this node |
-//! | [`door`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
+//! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
 //! | `pods/find`, `pods/namespace`, `pods/mark` | cgroups, namespaces, and the marks of probes in the kernel |
 //! | [`sockdiag`] | the TCP sockets of a namespace: listing and closing them |
-//! | [`kept`] | pure: stale connections to close; `kept/ask` asks pods, `kept/end` and [`kept::locked`] close them |
+//! | [`idle_connections`] | pure: stale connections to close; `idle_connections/ask` asks pods, `idle_connections/end` and [`idle_connections::locked_close`] close them |
 //! | `tallies` | pure: totals of each Revision; `revisions` keeps them, `admin/revisions` exports them |
 //! | `deadlines` | pure: pods that may have overdue requests; `deadlines/end` scans them and closes connections |
 //! | [`audit`] | pure: drift of gauges from the pods' sockets; `audit/look` scans and corrects |
@@ -59,10 +59,10 @@ use std::{
 
 use common::{
     admin as pages,
-    link::{Finder, Link, PodKey},
+    link::{ComponentLink, PodReportKey, ReplicaResolver},
     outbox::Outbox,
-    tls::{Credentials, enrol, peer::Holder},
-    wire::{Part, PodItem, Role, Subscriber},
+    tls::{TlsCredentials, enrol, peer::CertificateRole},
+    wire::{ComponentReplica, ComponentRole, PodReportItem, ServerComponent},
 };
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -130,14 +130,14 @@ fn replica_resolvers(
     config: &AgentConfig,
     tasks: &TaskTracker,
     shutdown: &CancellationToken,
-) -> (Arc<Finder>, Arc<Finder>) {
-    let credentials = config.identity.as_ref().map(|_| Credentials::new());
-    let find = |holder, text| Finder::known_as(holder, text, credentials.as_ref());
-    let controllers = find(Holder::Controller, &config.controller);
-    let autoscalers = find(Holder::Autoscaler, &config.autoscaler);
+) -> (Arc<ReplicaResolver>, Arc<ReplicaResolver>) {
+    let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
+    let find = |holder, text| ReplicaResolver::known_as(holder, text, credentials.as_ref());
+    let controllers = find(CertificateRole::Controller, &config.controller);
+    let autoscalers = find(CertificateRole::Autoscaler, &config.autoscaler);
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
         let (own, to) = (Arc::clone(credentials), Arc::clone(&controllers));
-        tasks.spawn(enrol::keep(own, to, enrol::Files::below(folder), shutdown.clone()));
+        tasks.spawn(enrol::keep(own, to, enrol::EnrollmentFiles::below(folder), shutdown.clone()));
     }
     (controllers, autoscalers)
 }
@@ -163,7 +163,7 @@ fn shutdown_after_prestop(asked: CancellationToken, drains: PreStopHooks) -> Can
 /// Streams to the controllers and the autoscalers.
 struct AgentOutboundStreams {
     routes: Arc<RouteBatchStream>,
-    reports: Outbox<PodKey, PodItem>,
+    reports: Outbox<PodReportKey, PodReportItem>,
     reports_ready: CancellationToken,
     usage: usage_reporter::PodUsageReporter,
 }
@@ -172,12 +172,13 @@ impl AgentOutboundStreams {
     /// Opens the streams and keeps them open until `shutdown`.
     fn open(config: &AgentConfig, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
         let (controllers, autoscalers) = replica_resolvers(config, tasks, shutdown);
-        let link =
-            |to: &Arc<Finder>| Link::to(Arc::clone(to), own_subscriber(config), shutdown.clone());
+        let link = |to: &Arc<ReplicaResolver>| {
+            ComponentLink::to(Arc::clone(to), own_subscriber(config), shutdown.clone())
+        };
         let routes = Arc::new(RouteBatchStream::default());
         let routes_link = link(&controllers)
-            .tells(Part::Controller, Arc::clone(&controllers))
-            .tells(Part::Autoscaler, Arc::clone(&autoscalers));
+            .tells(ServerComponent::Controller, Arc::clone(&controllers))
+            .tells(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
         let following = Arc::clone(&routes);
         tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
         let (reports, reports_ready) = (Outbox::new(), CancellationToken::new());
@@ -260,8 +261,12 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
 }
 
 /// Subscriber identity of this agent: one agent for each node, so the node's name is enough.
-fn own_subscriber(config: &AgentConfig) -> Subscriber {
-    Subscriber { role: Role::Agent, name: config.node.clone(), node: config.node.clone() }
+fn own_subscriber(config: &AgentConfig) -> ComponentReplica {
+    ComponentReplica {
+        role: ComponentRole::Agent,
+        name: config.node.clone(),
+        node: config.node.clone(),
+    }
 }
 
 /// Starts the search for this node's pods below their cgroup.

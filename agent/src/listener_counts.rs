@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use common::abi::Listen;
+use common::abi::ListenValue;
 
 /// Age of a closed entry's newest listener at which the entry is deleted. A process that soon opens its listener again
 /// keeps the entry.
@@ -20,7 +20,7 @@ pub(crate) fn count(gauge: u32) -> u32 {
 
 /// Returns true if an entry can be deleted. The entry of a pod's serving port stays while the pod exists, unless its
 /// count is below zero. Then a new entry counts the next listener right.
-pub(crate) fn is_deletable(listen: &Listen, is_serving: bool, now_ns: u64) -> bool {
+pub(crate) fn is_deletable(listen: &ListenValue, is_serving: bool, now_ns: u64) -> bool {
     if is_serving {
         return is_below_zero(listen.open) || is_below_zero(listen.loopback);
     }
@@ -46,8 +46,12 @@ mod tests {
     #[test]
     fn entries_are_forgotten_when_all_is_closed_but_those_of_pods_that_serve() {
         let at_ns = |seconds: u64| seconds * 1_000_000_000;
-        let listen =
-            |open, loopback| Listen { open, loopback, since_ns: at_ns(10), ..Listen::default() };
+        let listen = |open, loopback| ListenValue {
+            open,
+            loopback,
+            since_ns: at_ns(10),
+            ..ListenValue::default()
+        };
         let is_over = |open, loopback, serves, seconds| {
             is_deletable(&listen(open, loopback), serves, at_ns(seconds))
         };

@@ -16,8 +16,8 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
 use common::{
     abi::{self, maps},
-    flow::{Mode, SvcInfo, SvcState},
-    wire::Totals,
+    flow::{RoutingMode, SvcInfo, SvcState},
+    wire::RequestTotals,
 };
 
 use self::{connection_storage::ConnectionStorage, gauges::PodGauges};
@@ -63,9 +63,9 @@ pub enum KernelMapError {
     },
 }
 
-const BACKEND_WORDS: usize = size_of::<abi::Backend>() / 8;
+const BACKEND_WORDS: usize = size_of::<abi::BackendValue>() / 8;
 const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
-const COUNTER_WORDS: usize = size_of::<abi::Counters>() / 8;
+const COUNTER_WORDS: usize = size_of::<abi::PodCounters>() / 8;
 const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
 
 pub mod connection_storage;
@@ -77,8 +77,8 @@ pub(crate) mod stored_totals;
 #[derive(Debug)]
 pub struct KernelMaps {
     frontends: HashMap<MapData, abi::FrontendKey, u32>,
-    pods: HashMap<MapData, u64, abi::Pod>,
-    listen: HashMap<MapData, abi::ListenKey, abi::Listen>,
+    pods: HashMap<MapData, u64, abi::PodValue>,
+    listen: HashMap<MapData, abi::ListenKey, abi::ListenValue>,
     listeners: HashMap<MapData, u64, u32>,
     node_addresses: HashMap<MapData, [u8; 16], u32>,
     svc_state: SharedWords,
@@ -209,12 +209,12 @@ impl KernelMaps {
         let tail = u64::from(backend.slot) | u64::from(backend.port_be) << 32;
         row[0].store(word(low), Relaxed);
         row[1].store(word(high), Relaxed);
-        row[offset_of!(abi::Backend, cookie) / 8].store(backend.cookie, Relaxed);
-        row[offset_of!(abi::Backend, slot) / 8].store(tail, Relaxed);
+        row[offset_of!(abi::BackendValue, cookie) / 8].store(backend.cookie, Relaxed);
+        row[offset_of!(abi::BackendValue, slot) / 8].store(tail, Relaxed);
         // Before the gauge: a close that belongs to the old generation then leaves the gauge alone.
-        row[offset_of!(abi::Backend, generation) / 8].fetch_add(1, Relaxed);
-        row[offset_of!(abi::Backend, open) / 8].store(0, Relaxed);
-        row[offset_of!(abi::Backend, unanswered_ns) / 8].store(0, Relaxed);
+        row[offset_of!(abi::BackendValue, generation) / 8].fetch_add(1, Relaxed);
+        row[offset_of!(abi::BackendValue, open) / 8].store(0, Relaxed);
+        row[offset_of!(abi::BackendValue, unanswered_ns) / 8].store(0, Relaxed);
     }
 
     /// Reads the kernel's present routing state, for planning after a restart.
@@ -258,10 +258,10 @@ impl KernelMaps {
         let mut address = [0; 16];
         address[..8].copy_from_slice(&row[0].load(Relaxed).to_ne_bytes());
         address[8..].copy_from_slice(&row[1].load(Relaxed).to_ne_bytes());
-        let tail = row[offset_of!(abi::Backend, slot) / 8].load(Relaxed);
+        let tail = row[offset_of!(abi::BackendValue, slot) / 8].load(Relaxed);
         BackendTarget {
             address,
-            cookie: row[offset_of!(abi::Backend, cookie) / 8].load(Relaxed),
+            cookie: row[offset_of!(abi::BackendValue, cookie) / 8].load(Relaxed),
             slot: tail as u32,
             port_be: (tail >> 32) as u16,
         }
@@ -270,17 +270,17 @@ impl KernelMaps {
     /// Returns this node's open connections to a backend, as `connect` sees them.
     pub fn open_connections(&self, backend: u32) -> u64 {
         let row = row(&self.backends, backend as usize, BACKEND_WORDS);
-        common::flow::clamp(row[offset_of!(abi::Backend, open) / 8].load(Relaxed))
+        common::flow::clamp(row[offset_of!(abi::BackendValue, open) / 8].load(Relaxed))
     }
 
     /// Returns the registered pods by netns cookie.
-    pub fn pods(&self) -> Result<BTreeMap<u64, abi::Pod>, KernelMapError> {
+    pub fn pods(&self) -> Result<BTreeMap<u64, abi::PodValue>, KernelMapError> {
         self.pods.iter().map(|entry| entry.map_err(|e| read_error(maps::PODS, e))).collect()
     }
 
     /// Registers a pod's namespace, or changes its entry. From now on its serving port is counted, and its loopback
     /// bind is widened if [`abi::POD_WIDEN_BIND`] is set. Clear the row of an earlier pod first.
-    pub fn register(&mut self, cookie: u64, pod: abi::Pod) -> Result<(), KernelMapError> {
+    pub fn register(&mut self, cookie: u64, pod: abi::PodValue) -> Result<(), KernelMapError> {
         let done = self.pods.insert(cookie, pod, 0);
         done.map_err(|source| write_error(maps::PODS, (cookie, pod.slot), source))?;
         // After the insertion, so that no connection is missed: in between, the new programs ignore connections that an
@@ -344,17 +344,17 @@ impl KernelMaps {
     }
 
     /// Returns the open listeners of a namespace and port that the eBPF programs saw open; all zero without any.
-    pub fn listener(&self, cookie: u64, port: u16) -> Result<abi::Listen, KernelMapError> {
+    pub fn listener(&self, cookie: u64, port: u16) -> Result<abi::ListenValue, KernelMapError> {
         match self.listen.get(&abi::ListenKey { cookie, port: port.into(), reserved: 0 }, 0) {
             Ok(found) => Ok(found),
-            Err(MapError::KeyNotFound) => Ok(abi::Listen::default()),
+            Err(MapError::KeyNotFound) => Ok(abi::ListenValue::default()),
             Err(source) => Err(read_error(maps::LISTEN, source)),
         }
     }
 
     /// Makes the canary's address answer as [`crate::programs`] expects.
     pub fn set_canary(&mut self) -> Result<(), KernelMapError> {
-        let state = SvcState { offset: 0, count: 0, generation: 0, mode: Mode::Canary };
+        let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Canary };
         // The state before the frontend: a connect must never find an address without a state.
         self.write_op(&MapOp::State { service: abi::CANARY_SERVICE, state })?;
         self.write_op(&MapOp::Frontend { key: abi::CANARY, service: abi::CANARY_SERVICE })
@@ -386,16 +386,16 @@ impl KernelMaps {
     }
 
     /// Returns every entry of `LISTEN`: each namespace and port that has or had a listener.
-    pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::Listen>, KernelMapError> {
+    pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::ListenValue>, KernelMapError> {
         self.listen.iter().map(|entry| entry.map_err(|e| read_error(maps::LISTEN, e))).collect()
     }
 
     /// Returns one pod's running totals over all CPUs.
-    pub fn totals(&self, slot: u32) -> Totals {
+    pub fn totals(&self, slot: u32) -> RequestTotals {
         let (new, old) =
             (self.counter_rows.totals(slot), self.previous.as_ref().map(|old| old.totals(slot)));
         let old = old.unwrap_or_default();
-        Totals {
+        RequestTotals {
             started: new.started.wrapping_add(old.started),
             finished: new.finished.wrapping_add(old.finished),
             started_sum_ns: new.started_sum_ns.wrapping_add(old.started_sum_ns),
@@ -405,12 +405,12 @@ impl KernelMaps {
     }
 
     /// Returns one pod's responses over all CPUs.
-    pub fn responses(&self, slot: u32) -> abi::Responses {
+    pub fn responses(&self, slot: u32) -> abi::ResponseCounters {
         let mut sum = self.counter_rows.responses(slot).words();
         if let Some(old) = self.previous.as_ref().map(|old| old.responses(slot).words()) {
             sum.iter_mut().zip(old).for_each(|(total, old)| *total = total.wrapping_add(old));
         }
-        abi::Responses::from_words(sum)
+        abi::ResponseCounters::from_words(sum)
     }
 
     /// Returns one pod's levels, with gauges clamped at 0.
@@ -430,7 +430,7 @@ impl KernelMaps {
     }
 
     /// Arms one event for when more than `level` requests are in flight in the pod; with `level` 0, for the next
-    /// request. Read [`state`](Self::state) afterwards: more may be in flight already.
+    /// request. Read [`state`](Self::pod_state) afterwards: more may be in flight already.
     pub fn arm_growth_event(&self, slot: u32, level: u64) {
         // Requests that the previous version's programs count are in none of this version's gauges.
         let others = self.previous.as_ref().map_or(0, |old| old.state(slot).in_flight);
@@ -447,8 +447,8 @@ impl KernelMaps {
 
 impl CounterRows {
     /// Returns one pod's running totals over all CPUs.
-    fn totals(&self, slot: u32) -> Totals {
-        let mut sum = Totals::default();
+    fn totals(&self, slot: u32) -> RequestTotals {
+        let mut sum = RequestTotals::default();
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
             let one = read_counters(row(&self.counters, index, COUNTER_WORDS));
@@ -461,7 +461,7 @@ impl CounterRows {
     }
 
     /// Returns one pod's responses over all CPUs.
-    fn responses(&self, slot: u32) -> abi::Responses {
+    fn responses(&self, slot: u32) -> abi::ResponseCounters {
         let mut sum = [0_u64; RESPONSE_WORDS];
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
@@ -471,7 +471,7 @@ impl CounterRows {
                 *total = total.wrapping_add(word.load(Relaxed));
             });
         }
-        abi::Responses::from_words(sum)
+        abi::ResponseCounters::from_words(sum)
     }
 
     /// Returns one pod's levels, with gauges clamped at 0.
@@ -514,7 +514,7 @@ impl KernelEventRing {
         clippy::should_implement_trait,
         reason = "an iterator would seem to end; this one goes on when the ring fills again"
     )]
-    pub fn next(&mut self) -> Option<abi::Event> {
+    pub fn next(&mut self) -> Option<abi::KernelEvent> {
         while let Some(item) = self.0.next() {
             if let Some(event) = decode_event(&item) {
                 return Some(event);
@@ -537,11 +537,11 @@ impl AsRawFd for KernelEventRing {
 }
 
 /// Decodes an event from its bytes; `None` if they have another length.
-pub fn decode_event(bytes: &[u8]) -> Option<abi::Event> {
+pub fn decode_event(bytes: &[u8]) -> Option<abi::KernelEvent> {
     let bytes: &[u8; 24] = bytes.try_into().ok()?;
     let half =
         |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    Some(abi::Event {
+    Some(abi::KernelEvent {
         kind: half(0),
         subject: half(4),
         cookie: word(&bytes[8..16]),
@@ -553,23 +553,23 @@ pub fn decode_event(bytes: &[u8]) -> Option<abi::Event> {
 ///
 /// A program holds a row for nanoseconds on a CPU that is running, so a few attempts are enough. After 1,000 attempts
 /// the words are returned as they are.
-fn read_counters(row: &[AtomicU64]) -> abi::Counters {
+fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
     let load = |at: usize| row[at / 8].load(Relaxed);
     let mut tries = 0;
     loop {
         // The reverse of the writer's order, as in a seqlock: `end` first, the data, then `begin`.
-        let end = row[offset_of!(abi::Counters, end) / 8].load(Acquire);
-        let found = abi::Counters {
-            begin: load(offset_of!(abi::Counters, begin)),
-            started: load(offset_of!(abi::Counters, started)),
-            finished: load(offset_of!(abi::Counters, finished)),
-            started_sum_ns: load(offset_of!(abi::Counters, started_sum_ns)),
-            finished_sum_ns: load(offset_of!(abi::Counters, finished_sum_ns)),
+        let end = row[offset_of!(abi::PodCounters, end) / 8].load(Acquire);
+        let found = abi::PodCounters {
+            begin: load(offset_of!(abi::PodCounters, begin)),
+            started: load(offset_of!(abi::PodCounters, started)),
+            finished: load(offset_of!(abi::PodCounters, finished)),
+            started_sum_ns: load(offset_of!(abi::PodCounters, started_sum_ns)),
+            finished_sum_ns: load(offset_of!(abi::PodCounters, finished_sum_ns)),
             reserved: [0; 2],
             end,
         };
         fence(Acquire);
-        let begin = row[offset_of!(abi::Counters, begin) / 8].load(Relaxed);
+        let begin = row[offset_of!(abi::PodCounters, begin) / 8].load(Relaxed);
         tries += 1;
         if begin == end || tries == 1_000 {
             return found;

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use common::abi::{Listen, ListenKey};
+use common::abi::{ListenKey, ListenValue};
 
 use crate::{clock::monotonic_ns, lock, maps::KernelMaps, programs::AgentPaths, sys};
 
@@ -51,7 +51,7 @@ impl NetnsCookies {
     /// second.
     ///
     /// On kernels before 5.14, the namespace's inode must be the one for which the cookie was found. A later namespace
-    /// may have the same inode, until [`of`](Self::of) is called. So call that when the namespace may be another one.
+    /// may have the same inode, until [`of`](Self::cookie_of) is called. So call that when the namespace may be another one.
     pub fn has_cookie(
         &self,
         cookie: u64,
@@ -108,11 +108,11 @@ fn netns_inode(netns: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Returns the namespaces in which a listener on loopback at this port has opened since `since_ns`.
 pub(crate) fn listening_namespaces(
-    listeners: &BTreeMap<ListenKey, Listen>,
+    listeners: &BTreeMap<ListenKey, ListenValue>,
     port: u16,
     since_ns: u64,
 ) -> Vec<u64> {
-    let is_it = |(key, listen): &(&ListenKey, &Listen)| {
+    let is_it = |(key, listen): &(&ListenKey, &ListenValue)| {
         key.port == u32::from(port) && listen.loopback > 0 && listen.since_ns >= since_ns
     };
     listeners.iter().filter(is_it).map(|(key, _)| key.cookie).collect()
@@ -125,12 +125,12 @@ mod tests {
     #[test]
     fn a_listener_is_known_by_its_port_its_time_and_that_it_is_on_loopback() {
         let key = |cookie, port| ListenKey { cookie, port, reserved: 0 };
-        let loopback = |since_ns| Listen { loopback: 1, since_ns, ..Listen::default() };
+        let loopback = |since_ns| ListenValue { loopback: 1, since_ns, ..ListenValue::default() };
         let listeners = BTreeMap::from([
             (key(1, 4000), loopback(10)),
             (key(2, 4000), loopback(9)),
             (key(3, 4001), loopback(11)),
-            (key(4, 4000), Listen { open: 1, since_ns: 12, ..Listen::default() }),
+            (key(4, 4000), ListenValue { open: 1, since_ns: 12, ..ListenValue::default() }),
         ]);
         assert_eq!(listening_namespaces(&listeners, 4000, 10), [1]);
         assert_eq!(listening_namespaces(&listeners, 4000, 9), [1, 2]);

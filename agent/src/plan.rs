@@ -1,6 +1,6 @@
 //! Pure: from the route table to ordered writes of the kernel's maps.
 //!
-//! [`Planner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing refers
+//! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing refers
 //! to. Then it switches each service by one store, adds frontends, and at last removes frontends. What a plan frees is
 //! in quarantine for [`abi::REST_NS`] before a later plan fills it again. So a connect that has just read the old word
 //! still finds the old list behind it.
@@ -19,8 +19,8 @@ use std::{
 
 use common::{
     abi::{self, FrontendKey},
-    flow::{Mode, SvcInfo, SvcState},
-    wire::{Name, RouteChange, RouteKey, Service},
+    flow::{RoutingMode, SvcInfo, SvcState},
+    wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry},
 };
 
 pub(crate) use self::map_op::to_v6_octets;
@@ -68,7 +68,7 @@ const QUARANTINE_WAIT_NS: u64 = 2 * abi::REST_NS;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BackendList {
     service: u32,
-    /// Service of the [`Table`] that the frontend belongs to, or [`NO_SERVICE`].
+    /// Service of the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
     owner: u32,
     state: SvcState,
     info: SvcInfo,
@@ -81,7 +81,7 @@ const NO_SERVICE: u32 = u32::MAX;
 /// One list as it should be. Backends are sorted and without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DesiredBackendList {
-    mode: Mode,
+    mode: RoutingMode,
     info: SvcInfo,
     backends: Vec<BackendTarget>,
 }
@@ -126,7 +126,7 @@ enum BackendListKey {
 
 /// Plans map operations, and remembers the state that they produce.
 ///
-/// [`set`](Self::set) and [`touch`](Self::touch) pass changes in; the work of a [`plan`](Self::plan) is proportional to
+/// [`set`](Self::apply_change) and [`touch`](Self::mark_pod_changed) pass changes in; the work of a [`plan`](Self::plan) is proportional to
 /// them. After a write that fails midway, read the maps back and call [`restart`](Self::restart): it continues from any
 /// prefix of a plan.
 #[derive(Debug)]
@@ -192,7 +192,7 @@ impl RoutePlanner {
     fn adopt_list(&mut self, key: BackendListKey, service: u32, kernel: &KernelRoutes) {
         // A service without a readable state still owns its number: it counts as an empty list.
         let none = (
-            SvcState { offset: 0, count: 0, generation: 0, mode: Mode::Pass },
+            SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Pass },
             SvcInfo { activators: 0, port_be: 0 },
             Vec::new(),
         );
@@ -255,7 +255,7 @@ impl RoutePlanner {
         }
     }
 
-    fn set_service(&mut self, name: &Name, told: Option<&Service>) {
+    fn set_service(&mut self, name: &NamespacedName, told: Option<&ServiceEntry>) {
         let before =
             self.table.find_service(name).map(|number| (number, self.table.frontend_keys(number)));
         let mut keys = Vec::new();
@@ -394,7 +394,8 @@ impl RoutePlanner {
             plan.refused.extend(self.table.service_name(service).map(|name| (name, why)));
             let mut less = Vec::new();
             for (target, info) in targets {
-                let none = DesiredBackendList { mode: Mode::Activator, info, backends: Vec::new() };
+                let none =
+                    DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
                 self.push_update(target, none, &mut less);
             }
             // If its addresses find no room either, its connects pass unchanged.

@@ -2,7 +2,7 @@
 //!
 //! The RouteTable names a pod. The finder finds its cgroup and its network namespace, which the kernel's maps then
 //! hold. The kernel sees the pod listen, its readiness probe runs, and each change is reported. Events of the kernel
-//! are hints: the shell reads the maps again and passes the result in as [`Event::Kernel`].
+//! are hints: the shell reads the maps again and passes the result in as [`PodTrackerEvent::KernelStateRead`].
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use std::{
 
 use common::{
     abi,
-    wire::{self, PodPhase, PodSeen, Probe},
+    wire::{self, PodObservation, RoutingPhase},
 };
 
 use crate::{
@@ -25,6 +25,12 @@ use crate::{
 pub mod finder;
 pub mod namespace;
 pub mod probe_marks;
+mod types;
+
+pub use self::types::{
+    NamespaceFacts, NamespaceListener, NamespaceSockets, PodKernelState, PodProbeAttempt,
+    PodTrackerAction, PodTrackerEvent,
+};
 
 /// Time that a draining pod must have been idle before it may stop (design: stopping a pod).
 const DRAINED_AFTER: Duration = Duration::from_secs(1);
@@ -50,7 +56,7 @@ const IN_FLIGHT_REPORT_PERIOD: Duration = Duration::from_secs(1);
 /// Period in which a pod's namespace is inspected if the kernel did not see its listener open.
 const INSPECT_PERIOD: Duration = Duration::from_secs(1);
 
-/// Inspection period of a pod that did not listen within its first minute, [`LATE`].
+/// Inspection period of a pod that did not listen within its first minute, [`LATE_AFTER`].
 const LATE_INSPECT_PERIOD: Duration = Duration::from_secs(10);
 /// Age from which a pod without a listener is inspected less often.
 const LATE_AFTER: Duration = Duration::from_secs(60);
@@ -70,7 +76,7 @@ pub struct PodTracker {
 
 #[derive(Debug)]
 struct TrackedPod {
-    pod: wire::Pod,
+    pod: wire::PodEntry,
     tracked_since: Instant,
     facts: Option<NamespaceFacts>,
     /// Reason for which the pod has no namespace of its own.
@@ -100,128 +106,7 @@ struct TrackedPod {
     route_removed: bool,
     /// True if the pod's first listener has opened since the preStop request.
     reopened_since_prestop: bool,
-    last_report: Option<(Instant, PodSeen)>,
-}
-
-/// Facts of a pod's network namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamespaceFacts {
-    /// Cookie of the namespace: the kernel's number for it, unique until reboot.
-    pub cookie: u64,
-    /// Global addresses of the namespace, IPv4 first.
-    pub addresses: Vec<IpAddr>,
-    /// Incompatibility of the pod, if it has one.
-    pub incompatibility: Option<Incompatibility>,
-}
-
-/// One pod's state in the kernel's maps at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PodKernelState {
-    /// Listeners on the serving port that other hosts can reach, if the eBPF programs saw them open.
-    pub listeners: u32,
-    /// Listeners on the serving port that only the pod itself can reach.
-    pub loopback_listeners: u32,
-    /// Address families of clients that the listeners serve, as `SERVES_*` bits; 0: not known.
-    pub served_families: u32,
-    /// Time at which the newest listener opened, CLOCK_MONOTONIC in ns.
-    pub listener_opened_ns: u64,
-    /// Requests in flight in the pod.
-    pub in_flight: u64,
-    /// Open connections of the pod.
-    pub connections: u64,
-    /// Open connections that have not carried a request yet.
-    pub unused_connections: u64,
-    /// Time since a request ended or a connection was established.
-    pub idle: Duration,
-}
-
-/// A listener that an inspection found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NamespaceListener {
-    /// Address and port of the listener.
-    pub at: SocketAddr,
-    /// True if the listener is IPv6-only, as its program asked for the wildcard `::`.
-    pub v6_only: bool,
-}
-
-/// Result of one inspection of a pod's namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NamespaceSockets {
-    /// Listeners of the namespace's processes.
-    pub listeners: Vec<NamespaceListener>,
-    /// True if rules in the namespace redirect connections.
-    pub has_redirection: bool,
-}
-
-/// Event that concerns the pods of this node.
-#[derive(Clone, Debug)]
-pub enum PodTrackerEvent {
-    /// The RouteTable names this pod, new or changed.
-    RouteUpdated(Box<wire::Pod>),
-    /// The RouteTable no longer names this pod.
-    RouteRemoved(String),
-    /// The pod's namespace was found, or changed.
-    NamespaceFound(String, NamespaceFacts),
-    /// The pod has no namespace of its own, for this reason. If it gets one later, that is found.
-    NamespaceMissing(String, Incompatibility),
-    /// The kernel's maps hold the pod: its listeners are seen from now on.
-    Registered(String),
-    /// The kernel's maps have no room for the pod.
-    Crowded(String),
-    /// The maps were read for this pod.
-    KernelStateRead(String, PodKernelState),
-    /// The pod's namespace was inspected at this time (CLOCK_MONOTONIC in ns).
-    Inspected(String, NamespaceSockets, u64),
-    /// Number of the pod's upgraded connections, counted by a scan that began at this time.
-    UpgradedCounted(String, u64, Instant),
-    /// The kubelet sent a preStop request for the pod, and waits for the response.
-    PreStopRequested(String),
-    /// The pod's last process has ended.
-    ProcessesEnded(String),
-    /// The probe attempt with this number ended.
-    ProbeEnded(String, u64, Result<(), String>),
-    /// Time has passed; carries no other fact.
-    Tick,
-}
-
-/// Action that the shell is to perform now.
-#[derive(Clone, Debug, PartialEq)]
-pub enum PodTrackerAction {
-    /// Search for the pod's namespace until it is found, and again whenever its processes change.
-    FindNamespace(String),
-    /// Write the pod into the kernel's maps.
-    Register(String, NamespaceFacts),
-    /// Delete the pod from the kernel's maps and stop the search for it.
-    Unregister(String),
-    /// Inspect the pod's namespace for listeners.
-    Inspect(String),
-    /// Count the pod's upgraded connections.
-    CountUpgraded(String),
-    /// Make one attempt of the pod's readiness probe.
-    StartProbe(PodProbeAttempt),
-    /// Answer the preStop request: the kubelet may stop the pod.
-    AnswerPreStop(String),
-    /// End the pod's exclusion: a container was restarted, and the pod continues.
-    EndExclusion(String),
-    /// Report this state of the pod.
-    Report(PodSeen),
-    /// Report that the pod is gone.
-    ReportGone(String),
-}
-
-/// One attempt of a pod's readiness probe.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PodProbeAttempt {
-    /// Uid of the pod.
-    pub uid: String,
-    /// Number of the attempt, repeated in its result.
-    pub seq: u64,
-    /// Timeout of the attempt.
-    pub timeout: Duration,
-    /// Address and port to connect to.
-    pub at: SocketAddr,
-    /// Probe with its handler.
-    pub probe: Probe,
+    last_report: Option<(Instant, PodObservation)>,
 }
 
 impl PodTracker {
@@ -292,7 +177,7 @@ impl PodTracker {
         out
     }
 
-    /// Returns the latest time for the next [`step`](Self::step) with [`Event::Tick`].
+    /// Returns the latest time for the next [`step`](Self::step) with [`PodTrackerEvent::Tick`].
     pub fn next_wake(&self) -> Option<Instant> {
         self.pods.values().filter_map(TrackedPod::next_wake).min()
     }
@@ -303,7 +188,7 @@ impl PodTracker {
     }
 
     /// Returns the pod as the RouteTable names it.
-    pub fn get(&self, uid: &str) -> Option<&wire::Pod> {
+    pub fn get(&self, uid: &str) -> Option<&wire::PodEntry> {
         self.pods.get(uid).map(|tracked| &tracked.pod)
     }
 
@@ -328,7 +213,7 @@ impl PodTracker {
     /// after a while. Otherwise serving pods would leave the table while it still searches for them.
     pub fn has_caught_up(&self) -> bool {
         let settled =
-            |pod: &TrackedPod| pod.pod.phase != PodPhase::Ready || pod.readiness.is_ready();
+            |pod: &TrackedPod| pod.pod.phase != RoutingPhase::Ready || pod.readiness.is_ready();
         self.pods.values().all(settled)
     }
 
@@ -346,7 +231,7 @@ impl PodTracker {
     fn handle_route_update(
         &mut self,
         now: Instant,
-        pod: wire::Pod,
+        pod: wire::PodEntry,
         out: &mut Vec<PodTrackerAction>,
     ) {
         if let Some(tracked) = self.pods.get_mut(&pod.uid) {
@@ -393,7 +278,7 @@ pub struct PodStateCounts {
 }
 
 impl TrackedPod {
-    fn new(now: Instant, pod: wire::Pod) -> Self {
+    fn new(now: Instant, pod: wire::PodEntry) -> Self {
         Self {
             readiness: ReadinessMachine::new(pod.probe.clone()),
             pod,
@@ -421,7 +306,7 @@ impl TrackedPod {
     fn handle_route_update(
         &mut self,
         now: Instant,
-        pod: wire::Pod,
+        pod: wire::PodEntry,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let old = mem::replace(&mut self.pod, pod);
@@ -568,8 +453,8 @@ impl TrackedPod {
 
     fn update_draining(&mut self, now: Instant) {
         self.draining_since = match self.pod.phase {
-            PodPhase::Draining => self.draining_since.or(Some(now)),
-            PodPhase::Starting | PodPhase::Ready => None,
+            RoutingPhase::Draining => self.draining_since.or(Some(now)),
+            RoutingPhase::Starting | RoutingPhase::Ready => None,
         };
         self.drained &= self.draining_since.is_some();
     }
@@ -695,7 +580,7 @@ impl TrackedPod {
         let seen = self.to_report();
         if let Some((at, old)) = &self.last_report {
             let early = now.duration_since(*at) < IN_FLIGHT_REPORT_PERIOD;
-            let minor = PodSeen { in_flight: old.in_flight, ..seen.clone() } == *old;
+            let minor = PodObservation { in_flight: old.in_flight, ..seen.clone() } == *old;
             if *old == seen || (minor && early) {
                 return;
             }
@@ -704,8 +589,8 @@ impl TrackedPod {
         out.push(PodTrackerAction::Report(seen));
     }
 
-    fn to_report(&self) -> PodSeen {
-        PodSeen {
+    fn to_report(&self) -> PodObservation {
+        PodObservation {
             uid: self.uid(),
             address: self.address(),
             also: self.other_family_address(),

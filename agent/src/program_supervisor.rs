@@ -51,7 +51,7 @@ pub(crate) struct ProgramSupervisor {
 
 /// Waits for the cgroups, then loads and attaches the programs and opens the maps.
 ///
-/// If an activator's namespace is given, one listener serves all services' ports there. There is no [`Ender`] if the
+/// If an activator's namespace is given, one listener serves all services' ports there. There is no [`LockedCloser`] if the
 /// kernel cannot close connections under their locks.
 pub(crate) async fn start(
     config: &AgentConfig,

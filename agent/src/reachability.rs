@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{Pod, PodPhase};
+use common::wire::{PodEntry, RoutingPhase};
 
 /// Shortest wait between two attempts; the wait is a quarter of the time spent so far.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(2);
@@ -57,8 +57,8 @@ impl PodReachability {
     }
 
     /// Adds or updates a pod of another node. Returns the attempt to make, if any.
-    pub fn update_pod(&mut self, now: Instant, pod: &Pod) -> Option<ReachabilityProbe> {
-        let at = pod.address.filter(|_| pod.phase == PodPhase::Ready)?;
+    pub fn update_pod(&mut self, now: Instant, pod: &PodEntry) -> Option<ReachabilityProbe> {
+        let at = pod.address.filter(|_| pod.phase == RoutingPhase::Ready)?;
         if let Some(way) = self.pods.get_mut(&pod.uid)
             && way.at == at
         {
@@ -113,7 +113,7 @@ impl PodReachability {
         tries
     }
 
-    /// Returns the time of the next call of [`due`](Self::due).
+    /// Returns the time of the next call of [`due`](Self::take_due_probes).
     pub fn next_wake(&self) -> Option<Instant> {
         let waiting = self.pods.values().filter_map(|way| match way.state {
             RemotePodState::Waiting(until) => Some(until),
@@ -132,15 +132,15 @@ impl PodReachability {
 mod tests {
     use std::num::NonZeroU16;
 
-    use common::wire::{Name, Probe};
+    use common::wire::{NamespacedName, ReadinessProbe};
 
     use super::*;
 
-    fn pod(phase: PodPhase, confirmed: bool) -> Pod {
-        Pod {
+    fn pod(phase: RoutingPhase, confirmed: bool) -> PodEntry {
+        PodEntry {
             uid: "a".into(),
             name: "a".into(),
-            revision: Name::new("default", "hello-00001"),
+            revision: NamespacedName::new("default", "hello-00001"),
             node: "other".into(),
             zone: String::new(),
             phase,
@@ -148,7 +148,7 @@ mod tests {
             also: None,
             confirmed,
             port: NonZeroU16::new(8080).expect("not zero"),
-            probe: Probe::listens(),
+            probe: ReadinessProbe::listens(),
         }
     }
 
@@ -156,10 +156,14 @@ mod tests {
     fn one_successful_connect_makes_a_pod_reachable() {
         let now = Instant::now();
         let mut reach = PodReachability::default();
-        assert_eq!(reach.update_pod(now, &pod(PodPhase::Starting, false)), None);
-        let first = reach.update_pod(now, &pod(PodPhase::Ready, false)).expect("a try at once");
+        assert_eq!(reach.update_pod(now, &pod(RoutingPhase::Starting, false)), None);
+        let first = reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a try at once");
         assert!(reach.is_unreached("a"));
-        assert_eq!(reach.update_pod(now, &pod(PodPhase::Ready, false)), None, "one try at a time");
+        assert_eq!(
+            reach.update_pod(now, &pod(RoutingPhase::Ready, false)),
+            None,
+            "one try at a time"
+        );
         reach.record_result(now, &first, false);
         let wake = reach.next_wake().expect("another try");
         assert_eq!(wake, now + RETRY_WAIT_MIN);
@@ -168,20 +172,20 @@ mod tests {
         reach.record_result(wake, &first, true);
         assert!(!reach.is_unreached("a"));
         assert_eq!(reach.next_wake(), None);
-        assert_eq!(reach.update_pod(now, &pod(PodPhase::Ready, false)), None, "reached once");
+        assert_eq!(reach.update_pod(now, &pod(RoutingPhase::Ready, false)), None, "reached once");
         reach.remove_pod("a");
-        assert!(reach.update_pod(now, &pod(PodPhase::Ready, false)).is_some(), "another pod");
+        assert!(reach.update_pod(now, &pod(RoutingPhase::Ready, false)).is_some(), "another pod");
     }
 
     #[test]
     fn a_pod_that_the_kubelet_confirms_needs_no_probe() {
         let now = Instant::now();
         let mut reach = PodReachability::default();
-        assert_eq!(reach.update_pod(now, &pod(PodPhase::Ready, true)), None);
+        assert_eq!(reach.update_pod(now, &pod(RoutingPhase::Ready, true)), None);
         assert!(!reach.is_unreached("a"));
         let mut reach = PodReachability::default();
-        reach.update_pod(now, &pod(PodPhase::Ready, false)).expect("a try");
-        reach.update_pod(now, &pod(PodPhase::Ready, true));
+        reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a try");
+        reach.update_pod(now, &pod(RoutingPhase::Ready, true));
         assert!(!reach.is_unreached("a"));
     }
 
@@ -190,7 +194,7 @@ mod tests {
         let mut now = Instant::now();
         let begin = now;
         let mut reach = PodReachability::default();
-        let attempt = reach.update_pod(now, &pod(PodPhase::Ready, false)).expect("a try");
+        let attempt = reach.update_pod(now, &pod(RoutingPhase::Ready, false)).expect("a try");
         let mut tries = 1;
         loop {
             reach.record_result(now, &attempt, false);
@@ -210,10 +214,12 @@ mod tests {
     fn a_known_address_needs_no_probe() {
         let now = Instant::now();
         let mut reach = PodReachability::new(BTreeSet::from([([10, 244, 1, 2], 8080).into()]));
-        assert_eq!(reach.update_pod(now, &pod(PodPhase::Ready, false)), None);
+        assert_eq!(reach.update_pod(now, &pod(RoutingPhase::Ready, false)), None);
         reach.forget_known_addresses();
-        let moved =
-            Pod { address: Some(([10, 244, 1, 3], 8080).into()), ..pod(PodPhase::Ready, false) };
+        let moved = PodEntry {
+            address: Some(([10, 244, 1, 3], 8080).into()),
+            ..pod(RoutingPhase::Ready, false)
+        };
         assert!(reach.update_pod(now, &moved).is_some());
     }
 }

@@ -1,12 +1,12 @@
 //! Pure: readiness of one pod: its listener first, then its own readiness probe.
 //!
 //! The first attempt follows the listener at once. While attempts fail, the wait between two is a quarter of the time
-//! spent so far, from [`FIRST_WAIT`] up to the probe's period. So an application that needs 20 ms is found within 5 ms,
+//! spent so far, from [`ATTEMPT_WAIT_MIN`] up to the probe's period. So an application that needs 20 ms is found within 5 ms,
 //! and one that needs 20 s is not probed ten thousand times. A ready pod is probed once a period.
 
 use std::time::{Duration, Instant};
 
-use common::wire::{Probe, ProbeHow};
+use common::wire::{ProbeHandler, ReadinessProbe};
 
 /// Shortest wait between a failed attempt and the next.
 pub const ATTEMPT_WAIT_MIN: Duration = Duration::from_millis(2);
@@ -20,11 +20,11 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State machine of one pod's readiness.
 ///
-/// Pass every event to [`step`](Self::step) and make the attempt that it returns. Call it with [`Event::Tick`] no later
+/// Pass every event to [`step`](Self::step) and make the attempt that it returns. Call it with [`ReadinessEvent::Tick`] no later
 /// than [`next_wake`](Self::next_wake).
 #[derive(Debug)]
 pub struct ReadinessMachine {
-    probe: Probe,
+    probe: ReadinessProbe,
     listening: bool,
     ready: bool,
     /// Number of successive results of one kind.
@@ -58,7 +58,7 @@ pub enum ReadinessEvent {
     Listening(bool),
     /// The attempt with the number `seq` ended.
     AttemptEnded {
-        /// Number of the attempt, from [`Try`].
+        /// Number of the attempt, from [`ReadinessAttempt`].
         seq: u64,
         /// Result; a failure as text, for the pod's report.
         result: Result<(), String>,
@@ -78,7 +78,7 @@ pub struct ReadinessAttempt {
 
 impl ReadinessMachine {
     /// Starts with the readiness of a pod without a listener.
-    pub fn new(probe: Probe) -> Self {
+    pub fn new(probe: ReadinessProbe) -> Self {
         Self {
             probe,
             listening: false,
@@ -91,7 +91,7 @@ impl ReadinessMachine {
     }
 
     /// Returns the probe that decides on readiness.
-    pub fn probe(&self) -> &Probe {
+    pub fn probe(&self) -> &ReadinessProbe {
         &self.probe
     }
 
@@ -105,7 +105,7 @@ impl ReadinessMachine {
         &self.last_failure
     }
 
-    /// Returns the time for the next `step` with [`Event::Tick`].
+    /// Returns the time for the next `step` with [`ReadinessEvent::Tick`].
     pub fn next_wake(&self) -> Option<Instant> {
         match self.phase {
             ReadinessPhase::Waiting { until, .. } => Some(until),
@@ -127,7 +127,7 @@ impl ReadinessMachine {
     /// Handles the opening of the first listener: starts the first attempt at once.
     fn handle_opened(&mut self, now: Instant) -> Option<ReadinessAttempt> {
         self.listening = true;
-        if self.probe.how == ProbeHow::Listen {
+        if self.probe.how == ProbeHandler::Listen {
             self.ready = true;
             return None;
         }
@@ -222,8 +222,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn probe(how: ProbeHow) -> Probe {
-        Probe {
+    fn probe(how: ProbeHandler) -> ReadinessProbe {
+        ReadinessProbe {
             how,
             port: None,
             period: Duration::from_secs(10),
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn a_listener_alone_makes_a_pod_ready_without_a_probe() {
         let now = Instant::now();
-        let mut machine = ReadinessMachine::new(probe(ProbeHow::Listen));
+        let mut machine = ReadinessMachine::new(probe(ProbeHandler::Listen));
         assert_eq!(machine.step(now, ReadinessEvent::Listening(true)), None);
         assert!(machine.is_ready());
         assert_eq!(machine.next_wake(), None);
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn the_first_attempt_follows_the_listener_at_once() {
         let now = Instant::now();
-        let mut machine = ReadinessMachine::new(probe(ProbeHow::Tcp));
+        let mut machine = ReadinessMachine::new(probe(ProbeHandler::Tcp));
         assert_eq!(machine.step(now, ReadinessEvent::Tick), None, "nobody listens yet");
         let first = machine.step(now, ReadinessEvent::Listening(true));
         assert_eq!(first, Some(ReadinessAttempt { seq: 1, timeout: Duration::from_secs(1) }));
@@ -286,7 +286,8 @@ mod tests {
     #[test]
     fn waits_grow_with_the_time_spent_up_to_the_period() {
         let start = Instant::now();
-        let mut machine = ReadinessMachine::new(Probe { period: 100 * MS, ..probe(ProbeHow::Tcp) });
+        let mut machine =
+            ReadinessMachine::new(ReadinessProbe { period: 100 * MS, ..probe(ProbeHandler::Tcp) });
         let at = fail_until(&mut machine, start, Duration::from_secs(2));
         assert_eq!(at[..5], [0, 2, 4, 6, 8], "a few milliseconds at first");
         let waits: Vec<_> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -297,8 +298,10 @@ mod tests {
     #[test]
     fn without_a_period_it_is_probed_every_25_ms_until_it_is_ready_and_never_after() {
         let start = Instant::now();
-        let mut machine =
-            ReadinessMachine::new(Probe { period: Duration::ZERO, ..probe(ProbeHow::Tcp) });
+        let mut machine = ReadinessMachine::new(ReadinessProbe {
+            period: Duration::ZERO,
+            ..probe(ProbeHandler::Tcp)
+        });
         let at = fail_until(&mut machine, start, Duration::from_secs(1));
         let longest = at.windows(2).map(|pair| pair[1] - pair[0]).max();
         assert_eq!(longest, Some(25));
@@ -310,7 +313,11 @@ mod tests {
     #[test]
     fn both_thresholds_count_results_in_a_row() {
         let now = Instant::now();
-        let shape = Probe { success_threshold: 2, failure_threshold: 2, ..probe(ProbeHow::Tcp) };
+        let shape = ReadinessProbe {
+            success_threshold: 2,
+            failure_threshold: 2,
+            ..probe(ProbeHandler::Tcp)
+        };
         let mut machine = ReadinessMachine::new(shape);
         machine.step(now, ReadinessEvent::Listening(true));
         let mut at = now;
@@ -328,7 +335,7 @@ mod tests {
     #[test]
     fn a_ready_pod_is_probed_again_each_period_after_the_attempt_began() {
         let now = Instant::now();
-        let mut machine = ReadinessMachine::new(probe(ProbeHow::Tcp));
+        let mut machine = ReadinessMachine::new(probe(ProbeHandler::Tcp));
         machine.step(now, ReadinessEvent::Listening(true));
         machine.step(now + 300 * MS, passed(1));
         assert_eq!(machine.next_wake(), Some(now + Duration::from_secs(10)));
@@ -337,8 +344,10 @@ mod tests {
     #[test]
     fn a_pod_that_turned_unready_is_probed_often_again() {
         let now = Instant::now();
-        let mut machine =
-            ReadinessMachine::new(Probe { failure_threshold: 1, ..probe(ProbeHow::Tcp) });
+        let mut machine = ReadinessMachine::new(ReadinessProbe {
+            failure_threshold: 1,
+            ..probe(ProbeHandler::Tcp)
+        });
         machine.step(now, ReadinessEvent::Listening(true));
         machine.step(now, passed(1));
         let later = now + Duration::from_secs(10);
@@ -352,7 +361,7 @@ mod tests {
     #[test]
     fn a_result_from_before_the_listener_closed_counts_for_nothing() {
         let now = Instant::now();
-        let mut machine = ReadinessMachine::new(probe(ProbeHow::Tcp));
+        let mut machine = ReadinessMachine::new(probe(ProbeHandler::Tcp));
         machine.step(now, ReadinessEvent::Listening(true));
         machine.step(now, ReadinessEvent::Listening(false));
         machine.step(now, passed(1));

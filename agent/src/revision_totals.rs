@@ -11,19 +11,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{abi, wire::Name};
+use common::{abi, wire::NamespacedName};
 
 /// Time for which the row of a gone pod is still read.
 const GONE_READ_TIME: Duration = Duration::from_secs(60);
 
-/// Number of words of a [`Row`].
+/// Number of words of a [`TotalsRow`].
 pub(crate) const WORDS: usize = abi::RESPONSE_WORDS + 3;
 
 /// Running totals of one pod, or of a Revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TotalsRow {
     /// Responses by status and duration, and other ends of requests.
-    pub(crate) responses: abi::Responses,
+    pub(crate) responses: abi::ResponseCounters,
     /// Number of requests that have begun.
     pub(crate) started: u64,
     /// Connections whose message boundaries were lost.
@@ -48,7 +48,7 @@ impl TotalsRow {
         responses.copy_from_slice(&words[..abi::RESPONSE_WORDS]);
         let rest = |at| words[abi::RESPONSE_WORDS + at];
         Self {
-            responses: abi::Responses::from_words(responses),
+            responses: abi::ResponseCounters::from_words(responses),
             started: rest(0),
             desync: rest(1),
             stray: rest(2),
@@ -91,18 +91,18 @@ pub(crate) struct ExportedTotals {
 pub(crate) struct RevisionTotals {
     slots: BTreeMap<u32, CountedSlot>,
     /// Sums of the gone pods of each Revision whose rows are not read any more.
-    gone_totals: BTreeMap<Name, TotalsRow>,
+    gone_totals: BTreeMap<NamespacedName, TotalsRow>,
     /// Owning Service and Configuration of the Revisions that are exported.
-    owners: BTreeMap<Name, [Box<str>; 2]>,
+    owners: BTreeMap<NamespacedName, [Box<str>; 2]>,
     /// Revisions that are gone but still have pods.
-    deleted_revisions: BTreeSet<Name>,
+    deleted_revisions: BTreeSet<NamespacedName>,
     /// Revisions whose sum of gone pods has to be stored again.
-    unsaved: BTreeSet<Name>,
+    unsaved: BTreeSet<NamespacedName>,
 }
 
 #[derive(Debug)]
 struct CountedSlot {
-    revision: Name,
+    revision: NamespacedName,
     row: TotalsRow,
     levels: RevisionLevels,
     /// Time at which its pod was found gone.
@@ -111,13 +111,13 @@ struct CountedSlot {
 
 impl RevisionTotals {
     /// Starts with the sums that the previous agent stored.
-    pub(crate) fn resume(gone_totals: BTreeMap<Name, TotalsRow>) -> Self {
+    pub(crate) fn resume(gone_totals: BTreeMap<NamespacedName, TotalsRow>) -> Self {
         Self { gone_totals, ..Self::default() }
     }
 
     /// Assigns a row to a pod of this Revision. A pod that is new starts from zero; a pod that another agent counted
     /// keeps its counts.
-    pub(crate) fn assign_slot(&mut self, slot: u32, revision: &Name) {
+    pub(crate) fn assign_slot(&mut self, slot: u32, revision: &NamespacedName) {
         let is_same = |it: &CountedSlot| it.gone_since.is_none() && it.revision == *revision;
         if !self.slots.get(&slot).is_some_and(is_same) {
             self.fold_slot(slot);
@@ -174,13 +174,13 @@ impl RevisionTotals {
     }
 
     /// Sets the owners of a Revision, which is exported from now on.
-    pub(crate) fn set_owners(&mut self, revision: &Name, owners: [Box<str>; 2]) {
+    pub(crate) fn set_owners(&mut self, revision: &NamespacedName, owners: [Box<str>; 2]) {
         self.deleted_revisions.remove(revision);
         self.owners.insert(revision.clone(), owners);
     }
 
     /// Forgets a Revision that is gone: now, or with its last pod.
-    pub(crate) fn forget_revision(&mut self, revision: &Name) {
+    pub(crate) fn forget_revision(&mut self, revision: &NamespacedName) {
         let is_there = |it: &CountedSlot| it.revision == *revision && it.gone_since.is_none();
         if self.slots.values().any(is_there) {
             self.deleted_revisions.insert(revision.clone());
@@ -195,15 +195,15 @@ impl RevisionTotals {
     }
 
     /// Returns every Revision of which totals are known.
-    pub(crate) fn revisions(&self) -> impl Iterator<Item = &Name> {
-        let all: BTreeSet<&Name> =
+    pub(crate) fn revisions(&self) -> impl Iterator<Item = &NamespacedName> {
+        let all: BTreeSet<&NamespacedName> =
             self.gone_totals.keys().chain(self.slots.values().map(|it| &it.revision)).collect();
         all.into_iter()
     }
 
     /// Returns the Revisions to export, each with its owners.
-    pub(crate) fn exported(&self) -> Vec<(Name, [Box<str>; 2], ExportedTotals)> {
-        let mut all: BTreeMap<&Name, ExportedTotals> = BTreeMap::new();
+    pub(crate) fn exported(&self) -> Vec<(NamespacedName, [Box<str>; 2], ExportedTotals)> {
+        let mut all: BTreeMap<&NamespacedName, ExportedTotals> = BTreeMap::new();
         for (name, left) in &self.gone_totals {
             all.insert(name, ExportedTotals { row: *left, ..ExportedTotals::default() });
         }
@@ -214,18 +214,18 @@ impl RevisionTotals {
             levels.connections += counted.levels.connections;
             levels.estimated += counted.levels.estimated;
         }
-        let owned = |name: &Name| Some((name.clone(), self.owners.get(name)?.clone()));
+        let owned = |name: &NamespacedName| Some((name.clone(), self.owners.get(name)?.clone()));
         let all = all.into_iter().filter_map(|(name, tally)| Some((owned(name)?, tally)));
         all.map(|((name, owners), tally)| (name, owners, tally)).collect()
     }
 
     /// Returns the changed sums of gone pods, to be stored; `None` for a Revision that is gone.
-    pub(crate) fn take_unsaved(&mut self) -> Vec<(Name, Option<TotalsRow>)> {
+    pub(crate) fn take_unsaved(&mut self) -> Vec<(NamespacedName, Option<TotalsRow>)> {
         let unsaved = std::mem::take(&mut self.unsaved);
         unsaved.into_iter().map(|name| (name.clone(), self.gone_total(&name))).collect()
     }
 
-    fn gone_total(&self, name: &Name) -> Option<TotalsRow> {
+    fn gone_total(&self, name: &NamespacedName) -> Option<TotalsRow> {
         let gone = self.slots.values().filter(|it| it.revision == *name && it.gone_since.is_some());
         let rows = gone.map(|it| it.row).chain(self.gone_totals.get(name).copied());
         rows.reduce(TotalsRow::plus)

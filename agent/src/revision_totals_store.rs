@@ -7,7 +7,7 @@ use std::{
 
 use common::{
     link::{RouteBatch, chain},
-    wire::{Name, RouteChange, RouteKey},
+    wire::{NamespacedName, RouteChange, RouteKey},
 };
 use tracing::warn;
 
@@ -53,7 +53,7 @@ impl RevisionTotalsStore {
         &mut self,
         slot: u32,
         cookie: u64,
-        revision: &Name,
+        revision: &NamespacedName,
         terms: RevisionRequestTerms,
     ) {
         let mut tallies = lock(&self.totals);
@@ -73,7 +73,7 @@ impl RevisionTotalsStore {
     }
 
     /// Returns the Revisions with totals here that a batch of the RouteTable names, each with true if it still exists.
-    pub(crate) fn changed_revisions(&self, news: &RouteBatch) -> Vec<(Name, bool)> {
+    pub(crate) fn changed_revisions(&self, news: &RouteBatch) -> Vec<(NamespacedName, bool)> {
         let tallies = lock(&self.totals);
         let told = tallies.revisions().filter_map(|name| {
             let lives = match news.changes.get(&RouteKey::Revision(name.clone())) {
@@ -89,8 +89,8 @@ impl RevisionTotalsStore {
     /// Applies the changes of Revisions, after the planner has their terms.
     pub(crate) fn apply_changes(
         &mut self,
-        told: Vec<(Name, bool)>,
-        terms: impl Fn(&Name) -> RevisionRequestTerms,
+        told: Vec<(NamespacedName, bool)>,
+        terms: impl Fn(&NamespacedName) -> RevisionRequestTerms,
     ) {
         let mut tallies = lock(&self.totals);
         for (name, lives) in told {

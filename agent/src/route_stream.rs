@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use common::{
-    link::{Link, PodKey, RouteBatch},
+    link::{ComponentLink, PodReportKey, RouteBatch},
     outbox::Outbox,
-    wire::PodItem,
+    wire::PodReportItem,
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -19,13 +19,13 @@ use crate::lock;
 pub(crate) struct RouteBatchStream {
     pending: Mutex<Option<RouteBatch>>,
     arrived: Notify,
-    /// Link that keeps the stream, set when [`Routes::follow`] begins.
-    link: OnceLock<Arc<Link>>,
+    /// Link that keeps the stream, set when [`RouteBatchStream::receive_batches`] begins.
+    link: OnceLock<Arc<ComponentLink>>,
 }
 
 impl RouteBatchStream {
     /// Receives the controller's routes until the link's shutdown.
-    pub(crate) async fn receive_batches(&self, link: Arc<Link>) {
+    pub(crate) async fn receive_batches(&self, link: Arc<ComponentLink>) {
         let link = self.link.get_or_init(|| link);
         link.watch_batches(|batch| self.merge_batch(batch)).await;
     }
@@ -60,8 +60,8 @@ impl RouteBatchStream {
 
 /// Reports pods, once `settled` is cancelled and the reports can be relied on.
 pub(crate) async fn report_pods(
-    link: Arc<Link>,
-    outbox: Outbox<PodKey, PodItem>,
+    link: Arc<ComponentLink>,
+    outbox: Outbox<PodReportKey, PodReportItem>,
     settled: CancellationToken,
     shutdown: CancellationToken,
 ) {
@@ -73,12 +73,12 @@ pub(crate) async fn report_pods(
 
 #[cfg(test)]
 mod tests {
-    use common::wire::{Activator, RouteChange, RouteKey};
+    use common::wire::{ActivatorEntry, RouteChange, RouteKey};
 
     use super::*;
 
     fn activator(name: &str, node: &str) -> (RouteKey, RouteChange) {
-        let it = Activator {
+        let it = ActivatorEntry {
             name: name.into(),
             node: node.into(),
             zone: String::new(),

@@ -166,7 +166,7 @@ pub fn accepts_program(kind: u32, attach_type: u32, code: &[u64]) -> bool {
     false
 }
 
-/// Links a program that iterates over the kernel's objects, for [`walk`]. Since 5.8.
+/// Links a program that iterates over the kernel's objects, for [`run_iterator`]. Since 5.8.
 pub fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const BPF_TRACE_ITER: u32 = 28;
     create_link(program, 0, BPF_TRACE_ITER)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use common::{
     outbox::Outbox,
-    wire::{Name, UsageKey, UsageSeen},
+    wire::{NamespacedName, UsageKey, UsageSample},
 };
 
 use crate::{clock::monotonic_ns, maps::KernelMaps};
@@ -12,7 +12,7 @@ use crate::{clock::monotonic_ns, maps::KernelMaps};
 /// Reports the running totals of registered pods.
 #[derive(Debug, Default)]
 pub(crate) struct PodUsageReporter {
-    outbox: Outbox<UsageKey, UsageSeen>,
+    outbox: Outbox<UsageKey, UsageSample>,
     /// Subject under which a row's totals were last reported.
     keys: BTreeMap<u32, UsageKey>,
     /// Number of requests in flight in the last report, by row.
@@ -21,12 +21,12 @@ pub(crate) struct PodUsageReporter {
 
 impl PodUsageReporter {
     /// Returns the outbox that the stream sends from.
-    pub(crate) fn outbox(&self) -> Outbox<UsageKey, UsageSeen> {
+    pub(crate) fn outbox(&self) -> Outbox<UsageKey, UsageSample> {
         self.outbox.clone()
     }
 
     /// Assigns a row to a pod: later reports of the row are of that pod.
-    pub(crate) fn assign_slot(&mut self, slot: u32, revision: &Name, uid: &str) {
+    pub(crate) fn assign_slot(&mut self, slot: u32, revision: &NamespacedName, uid: &str) {
         let key = UsageKey { revision: revision.clone(), pod: Some(uid.to_owned()) };
         if let Some(old) = self.keys.insert(slot, key.clone())
             && old != key
@@ -50,7 +50,7 @@ impl PodUsageReporter {
         // Read before the totals: a request that begins meanwhile is in the totals, and raises one more event.
         self.reported_in_flight.insert(slot, maps.pod_state(slot).in_flight);
         let responses = maps.responses(slot);
-        let seen = UsageSeen {
+        let seen = UsageSample {
             key: key.clone(),
             totals: maps.totals(slot),
             // Read after the totals: each counted request began before this time.

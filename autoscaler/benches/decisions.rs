@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use autoscaler::fleet::{Fleet, Step};
+use autoscaler::fleet::{DecisionUpdate, ScaledRevisions};
 use common::wire::{
-    Name, Path, Protocol, Revision, Role, RouteTable, ScalePolicy, Service, Subscriber, Target,
-    Totals, UsageKey, UsageSeen,
+    AppProtocol, ComponentReplica, ComponentRole, ConnectionPath, NamespacedName, RequestTotals,
+    RevisionEntry, RouteTable, RouteTarget, ScalePolicy, ServiceEntry, UsageKey, UsageSample,
 };
 
 const SERVICES: usize = 10_000;
@@ -22,23 +22,27 @@ const SERVICES: usize = 10_000;
 fn main() -> std::io::Result<()> {
     let table = table();
     let empty = resident_kib()?;
-    let mut fleet = Fleet::new(Duration::from_secs(2));
+    let mut fleet = ScaledRevisions::new(Duration::from_secs(2));
     let second = Duration::from_secs(1);
     fleet.routes(second, &table, &table.keys());
     fleet.run(second);
     let sleeping = resident_kib()?.saturating_sub(empty);
 
-    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let who =
+        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
     let stream = fleet.open(second, who);
     let stream = fleet.synced(second, stream);
-    let reports: Vec<UsageSeen> = table.revisions.keys().map(waiting).collect();
+    let reports: Vec<UsageSample> = table.revisions.keys().map(waiting).collect();
     let mut each = Vec::with_capacity(SERVICES);
     let begin = Instant::now();
     for report in &reports {
         let start = Instant::now();
         fleet.seen(2 * second, stream, report);
-        let woke =
-            fleet.run(2 * second).iter().filter(|step| matches!(step, Step::Decided(_))).count();
+        let woke = fleet
+            .run(2 * second)
+            .iter()
+            .filter(|step| matches!(step, DecisionUpdate::Decided(_)))
+            .count();
         assert_eq!(woke, 1, "each waiting request is one decision");
         each.push(start.elapsed());
     }
@@ -62,22 +66,22 @@ fn main() -> std::io::Result<()> {
     )
 }
 
-fn waiting(revision: &Name) -> UsageSeen {
+fn waiting(revision: &NamespacedName) -> UsageSample {
     let key = UsageKey { revision: revision.clone(), pod: None };
-    let totals = Totals { started: 1, started_sum_ns: 7, ..Totals::default() };
-    UsageSeen { key, at_ns: 7, totals, status: vec![], latency: vec![] }
+    let totals = RequestTotals { started: 1, started_sum_ns: 7, ..RequestTotals::default() };
+    UsageSample { key, at_ns: 7, totals, status: vec![], latency: vec![] }
 }
 
 fn table() -> RouteTable {
     let mut table = RouteTable::default();
     for at in 0..SERVICES {
-        let name = Name::new("default", format!("service-{at}-00001"));
-        let service = Name::new("default", format!("service-{at}"));
+        let name = NamespacedName::new("default", format!("service-{at}-00001"));
+        let service = NamespacedName::new("default", format!("service-{at}"));
         table.revisions.insert(name.clone(), revision(name.clone()));
         let port = NonZeroU16::MIN;
-        let targets = vec![Target { revision: name, percent: 100 }];
-        let (addresses, hosts, path) = (vec![], vec![], Path::Activator);
-        let it = Service {
+        let targets = vec![RouteTarget { revision: name, percent: 100 }];
+        let (addresses, hosts, path) = (vec![], vec![], ConnectionPath::Activator);
+        let it = ServiceEntry {
             name: service.clone(),
             addresses,
             port,
@@ -93,8 +97,8 @@ fn table() -> RouteTable {
     table
 }
 
-fn revision(name: Name) -> Revision {
-    Revision {
+fn revision(name: NamespacedName) -> RevisionEntry {
+    RevisionEntry {
         name,
         service: "service".into(),
         configuration: "service".into(),
@@ -102,7 +106,7 @@ fn revision(name: Name) -> Revision {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,

@@ -5,8 +5,11 @@
 
 use std::{alloc::System, io::Write as _, num::NonZeroU16, sync::Arc, time::Duration};
 
-use autoscaler::controller::Brain;
-use common::wire::{Name, Path, Protocol, Revision, RouteTable, ScalePolicy, Service, Target};
+use autoscaler::controller::ScaleEvaluator;
+use common::wire::{
+    AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteTable, RouteTarget,
+    ScalePolicy, ServiceEntry,
+};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[global_allocator]
@@ -16,7 +19,7 @@ fn main() -> std::io::Result<()> {
     for services in [1_000, 10_000] {
         let empty = live();
         // The same constructor as in `run`; outside a runtime none of its timers starts.
-        let brain = Brain::new(Duration::from_secs(2), 0);
+        let brain = ScaleEvaluator::new(Duration::from_secs(2), 0);
         tell(&brain, services);
         let bytes = (live() - empty) / services;
         let (met, awake) = brain.look(|fleet| {
@@ -31,7 +34,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-fn tell(brain: &Brain, services: usize) {
+fn tell(brain: &ScaleEvaluator, services: usize) {
     let table = table(services);
     brain.tell(|fleet, now| {
         let gone = fleet.routes(now, &table, &table.keys());
@@ -48,16 +51,16 @@ fn live() -> usize {
 fn table(services: usize) -> RouteTable {
     let mut table = RouteTable::default();
     for at in 0..services {
-        let service = Name::new("default", format!("sleeper-{at}"));
-        let name = Name::new("default", format!("sleeper-{at}-00001"));
+        let service = NamespacedName::new("default", format!("sleeper-{at}"));
+        let name = NamespacedName::new("default", format!("sleeper-{at}-00001"));
         table.revisions.insert(name.clone(), revision(name.clone(), &service.name));
-        let it = Service {
+        let it = ServiceEntry {
             name: service.clone(),
             addresses: vec![],
             port: NonZeroU16::MIN,
             activator_port: NonZeroU16::MIN,
-            targets: vec![Target { revision: name, percent: 100 }],
-            path: Path::Direct,
+            targets: vec![RouteTarget { revision: name, percent: 100 }],
+            path: ConnectionPath::Direct,
             hosts: vec![],
             ingress: None,
         };
@@ -66,8 +69,8 @@ fn table(services: usize) -> RouteTable {
     table
 }
 
-fn revision(name: Name, service: &str) -> Revision {
-    Revision {
+fn revision(name: NamespacedName, service: &str) -> RevisionEntry {
+    RevisionEntry {
         name,
         service: service.into(),
         configuration: service.into(),
@@ -75,7 +78,7 @@ fn revision(name: Name, service: &str) -> Revision {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,

@@ -8,9 +8,9 @@
 use std::{fmt, sync::Arc};
 
 use common::{
-    admin::Admin,
-    link::Link,
-    wire::{Metric, Name, Path, Role},
+    admin::AdminState,
+    link::ComponentLink,
+    wire::{ComponentRole, ConnectionPath, NamespacedName, ScaleMetric},
 };
 use prometheus_client::{
     collector::Collector,
@@ -20,30 +20,31 @@ use prometheus_client::{
 };
 
 use crate::{
-    controller::Brain,
-    revision::{Figures, Revision},
+    controller::ScaleEvaluator,
+    revision::{ScaleMetrics, ScaledRevision},
 };
 
 /// Builds the autoscaler's admin pages. The autoscaler is ready while it has a stream of routes from the controller.
-pub fn admin(brain: Arc<Brain>, routes: Arc<Link>) -> Admin {
+pub fn admin(brain: Arc<ScaleEvaluator>, routes: Arc<ComponentLink>) -> AdminState {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Figured { brain }));
+    registry.register_collector(Box::new(ScaleMetricsCollector { brain }));
     let troubles = move || match routes.is_up() {
         true => Vec::new(),
         false => vec!["no stream of routes from the controller".to_owned()],
     };
-    Admin { registry, troubles: Box::new(troubles) }
+    AdminState { registry, troubles: Box::new(troubles) }
 }
 
 #[derive(Debug)]
-struct Figured {
-    brain: Arc<Brain>,
+struct ScaleMetricsCollector {
+    brain: Arc<ScaleEvaluator>,
 }
 
 /// One metric of a Revision: name, help, and the function that reads its value; `None` where it does not apply.
-type Row = (&'static str, &'static str, fn(&Revision, &Figures) -> Option<f64>);
+type ScaleMetricSpec =
+    (&'static str, &'static str, fn(&ScaledRevision, &ScaleMetrics) -> Option<f64>);
 
-const ROWS: [Row; 17] = [
+const ROWS: [ScaleMetricSpec; 17] = [
     ("kn_revision_pods_desired", "Pods the load asks for", |_, it| it.wish.pods.map(f64::from)),
     ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested.map(f64::from)),
     ("kn_revision_pods_count", "Pods that take requests", |rev, _| Some(rev.pods.ready.into())),
@@ -59,22 +60,22 @@ const ROWS: [Row; 17] = [
     }),
     ("kn_revision_panic_mode", "Whether panic holds", |_, it| Some(it.is_panicking.into())),
     ("kn_revision_concurrency_stable", "Requests at once, stable window", |rev, it| {
-        of(rev, Metric::Concurrency, it.averages.stable)
+        of(rev, ScaleMetric::Concurrency, it.averages.stable)
     }),
     ("kn_revision_concurrency_panic", "Requests at once, panic window", |rev, it| {
-        of(rev, Metric::Concurrency, it.averages.panic)
+        of(rev, ScaleMetric::Concurrency, it.averages.panic)
     }),
     ("kn_revision_concurrency_target", "Requests at once aimed at for one pod", |rev, it| {
-        of(rev, Metric::Concurrency, it.wish.target)
+        of(rev, ScaleMetric::Concurrency, it.wish.target)
     }),
     ("kn_revision_rps_stable", "Requests a second, stable window", |rev, it| {
-        of(rev, Metric::Rps, it.averages.stable)
+        of(rev, ScaleMetric::Rps, it.averages.stable)
     }),
     ("kn_revision_rps_panic", "Requests a second, panic window", |rev, it| {
-        of(rev, Metric::Rps, it.averages.panic)
+        of(rev, ScaleMetric::Rps, it.averages.panic)
     }),
     ("kn_revision_rps_target", "Requests a second aimed at for one pod", |rev, it| {
-        of(rev, Metric::Rps, it.wish.target)
+        of(rev, ScaleMetric::Rps, it.wish.target)
     }),
     ("rouse_revision_in_flight_requests", "Requests in flight and waiting", |rev, _| {
         Some(rev.load.in_flight() as f64)
@@ -83,17 +84,17 @@ const ROWS: [Row; 17] = [
         Some(rev.load.waiting() as f64)
     }),
     ("rouse_revision_direct", "Whether new connections go straight to pods", |_, it| {
-        Some(f64::from(u8::from(it.path == Path::Direct)))
+        Some(f64::from(u8::from(it.path == ConnectionPath::Direct)))
     }),
 ];
 
-fn of(revision: &Revision, metric: Metric, value: f64) -> Option<f64> {
+fn of(revision: &ScaledRevision, metric: ScaleMetric, value: f64) -> Option<f64> {
     (revision.metric() == metric).then_some(value)
 }
 
-type Labels = [(&'static str, String); 4];
+type ScaleMetricLabels = [(&'static str, String); 4];
 
-fn labels(name: &Name, revision: &Revision) -> Labels {
+fn labels(name: &NamespacedName, revision: &ScaledRevision) -> ScaleMetricLabels {
     let [service, configuration] = revision.owners(&name.name);
     [
         ("k8s_namespace_name", name.namespace.to_string()),
@@ -103,16 +104,18 @@ fn labels(name: &Name, revision: &Revision) -> Labels {
     ]
 }
 
-impl Collector for Figured {
+impl Collector for ScaleMetricsCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // One lock for all values, so that they belong to one moment; encoding happens without it.
         let (all, awake, steps, agents, activators) = self.brain.look(|fleet| {
-            let figures = |(name, it): (&Name, &Revision)| {
+            let figures = |(name, it): (&NamespacedName, &ScaledRevision)| {
                 Some((labels(name, it), values(it)?, it.load.begun()))
             };
-            let awake: Vec<(Labels, Values, u64)> = fleet.revisions().filter_map(figures).collect();
+            let awake: Vec<(ScaleMetricLabels, ScaleMetricValues, u64)> =
+                fleet.revisions().filter_map(figures).collect();
             let online = |role| fleet.online(role);
-            let (agents, activators) = (online(Role::Agent), online(Role::Activator));
+            let (agents, activators) =
+                (online(ComponentRole::Agent), online(ComponentRole::Activator));
             (fleet.revisions().count(), awake, fleet.steps, agents, activators)
         });
         for (at, (name, help, _)) in ROWS.iter().enumerate() {
@@ -143,7 +146,10 @@ impl Collector for Figured {
     }
 }
 
-fn requests(out: &mut DescriptorEncoder<'_>, awake: &[(Labels, Values, u64)]) -> fmt::Result {
+fn requests(
+    out: &mut DescriptorEncoder<'_>,
+    awake: &[(ScaleMetricLabels, ScaleMetricValues, u64)],
+) -> fmt::Result {
     let kind = prometheus_client::metrics::MetricType::Counter;
     let help = "Requests that have begun at pods";
     let mut family = out.encode_descriptor("rouse_revision_requests", help, None, kind)?;
@@ -153,9 +159,9 @@ fn requests(out: &mut DescriptorEncoder<'_>, awake: &[(Labels, Values, u64)]) ->
     Ok(())
 }
 
-type Values = [Option<f64>; ROWS.len()];
+type ScaleMetricValues = [Option<f64>; ROWS.len()];
 
-fn values(revision: &Revision) -> Option<Values> {
+fn values(revision: &ScaledRevision) -> Option<ScaleMetricValues> {
     let figures = revision.figures()?;
     Some(ROWS.map(|(_, _, read)| read(revision, &figures)))
 }

@@ -3,13 +3,13 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use common::{
-    link::{self, Door, LinkError},
+    link::{self, LinkError, TlsAdmission},
     tls::{
         self,
-        peer::{Denied, Peer},
+        peer::{PeerDeniedError, TlsPeer},
     },
     wire::{
-        Role, Subscriber, UsageItem, UsageKey,
+        ComponentReplica, ComponentRole, UsageItem, UsageKey,
         raw::{
             self,
             usage_server::{Usage, UsageServer},
@@ -20,33 +20,34 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-use crate::{controller::Brain, usage::Stream};
+use crate::{controller::ScaleEvaluator, usage::UsageStream};
 
 /// Serves the Usage service at `endpoint` until `shutdown`. At `https://`, `door` decides which clients may connect.
 pub async fn serve(
     endpoint: &str,
-    brain: Arc<Brain>,
-    door: Option<&Door>,
+    brain: Arc<ScaleEvaluator>,
+    door: Option<&TlsAdmission>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
-    let service = UsageServer::new(Reports { brain, shutdown: shutdown.clone() });
+    let service = UsageServer::new(UsageService { brain, shutdown: shutdown.clone() });
     link::serve_to(endpoint, link::server().add_service(service), door, shutdown).await
 }
 
 #[derive(Debug)]
-struct Reports {
-    brain: Arc<Brain>,
+struct UsageService {
+    brain: Arc<ScaleEvaluator>,
     shutdown: CancellationToken,
 }
 
 #[tonic::async_trait]
-impl Usage for Reports {
+impl Usage for UsageService {
     async fn report(
         &self,
         request: Request<Streaming<raw::UsageItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::peer(&request);
-        let mut report = Report { brain: Arc::clone(&self.brain), peer, who: None, stream: None };
+        let mut report =
+            UsageReportStream { brain: Arc::clone(&self.brain), peer, who: None, stream: None };
         // A token of this stream alone: a denied message ends this stream, not the others.
         let (stop, mut denied) = (self.shutdown.child_token(), None);
         let each = |item| {
@@ -68,15 +69,15 @@ impl Usage for Reports {
 }
 
 /// One stream of reports. Dropping it closes the stream; the last reported totals are kept until the sender returns.
-struct Report {
-    brain: Arc<Brain>,
-    peer: Peer,
-    who: Option<Subscriber>,
-    stream: Option<Stream>,
+struct UsageReportStream {
+    brain: Arc<ScaleEvaluator>,
+    peer: TlsPeer,
+    who: Option<ComponentReplica>,
+    stream: Option<UsageStream>,
 }
 
-impl Report {
-    fn take(&mut self, item: UsageItem) -> Result<(), Denied> {
+impl UsageReportStream {
+    fn take(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         self.brain.usage().fetch_add(1, Ordering::Relaxed);
         // The first message must name the sender; before it there is no stream to attribute usage to.
         let (Some(stream), Some(who)) = (self.stream, &self.who) else {
@@ -99,10 +100,14 @@ impl Report {
         Ok(())
     }
 
-    fn open(&mut self, item: UsageItem) -> Result<(), Denied> {
+    fn open(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         match item {
             UsageItem::Sender(who) => {
-                self.peer.may(&who, "report usage", &[Role::Agent, Role::Activator])?;
+                self.peer.may(
+                    &who,
+                    "report usage",
+                    &[ComponentRole::Agent, ComponentRole::Activator],
+                )?;
                 info!(role = ?who.role, name = who.name, "usage stream opened");
                 self.who = Some(who.clone());
                 self.stream = Some(self.brain.tell(|fleet, now| fleet.open(now, who)));
@@ -115,19 +120,19 @@ impl Report {
     }
 
     /// Checks that an agent reports only pods of its own node, and an activator only its own waiting requests.
-    fn check(&self, who: &Subscriber, key: &UsageKey) -> Result<(), Denied> {
+    fn check(&self, who: &ComponentReplica, key: &UsageKey) -> Result<(), PeerDeniedError> {
         self.peer.may_count(who, key)?;
-        let (Peer::Known(identity), Some(uid)) = (&self.peer, &key.pod) else { return Ok(()) };
+        let (TlsPeer::Known(identity), Some(uid)) = (&self.peer, &key.pod) else { return Ok(()) };
         // A pod that the RouteTable does not name yet passes: usage and routes arrive on streams of their own.
         if self.brain.look(|fleet| fleet.is_elsewhere(uid, &identity.node)) {
             let claimed = format!("the node of pod {uid}");
-            return Err(Denied::Other { real: identity.to_string(), claimed });
+            return Err(PeerDeniedError::Other { real: identity.to_string(), claimed });
         }
         Ok(())
     }
 }
 
-impl Drop for Report {
+impl Drop for UsageReportStream {
     fn drop(&mut self) {
         if let Some(stream) = self.stream {
             info!(sender = stream.sender, "usage stream ended");

@@ -7,7 +7,7 @@ use common::replicas;
 
 /// Command-line settings of the autoscaler.
 #[derive(Args, Clone, Debug)]
-pub struct Config {
+pub struct AutoscalerProcessConfig {
     /// Endpoint at which agents and activators report usage: `unix:/path`, `http://ip:port` or `https://ip:port`.
     #[arg(long, env = "ROUSE_USAGE", default_value = "unix:/run/rouse/rouse/autoscaler.sock")]
     pub usage: String,
@@ -40,30 +40,32 @@ pub struct Config {
 /// Error of a setting outside its range: its name, its value and the rule it breaks.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{name} is {value:?}: {rule}")]
-pub struct BadConfig {
+pub struct AutoscalerConfigError {
     name: &'static str,
     value: String,
     rule: &'static str,
 }
 
-impl Config {
+impl AutoscalerProcessConfig {
     /// Checks each setting against its range, and those that need an identity against `--identity`.
-    pub fn validate(&self) -> Result<(), BadConfig> {
-        let bad = |name, value: &str, rule| Err(BadConfig { name, value: value.to_owned(), rule });
+    pub fn validate(&self) -> Result<(), AutoscalerConfigError> {
+        let bad = |name, value: &str, rule| {
+            Err(AutoscalerConfigError { name, value: value.to_owned(), rule })
+        };
         if !(100..=60_000).contains(&self.tick_ms) {
             return bad("tick-ms", &self.tick_ms.to_string(), "must be 100 to 60000 milliseconds");
         }
         if self.name.is_empty() {
             return bad("name", &self.name, "must not be empty");
         }
-        if self.usage.parse::<replicas::Endpoint>().is_err() {
+        if self.usage.parse::<replicas::ReplicaEndpoint>().is_err() {
             return bad(
                 "usage",
                 &self.usage,
                 "must be unix:/path, http://IP:PORT or https://IP:PORT",
             );
         }
-        let Ok(controller) = self.controller.parse::<replicas::Setting>() else {
+        let Ok(controller) = self.controller.parse::<replicas::EndpointSetting>() else {
             return bad("controller", &self.controller, replicas::RULE);
         };
         // Without an identity there is no certificate, so addresses that demand TLS could never connect.
@@ -89,13 +91,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Cli {
+    struct AutoscalerCliFixture {
         #[command(flatten)]
-        config: Config,
+        config: AutoscalerProcessConfig,
     }
 
-    fn config(args: &[&str]) -> Config {
-        Cli::parse_from([&["autoscaler"], args].concat()).config
+    fn config(args: &[&str]) -> AutoscalerProcessConfig {
+        AutoscalerCliFixture::parse_from([&["autoscaler"], args].concat()).config
     }
 
     #[test]

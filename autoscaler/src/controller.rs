@@ -12,9 +12,12 @@ use std::{
 };
 
 use common::{
-    link::{Link, RouteBatch},
+    link::{ComponentLink, RouteBatch},
     outbox::Outbox,
-    wire::{Alive, Decision, Name, Part, Role, RouteChange, RouteItem, RouteKey, RouteView},
+    wire::{
+        AutoscalerHeartbeat, ComponentRole, NamespacedName, RouteChange, RouteItem, RouteKey,
+        RouteView, ScaleDecision, ServerComponent,
+    },
 };
 use tokio::{
     sync::{Notify, watch},
@@ -24,31 +27,31 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::{
-    fleet::{Fleet, Step},
-    heart::{BEAT, Heart},
+    fleet::{DecisionUpdate, ScaledRevisions},
+    heart::{BEAT, HeartbeatState},
 };
 
 /// All Revisions, the clock of their evaluation, and the outgoing decisions and heartbeats.
 #[derive(Debug)]
-pub struct Brain {
-    fleet: Mutex<Fleet>,
-    outbox: Outbox<Name, Decision>,
+pub struct ScaleEvaluator {
+    fleet: Mutex<ScaledRevisions>,
+    outbox: Outbox<NamespacedName, ScaleDecision>,
     start: Instant,
-    heart: Mutex<Heart>,
-    alive: watch::Sender<Alive>,
+    heart: Mutex<HeartbeatState>,
+    alive: watch::Sender<AutoscalerHeartbeat>,
     /// Notified when an evaluation may be due earlier than the timer's deadline.
     sooner: Notify,
     decisions: AtomicU64,
     usage: AtomicU64,
 }
 
-impl Brain {
+impl ScaleEvaluator {
     /// An empty state; load is evaluated every `tick`. `since_ms` is the current time in milliseconds since 1970.
     pub fn new(tick: Duration, since_ms: u64) -> Self {
-        let mut heart = Heart::new(Duration::ZERO, since_ms);
+        let mut heart = HeartbeatState::new(Duration::ZERO, since_ms);
         let first = heart.beat(Duration::ZERO, Duration::MAX, 0);
         Self {
-            fleet: Mutex::new(Fleet::new(tick)),
+            fleet: Mutex::new(ScaledRevisions::new(tick)),
             outbox: Outbox::new(),
             start: Instant::now(),
             heart: Mutex::new(heart),
@@ -60,12 +63,12 @@ impl Brain {
     }
 
     /// Latest decision of each Revision, for the streams to the controllers.
-    pub fn outbox(&self) -> &Outbox<Name, Decision> {
+    pub fn outbox(&self) -> &Outbox<NamespacedName, ScaleDecision> {
         &self.outbox
     }
 
     /// Receiver of the latest heartbeat.
-    pub fn alive(&self) -> watch::Receiver<Alive> {
+    pub fn alive(&self) -> watch::Receiver<AutoscalerHeartbeat> {
         self.alive.subscribe()
     }
 
@@ -78,7 +81,8 @@ impl Brain {
             let (longest, reporters) = self.look(|fleet| {
                 let all = fleet.revisions().map(|(_, it)| &it.policy);
                 let longest = all.map(|it| it.stable_window + it.scale_down_delay).max();
-                let reporters = fleet.online(Role::Agent) + fleet.online(Role::Activator);
+                let reporters =
+                    fleet.online(ComponentRole::Agent) + fleet.online(ComponentRole::Activator);
                 (longest.unwrap_or_default(), reporters)
             });
             let now = self.start.elapsed();
@@ -86,7 +90,7 @@ impl Brain {
         }
     }
 
-    fn heart(&self) -> MutexGuard<'_, Heart> {
+    fn heart(&self) -> MutexGuard<'_, HeartbeatState> {
         self.heart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,12 +105,12 @@ impl Brain {
     }
 
     /// Runs `look` with read access to the fleet.
-    pub fn look<T>(&self, look: impl FnOnce(&Fleet) -> T) -> T {
+    pub fn look<T>(&self, look: impl FnOnce(&ScaledRevisions) -> T) -> T {
         look(&self.fleet.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Applies `news` to the fleet, evaluates what is due, and sends the resulting decisions.
-    pub fn tell<T>(&self, news: impl FnOnce(&mut Fleet, Duration) -> T) -> T {
+    pub fn tell<T>(&self, news: impl FnOnce(&mut ScaledRevisions, Duration) -> T) -> T {
         // Every change leaves the fleet consistent, so a lock poisoned by a panic elsewhere is safe to use.
         let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.start.elapsed();
@@ -122,10 +126,10 @@ impl Brain {
     }
 
     /// Sends one step to the outbox. The caller holds the fleet's lock, so steps stay in order.
-    pub fn send(&self, step: Step) {
+    pub fn send(&self, step: DecisionUpdate) {
         match step {
-            Step::Gone(name) => self.outbox.remove(&name),
-            Step::Decided(it) => {
+            DecisionUpdate::Gone(name) => self.outbox.remove(&name),
+            DecisionUpdate::Decided(it) => {
                 self.decisions.fetch_add(1, Ordering::Relaxed);
                 log(&it);
                 self.outbox.set(it.revision.clone(), *it);
@@ -136,7 +140,7 @@ impl Brain {
     /// Evaluates Revisions when they are due, until `shutdown`.
     pub async fn keep_time(&self, shutdown: &CancellationToken) {
         while !shutdown.is_cancelled() {
-            let due = self.look(Fleet::next_due).map(|due| self.start + due);
+            let due = self.look(ScaledRevisions::next_due).map(|due| self.start + due);
             let timer = async {
                 match due {
                     Some(due) => tokio::time::sleep_until(due).await,
@@ -153,7 +157,7 @@ impl Brain {
 }
 
 /// Logs a decision and its inputs in one line.
-fn log(it: &Decision) {
+fn log(it: &ScaleDecision) {
     let inputs = it.inputs.as_ref();
     info!(
         revision = %it.revision, wanted = it.wanted, path = ?it.path, activity = ?it.activity,
@@ -169,9 +173,10 @@ fn log(it: &Decision) {
 }
 
 /// Applies the RouteTable's batches until the link is shut down.
-pub async fn follow(link: &Link, brain: &Brain) {
+pub async fn follow(link: &ComponentLink, brain: &ScaleEvaluator) {
     link.watch_batches(|RouteBatch { version, is_whole, changes }| {
-        if let Some(RouteChange::Replicas(it)) = changes.get(&RouteKey::Replicas(Part::Autoscaler))
+        if let Some(RouteChange::Replicas(it)) =
+            changes.get(&RouteKey::Replicas(ServerComponent::Autoscaler))
         {
             brain.heart().told(it.chosen.as_deref());
         }

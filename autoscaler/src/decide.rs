@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use common::wire::ScalePolicy;
 
-use crate::window::Averages;
+use crate::window::LoadAverages;
 
 /// Granularity of the scale-down delay: Knative's evaluation tick.
 const DELAY_BUCKET: Duration = Duration::from_secs(2);
@@ -21,7 +21,7 @@ const LEAST_TARGET: f64 = 0.01;
 /// Scaler of one Revision: state kept between two evaluations.
 #[derive(Clone, Debug)]
 pub struct Scaler {
-    panic: Option<Panic>,
+    panic: Option<PanicMode>,
     /// Excess burst capacity last computed, kept while load is not known.
     capacity: Option<f64>,
     /// Highest desired pods of each 2 s bucket within the scale-down delay, oldest first.
@@ -29,7 +29,7 @@ pub struct Scaler {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Panic {
+struct PanicMode {
     /// Time at which load was last over the panic threshold.
     at: Duration,
     most_pods: u32,
@@ -37,7 +37,7 @@ struct Panic {
 
 /// Pods of the Revision as an evaluation needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pods {
+pub struct ScalerPods {
     /// Pods that take requests.
     pub ready: u32,
     /// True if a Route sends requests to the Revision.
@@ -46,11 +46,11 @@ pub struct Pods {
 
 /// Scale that load asks for, before minimum, maximum and scale to zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wish {
+pub struct DesiredScale {
     /// Desired pods; `None`: load is not known, and the present pods are kept.
     pub pods: Option<u32>,
     /// Rule that determined the number of pods.
-    pub why: Why,
+    pub why: ScaleReason,
     /// Spare capacity for a burst, in requests; if negative, the activator stays in the path.
     pub excess_burst_capacity: f64,
     /// Activators that should serve the Revision.
@@ -61,7 +61,7 @@ pub struct Wish {
 
 /// Rule that determined the desired pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum ScaleReason {
     /// Load is not known.
     NoData,
     /// Requests in flight now need more pods than the average asks for.
@@ -84,7 +84,7 @@ impl Scaler {
     /// A scaler for a Revision that has `ready` pods. With more than one it starts in panic mode. That keeps the pods
     /// until a stable window of load is known.
     pub fn new(now: Duration, ready: u32) -> Self {
-        let panic = (ready > 1).then_some(Panic { at: now, most_pods: ready });
+        let panic = (ready > 1).then_some(PanicMode { at: now, most_pods: ready });
         Self { panic, capacity: None, delayed: VecDeque::new() }
     }
 
@@ -106,11 +106,11 @@ impl Scaler {
         &mut self,
         now: Duration,
         policy: &ScalePolicy,
-        pods: Pods,
-        load: Option<Averages>,
-    ) -> Wish {
+        pods: ScalerPods,
+        load: Option<LoadAverages>,
+    ) -> DesiredScale {
         let target = target(policy);
-        let wish = |pods, why, excess_burst_capacity, ready| Wish {
+        let wish = |pods, why, excess_burst_capacity, ready| DesiredScale {
             pods,
             why,
             excess_burst_capacity,
@@ -120,14 +120,14 @@ impl Scaler {
         let Some(load) = load else {
             // The last capacity is kept, so that the path does not change because load became unknown.
             let capacity = self.capacity.unwrap_or_else(|| first_capacity(policy));
-            return wish(None, Why::NoData, capacity, pods.ready);
+            return wish(None, ScaleReason::NoData, capacity, pods.ready);
         };
         let (mut wanted, mut why) = self.by_load(now, policy, pods, load);
         // As in Knative, an unreachable Revision needs no delay: no request can ask for its pods again.
         if !policy.scale_down_delay.is_zero() && pods.is_reachable {
             let highest = self.highest(now, policy.scale_down_delay, wanted);
             if highest > wanted {
-                (wanted, why) = (highest, Why::DownDelay);
+                (wanted, why) = (highest, ScaleReason::DownDelay);
             }
         }
         let capacity = excess_burst_capacity(policy, pods.ready, load.panic);
@@ -139,24 +139,24 @@ impl Scaler {
         &mut self,
         now: Duration,
         policy: &ScalePolicy,
-        pods: Pods,
-        load: Averages,
-    ) -> (u32, Why) {
+        pods: ScalerPods,
+        load: LoadAverages,
+    ) -> (u32, ScaleReason) {
         let (by_stable, by_panic) = (ask(policy, pods, load.stable), ask(policy, pods, load.panic));
         let raw_panic = (load.panic / target(policy)).ceil();
         let is_over =
             raw_panic / f64::from(pods.ready.max(1)) >= policy.panic_threshold_percent / 100.0;
         // Each evaluation over the threshold extends panic mode; it ends a stable window after the last one.
         self.panic = match self.panic {
-            Some(panic) if is_over => Some(Panic { at: now, ..panic }),
+            Some(panic) if is_over => Some(PanicMode { at: now, ..panic }),
             Some(panic) if now > panic.at + policy.stable_window => None,
             Some(panic) => Some(panic),
-            None => is_over.then_some(Panic { at: now, most_pods: 0 }),
+            None => is_over.then_some(PanicMode { at: now, most_pods: 0 }),
         };
         let Some(panic) = &mut self.panic else { return by_stable };
         // Panic mode never lowers the number, so a dip within the stable window removes no pod.
         panic.most_pods = panic.most_pods.max(by_stable.0).max(by_panic.0);
-        (panic.most_pods, Why::Panic)
+        (panic.most_pods, ScaleReason::Panic)
     }
 
     /// Returns the highest number within `delay`, after adding `wish` at `now`.
@@ -187,23 +187,23 @@ pub fn carriers(policy: &ScalePolicy, ready: u32, level: f64) -> u32 {
 }
 
 /// Desired pods for `load`, within the rates, and the rule that determined them.
-fn ask(policy: &ScalePolicy, pods: Pods, load: f64) -> (u32, Why) {
+fn ask(policy: &ScalePolicy, pods: ScalerPods, load: f64) -> (u32, ScaleReason) {
     let ready = f64::from(pods.ready.max(1));
     let most = (policy.max_scale_up_rate * ready).ceil();
     // As in Knative, the rate down protects only Revisions that can receive requests.
     let fewest = if pods.is_reachable { (ready / policy.max_scale_down_rate).floor() } else { 0.0 };
     let raw = (load / target(policy)).ceil();
     let (asked, why) = if raw > most {
-        (most, Why::UpRate)
+        (most, ScaleReason::UpRate)
     } else if raw < fewest {
-        (fewest, Why::DownRate)
+        (fewest, ScaleReason::DownRate)
     } else {
-        (raw, Why::Stable)
+        (raw, ScaleReason::Stable)
     };
     // A cast from float saturates, so even an absurd load gives a valid number.
     let asked = asked.min(f64::from(i32::MAX)) as u32;
     if policy.activation_scale > 1 && raw > 0.0 && policy.activation_scale > asked {
-        return (policy.activation_scale, Why::ActivationScale);
+        return (policy.activation_scale, ScaleReason::ActivationScale);
     }
     (asked, why)
 }

@@ -11,13 +11,13 @@ use std::{
 };
 
 use common::wire::{
-    Decision, Name, PodPhase, Policies, Role, RouteKey, RouteTable, Sight, Subscriber, UsageKey,
-    UsageSeen,
+    ComponentReplica, ComponentRole, NamespacedName, RouteKey, RouteTable, RoutingPhase,
+    ScaleDecision, ScalePolicyPool, UsageCoverage, UsageKey, UsageSample,
 };
 
 use crate::{
-    revision::{Counts, Revision},
-    usage::{GAP, LATE, Load, Stream},
+    revision::{PodPhaseCounts, ScaledRevision},
+    usage::{GAP, LATE, RevisionLoad, UsageStream},
 };
 
 /// Time for which requests that waited at a lost activator still count as waiting; longer than a reconnect takes.
@@ -25,41 +25,41 @@ const HELD: Duration = Duration::from_secs(10);
 
 /// Every Revision of the RouteTable, with its reported load.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct ScaledRevisions {
     tick: Duration,
     /// Revisions of the RouteTable, boxed because there are many and half of a B-tree's slots are empty.
-    revisions: BTreeMap<Name, Box<Revision>>,
+    revisions: BTreeMap<NamespacedName, Box<ScaledRevision>>,
     /// Reported load of Revisions that are not in the RouteTable.
-    strangers: BTreeMap<Name, Load>,
-    policies: Policies,
-    pods: BTreeMap<String, Pod>,
+    strangers: BTreeMap<NamespacedName, RevisionLoad>,
+    policies: ScalePolicyPool,
+    pods: BTreeMap<String, AutoscalerPod>,
     /// UIDs of the pods of each Revision that has any.
-    pods_of: BTreeMap<Name, BTreeSet<String>>,
+    pods_of: BTreeMap<NamespacedName, BTreeSet<String>>,
     /// Senders by the number that their streams carry. A sender that will not return is removed.
-    senders: BTreeMap<u32, Sender>,
+    senders: BTreeMap<u32, UsageSender>,
     next_sender: u32,
     /// Number of the sender that is the agent of each node.
     agents: BTreeMap<String, u32>,
     /// Activators named in the RouteTable: each may hold requests, even before its first report.
     activators: BTreeSet<String>,
-    due: BTreeSet<(Duration, Name)>,
-    due_at: BTreeMap<Name, Duration>,
+    due: BTreeSet<(Duration, NamespacedName)>,
+    due_at: BTreeMap<NamespacedName, Duration>,
     /// Number of evaluations since the start.
     pub steps: u64,
 }
 
 #[derive(Debug)]
-struct Pod {
-    revision: Name,
+struct AutoscalerPod {
+    revision: NamespacedName,
     node: String,
-    phase: PodPhase,
+    phase: RoutingPhase,
     has_address: bool,
 }
 
 #[derive(Debug)]
-struct Sender {
-    who: Subscriber,
-    stream: Stream,
+struct UsageSender {
+    who: ComponentReplica,
+    stream: UsageStream,
     is_online: bool,
     /// Time of the sender's last message, or of its stream's end. A sender sends every second, even without changes.
     heard: Duration,
@@ -67,21 +67,21 @@ struct Sender {
 
 /// Output for the controller, about one Revision.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum DecisionUpdate {
     /// New decision on a Revision.
-    Decided(Box<Decision>),
+    Decided(Box<ScaleDecision>),
     /// Withdrawal of a Revision's decision: it is asleep or no longer in the RouteTable.
-    Gone(Name),
+    Gone(NamespacedName),
 }
 
-impl Fleet {
+impl ScaledRevisions {
     /// An empty fleet. `tick` is the time between two evaluations of a Revision that is awake.
     pub fn new(tick: Duration) -> Self {
         Self {
             tick,
             revisions: BTreeMap::new(),
             strangers: BTreeMap::new(),
-            policies: Policies::default(),
+            policies: ScalePolicyPool::default(),
             pods: BTreeMap::new(),
             pods_of: BTreeMap::new(),
             senders: BTreeMap::new(),
@@ -94,13 +94,13 @@ impl Fleet {
         }
     }
 
-    /// Applies the changes of one RouteTable batch. Returns a [`Step::Gone`] for each removed Revision.
+    /// Applies the changes of one RouteTable batch. Returns a [`DecisionUpdate::Gone`] for each removed Revision.
     pub fn routes(
         &mut self,
         now: Duration,
         table: &RouteTable,
         changed: &BTreeSet<RouteKey>,
-    ) -> Vec<Step> {
+    ) -> Vec<DecisionUpdate> {
         let mut out = Vec::new();
         // Pods refer to Revisions, so Revisions come first, whatever the order of keys.
         for key in changed {
@@ -132,7 +132,12 @@ impl Fleet {
         revisions.chain(pods).chain(activators).collect()
     }
 
-    fn revision(&mut self, now: Duration, table: &RouteTable, name: &Name) -> Option<Step> {
+    fn revision(
+        &mut self,
+        now: Duration,
+        table: &RouteTable,
+        name: &NamespacedName,
+    ) -> Option<DecisionUpdate> {
         let told = table.revisions.get(name).and_then(|it| Some((it, it.policy.clone()?)));
         let told = told.map(|(it, policy)| (it, self.policies.share(policy)));
         let Some((it, policy)) = told else {
@@ -140,7 +145,7 @@ impl Fleet {
             let gone = self.revisions.remove(name)?;
             // The Revision may return, and its senders will not repeat what they have already reported.
             self.keep_load(name, gone.load);
-            return Some(Step::Gone(name.clone()));
+            return Some(DecisionUpdate::Gone(name.clone()));
         };
         match self.revisions.get_mut(name) {
             Some(known) => {
@@ -154,7 +159,7 @@ impl Fleet {
                 (known.is_reachable, known.initial_scale_reached) = (reachable, reached);
             }
             None => {
-                let mut new = Revision::new(it, policy);
+                let mut new = ScaledRevision::new(it, policy);
                 new.pods = self.counts(name);
                 new.load = self.strangers.remove(name).unwrap_or_default();
                 self.revisions.insert(name.clone(), Box::new(new));
@@ -165,7 +170,7 @@ impl Fleet {
     }
 
     /// Stores the load of a Revision that is not in the RouteTable, unless it is empty.
-    fn keep_load(&mut self, name: &Name, mut load: Load) {
+    fn keep_load(&mut self, name: &NamespacedName, mut load: RevisionLoad) {
         load.sleep();
         if !load.is_empty() {
             self.strangers.insert(name.clone(), load);
@@ -173,7 +178,7 @@ impl Fleet {
     }
 
     /// Returns the load of a Revision, whether or not the Revision is in the RouteTable.
-    fn load(&mut self, name: &Name) -> Option<&mut Load> {
+    fn load(&mut self, name: &NamespacedName) -> Option<&mut RevisionLoad> {
         match self.revisions.get_mut(name) {
             Some(revision) => Some(&mut revision.load),
             None => self.strangers.get_mut(name),
@@ -181,7 +186,7 @@ impl Fleet {
     }
 
     /// Applies `change` to every load, including those of Revisions not in the RouteTable.
-    fn each_load(&mut self, change: impl Fn(&mut Load)) {
+    fn each_load(&mut self, change: impl Fn(&mut RevisionLoad)) {
         self.revisions.values_mut().for_each(|it| change(&mut it.load));
         self.strangers.retain(|_, load| {
             change(load);
@@ -190,23 +195,26 @@ impl Fleet {
         });
     }
 
-    fn counts(&self, revision: &Name) -> Counts {
-        let mut counts = Counts::default();
+    fn counts(&self, revision: &NamespacedName) -> PodPhaseCounts {
+        let mut counts = PodPhaseCounts::default();
         self.pods_of(revision).for_each(|(_, pod)| *pod.place(&mut counts) += 1);
         counts
     }
 
-    fn pods_of(&self, revision: &Name) -> impl Iterator<Item = (&String, &Pod)> {
+    fn pods_of(
+        &self,
+        revision: &NamespacedName,
+    ) -> impl Iterator<Item = (&String, &AutoscalerPod)> {
         let uids = self.pods_of.get(revision).into_iter().flatten();
         uids.filter_map(|uid| self.pods.get_key_value(uid))
     }
 
-    fn keep_pod(&mut self, uid: &str, pod: Pod) {
+    fn keep_pod(&mut self, uid: &str, pod: AutoscalerPod) {
         self.pods_of.entry(pod.revision.clone()).or_default().insert(uid.to_owned());
         self.pods.insert(uid.to_owned(), pod);
     }
 
-    fn drop_pod(&mut self, uid: &str) -> Option<Pod> {
+    fn drop_pod(&mut self, uid: &str) -> Option<AutoscalerPod> {
         let pod = self.pods.remove(uid)?;
         if let Some(uids) = self.pods_of.get_mut(&pod.revision) {
             uids.remove(uid);
@@ -218,7 +226,7 @@ impl Fleet {
     }
 
     fn pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
-        let new = table.pods.get(uid).map(|it| Pod {
+        let new = table.pods.get(uid).map(|it| AutoscalerPod {
             revision: it.revision.clone(),
             node: it.node.clone(),
             phase: it.phase,
@@ -249,10 +257,10 @@ impl Fleet {
 
     /// Opens a stream of `who`, which ends an older stream of the same sender. Agents of one node succeed each other
     /// and read the counters of the same kernel, so they are one sender.
-    pub fn open(&mut self, now: Duration, who: Subscriber) -> Stream {
+    pub fn open(&mut self, now: Duration, who: ComponentReplica) -> UsageStream {
         self.forget_lost_agents(now);
-        let is_agent = who.role == Role::Agent;
-        let same = |(_, it): &(&u32, &Sender)| {
+        let is_agent = who.role == ComponentRole::Agent;
+        let same = |(_, it): &(&u32, &UsageSender)| {
             let is_of_node = is_agent && !who.node.is_empty() && it.who.node == who.node;
             it.who.role == who.role && (it.who.name == who.name || is_of_node)
         };
@@ -261,11 +269,11 @@ impl Fleet {
             Some((sender, stream)) => {
                 self.close(now, stream);
                 // The same sender keeps its totals, as the base of differences over the reconnect.
-                Stream { sender, number: stream.number + 1, synced: false }
+                UsageStream { sender, number: stream.number + 1, synced: false }
             }
             None => {
                 self.next_sender += 1;
-                Stream { sender: self.next_sender, number: 0, synced: false }
+                UsageStream { sender: self.next_sender, number: 0, synced: false }
             }
         };
         if is_agent {
@@ -273,13 +281,13 @@ impl Fleet {
             self.agents.insert(who.node.clone(), stream.sender);
         }
         let (heard, is_online) = (now, true);
-        let sender = Sender { who, stream, is_online, heard };
+        let sender = UsageSender { who, stream, is_online, heard };
         self.senders.insert(stream.sender, sender);
         stream
     }
 
     /// Closes a stream. Its reported totals are kept for the sender's return; unreported load is not taken as zero.
-    pub fn close(&mut self, now: Duration, stream: Stream) {
+    pub fn close(&mut self, now: Duration, stream: UsageStream) {
         let Some(sender) = self.sender(stream) else { return };
         (sender.is_online, sender.heard) = (false, now);
         self.each_load(|load| load.lost(now, stream.sender));
@@ -287,12 +295,12 @@ impl Fleet {
 
     /// Removes agents without a stream whose node has no pods any more.
     fn forget_lost_agents(&mut self, now: Duration) {
-        let is_lost = |it: &Sender| !it.is_online && it.who.role == Role::Agent;
+        let is_lost = |it: &UsageSender| !it.is_online && it.who.role == ComponentRole::Agent;
         if !self.senders.values().any(is_lost) {
             return;
         }
         let nodes: BTreeSet<&str> = self.pods.values().map(|pod| pod.node.as_str()).collect();
-        let gone = |it: &Sender| is_lost(it) && !nodes.contains(it.who.node.as_str());
+        let gone = |it: &UsageSender| is_lost(it) && !nodes.contains(it.who.node.as_str());
         let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
         self.forget(now, gone.collect());
     }
@@ -300,8 +308,8 @@ impl Fleet {
     /// Removes activators that the RouteTable no longer names and that have had no stream for so long that no request
     /// still waits at them.
     fn forget_lost_activators(&mut self, now: Duration) {
-        let gone = |it: &Sender| {
-            let is_away = !it.is_online && it.who.role == Role::Activator;
+        let gone = |it: &UsageSender| {
+            let is_away = !it.is_online && it.who.role == ComponentRole::Activator;
             is_away && now >= it.heard + HELD && !self.activators.contains(&it.who.name)
         };
         let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
@@ -319,14 +327,14 @@ impl Fleet {
 
     /// Completes a batch of the stream. After its first batch, subjects it did not name are removed. An empty batch
     /// reports that nothing has changed.
-    pub fn synced(&mut self, now: Duration, stream: Stream) -> Stream {
+    pub fn synced(&mut self, now: Duration, stream: UsageStream) -> UsageStream {
         if self.hear(now, stream)
             && let Some(sender) = self.sender(stream)
             && !std::mem::replace(&mut sender.stream.synced, true)
         {
             self.each_load(|load| load.synced(now, stream));
         }
-        Stream { synced: true, ..stream }
+        UsageStream { synced: true, ..stream }
     }
 
     /// Returns true if the pod is known to run on another node.
@@ -335,13 +343,13 @@ impl Fleet {
     }
 
     /// Applies the totals of one subject, and schedules an evaluation if they are urgent.
-    pub fn seen(&mut self, now: Duration, stream: Stream, seen: &UsageSeen) {
+    pub fn seen(&mut self, now: Duration, stream: UsageStream, seen: &UsageSample) {
         if !self.hear(now, stream) {
             return;
         }
         let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
-        let counts = pod.is_none_or(Pod::counts);
+        let counts = pod.is_none_or(AutoscalerPod::counts);
         let name = &seen.key.revision;
         let Some(revision) = self.revisions.get_mut(name) else {
             let load = self.strangers.entry(name.clone()).or_default();
@@ -359,7 +367,7 @@ impl Fleet {
     }
 
     /// Removes a subject that its sender no longer reports.
-    pub fn gone(&mut self, now: Duration, stream: Stream, key: &UsageKey) {
+    pub fn gone(&mut self, now: Duration, stream: UsageStream, key: &UsageKey) {
         if !self.hear(now, stream) {
             return;
         }
@@ -372,7 +380,7 @@ impl Fleet {
 
     /// Records that the sender has sent a message now; returns false if the stream is not its latest. After a silence
     /// longer than [`GAP`], some second was never reported.
-    fn hear(&mut self, now: Duration, stream: Stream) -> bool {
+    fn hear(&mut self, now: Duration, stream: UsageStream) -> bool {
         let Some(sender) = self.sender(stream) else { return false };
         let was_silent = sender.stream.synced && now > sender.heard + GAP;
         sender.heard = now;
@@ -386,13 +394,13 @@ impl Fleet {
     /// agent in those with pods on its node. One stalled node must not hold up the Revisions of other nodes.
     fn miss(&mut self, sender: u32) {
         let Some(who) = self.senders.get(&sender).map(|it| &it.who) else { return };
-        if who.role == Role::Activator {
-            return self.each_load(Load::miss);
+        if who.role == ComponentRole::Activator {
+            return self.each_load(RevisionLoad::miss);
         }
         let there = self.pods.values().filter(|pod| pod.node == who.node);
-        let there: BTreeSet<Name> = there.map(|pod| pod.revision.clone()).collect();
+        let there: BTreeSet<NamespacedName> = there.map(|pod| pod.revision.clone()).collect();
         for name in there {
-            self.load(&name).into_iter().for_each(Load::miss);
+            self.load(&name).into_iter().for_each(RevisionLoad::miss);
         }
         self.each_load(|load| {
             if load.hears_from(sender) {
@@ -402,13 +410,13 @@ impl Fleet {
     }
 
     /// Returns the sender if `stream` is its latest one and is open.
-    fn sender(&mut self, stream: Stream) -> Option<&mut Sender> {
+    fn sender(&mut self, stream: UsageStream) -> Option<&mut UsageSender> {
         let sender = self.senders.get_mut(&stream.sender)?;
         (sender.is_online && sender.stream.number == stream.number).then_some(sender)
     }
 
     /// Evaluates every Revision that is due, and returns the decisions that changed.
-    pub fn run(&mut self, now: Duration) -> Vec<Step> {
+    pub fn run(&mut self, now: Duration) -> Vec<DecisionUpdate> {
         let mut out = Vec::new();
         if self.next_due().is_none_or(|at| at > now) {
             return out;
@@ -423,8 +431,10 @@ impl Fleet {
             self.steps += 1;
             // The schedule entry was removed above; only the step's outcome puts it back.
             let outcome = revision.step(now, self.tick, sight, &name);
-            out.extend(outcome.decision.map(|decision| Step::Decided(Box::new(decision))));
-            out.extend(outcome.is_withdrawn.then(|| Step::Gone(name.clone())));
+            out.extend(
+                outcome.decision.map(|decision| DecisionUpdate::Decided(Box::new(decision))),
+            );
+            out.extend(outcome.is_withdrawn.then(|| DecisionUpdate::Gone(name.clone())));
             if let Some(at) = outcome.again_at {
                 self.schedule(&name, at);
             }
@@ -438,18 +448,18 @@ impl Fleet {
     }
 
     /// All Revisions of the RouteTable, for metrics.
-    pub fn revisions(&self) -> impl Iterator<Item = (&Name, &Revision)> {
+    pub fn revisions(&self) -> impl Iterator<Item = (&NamespacedName, &ScaledRevision)> {
         self.revisions.iter().map(|(name, it)| (name, &**it))
     }
 
     /// Number of senders of `role` with an open stream.
-    pub fn online(&self, role: Role) -> usize {
+    pub fn online(&self, role: ComponentRole) -> usize {
         self.senders.values().filter(|it| it.is_online && it.who.role == role).count()
     }
 
     /// Returns true if every activator currently reports its waiting requests.
     fn lines_are_known(&self, now: Duration) -> bool {
-        let of_role = |it: &&Sender| it.who.role == Role::Activator;
+        let of_role = |it: &&UsageSender| it.who.role == ComponentRole::Activator;
         let mut named = self.activators.clone();
         let mut all = self.senders.values().filter(of_role);
         all.all(|it| {
@@ -461,25 +471,25 @@ impl Fleet {
     /// Computes the load coverage of a Revision. It is whole under three conditions: each ready pod is on a node
     /// whose agent reports, each reported pod is still reported, and each activator reports its waiting requests.
     /// Other pods get no requests.
-    fn sight(&self, now: Duration, name: &Name, lines_are_known: bool) -> Sight {
-        let Some(revision) = self.revisions.get(name) else { return Sight::Blind };
+    fn sight(&self, now: Duration, name: &NamespacedName, lines_are_known: bool) -> UsageCoverage {
+        let Some(revision) = self.revisions.get(name) else { return UsageCoverage::Blind };
         let (mut ready, mut seen) = (0, 0);
-        for (uid, pod) in self.pods_of(name).filter(|(_, pod)| pod.phase == PodPhase::Ready) {
+        for (uid, pod) in self.pods_of(name).filter(|(_, pod)| pod.phase == RoutingPhase::Ready) {
             let agent = self.agents.get(&pod.node).and_then(|it| self.senders.get(it));
             let is_seen = agent.is_some_and(|it| it.is_current(now)) || revision.load.hears_of(uid);
             (ready, seen) = (ready + 1, seen + u32::from(is_seen));
         }
         if ready > 0 && seen == 0 {
-            Sight::Blind
+            UsageCoverage::Blind
         } else if seen == ready && lines_are_known && revision.load.is_current(now) {
-            Sight::Whole
+            UsageCoverage::Whole
         } else {
-            Sight::Partial
+            UsageCoverage::Partial
         }
     }
 
     /// Schedules an evaluation of the Revision no later than `at`.
-    fn schedule(&mut self, name: &Name, at: Duration) {
+    fn schedule(&mut self, name: &NamespacedName, at: Duration) {
         match self.due_at.get(name) {
             Some(&earlier) if earlier <= at => return,
             Some(_) => self.unschedule(name),
@@ -489,31 +499,31 @@ impl Fleet {
         self.due_at.insert(name.clone(), at);
     }
 
-    fn unschedule(&mut self, name: &Name) {
+    fn unschedule(&mut self, name: &NamespacedName) {
         if let Some(at) = self.due_at.remove(name) {
             self.due.remove(&(at, name.clone()));
         }
     }
 }
 
-impl Sender {
+impl UsageSender {
     /// Returns true if the stream is open, has completed its snapshot and is not silent.
     fn is_current(&self, now: Duration) -> bool {
         self.is_online && self.stream.synced && now < self.heard + LATE
     }
 }
 
-impl Pod {
+impl AutoscalerPod {
     fn counts(&self) -> bool {
-        self.phase != PodPhase::Draining
+        self.phase != RoutingPhase::Draining
     }
 
-    fn place<'a>(&self, counts: &'a mut Counts) -> &'a mut u32 {
+    fn place<'a>(&self, counts: &'a mut PodPhaseCounts) -> &'a mut u32 {
         match self.phase {
-            PodPhase::Starting if self.has_address => &mut counts.starting,
-            PodPhase::Starting => &mut counts.pending,
-            PodPhase::Ready => &mut counts.ready,
-            PodPhase::Draining => &mut counts.draining,
+            RoutingPhase::Starting if self.has_address => &mut counts.starting,
+            RoutingPhase::Starting => &mut counts.pending,
+            RoutingPhase::Ready => &mut counts.ready,
+            RoutingPhase::Draining => &mut counts.draining,
         }
     }
 }

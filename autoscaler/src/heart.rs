@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::wire::Alive;
+use common::wire::AutoscalerHeartbeat;
 
 /// Time between two heartbeats. Controllers ignore an autoscaler that misses about three of them.
 pub const BEAT: Duration = Duration::from_millis(200);
@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// State of the next heartbeat. Times are of this process's monotonic clock, which no other host shares.
 #[derive(Clone, Debug)]
-pub struct Heart {
+pub struct HeartbeatState {
     /// Start of the process, in milliseconds since 1970.
     since_ms: u64,
     heard_since: Duration,
@@ -19,7 +19,7 @@ pub struct Heart {
     counts: Option<String>,
 }
 
-impl Heart {
+impl HeartbeatState {
     /// A heartbeat state whose record of usage begins at `now`.
     pub fn new(now: Duration, since_ms: u64) -> Self {
         Self { since_ms, heard_since: now, last: now, counts: None }
@@ -35,14 +35,19 @@ impl Heart {
     }
 
     /// Heartbeat to send at `now`. `longest` is the longest time over which load of any Revision matters.
-    pub fn beat(&mut self, now: Duration, longest: Duration, reporters: usize) -> Alive {
+    pub fn beat(
+        &mut self,
+        now: Duration,
+        longest: Duration,
+        reporters: usize,
+    ) -> AutoscalerHeartbeat {
         if now.saturating_sub(self.last) > PAUSE {
             // Controllers may have chosen another autoscaler during the stall, and usage of that time may be missing.
             (self.heard_since, self.counts) = (now, None);
         }
         self.last = now;
         let heard = now.saturating_sub(self.heard_since);
-        Alive {
+        AutoscalerHeartbeat {
             since_ms: self.since_ms,
             heard_ms: u64::try_from(heard.as_millis()).unwrap_or(u64::MAX),
             is_full: heard >= longest,
@@ -64,17 +69,22 @@ mod tests {
 
     #[test]
     fn windows_are_full_when_usage_was_heard_for_the_longest_of_them() {
-        let mut heart = Heart::new(at(500), 7);
+        let mut heart = HeartbeatState::new(at(500), 7);
         let beats: Vec<_> = (0..=300).map(|it| heart.beat(at(500 + it * 200), MINUTE, 3)).collect();
         assert_eq!(beats.iter().position(|it| it.is_full), Some(300));
-        let alive =
-            Alive { since_ms: 7, heard_ms: 400, is_full: false, reporters: 3, counts: None };
+        let alive = AutoscalerHeartbeat {
+            since_ms: 7,
+            heard_ms: 400,
+            is_full: false,
+            reporters: 3,
+            counts: None,
+        };
         assert_eq!(beats[2], alive);
     }
 
     #[test]
     fn a_process_that_stood_still_begins_afresh() {
-        let mut heart = Heart::new(at(0), 7);
+        let mut heart = HeartbeatState::new(at(0), 7);
         heart.told(Some("a"));
         let said = [at(900), at(1900), at(3000), at(3200)].map(|now| {
             let it = heart.beat(now, at(100), 3);
@@ -89,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_table_that_calls_none_the_one_that_counts_changes_nothing() {
-        let mut heart = Heart::new(at(0), 7);
+        let mut heart = HeartbeatState::new(at(0), 7);
         let mut after = |told: Option<&str>| {
             heart.told(told);
             heart.beat(at(1), MINUTE, 0).counts

@@ -27,9 +27,9 @@ use std::{
 
 use common::{
     admin::AdminError,
-    link::{Door, Finder, Link, LinkError},
-    tls::{Credentials, accept::Bounds, enrol, peer::Holder},
-    wire::{Part, Role, Subscriber},
+    link::{ComponentLink, LinkError, ReplicaResolver, TlsAdmission},
+    tls::{TlsCredentials, accept::AcceptLimits, enrol, peer::CertificateRole},
+    wire::{ComponentReplica, ComponentRole, ServerComponent},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -46,14 +46,14 @@ pub mod usage;
 pub mod window;
 pub mod zero;
 
-pub use config::Config;
+pub use config::AutoscalerProcessConfig;
 
 /// Error that ends the autoscaler.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum AutoscalerError {
     /// A setting is outside its permitted range.
     #[error("bad configuration")]
-    Config(#[from] config::BadConfig),
+    Config(#[from] config::AutoscalerConfigError),
     /// The Usage service could not listen or serve.
     #[error("cannot receive usage")]
     Usage(#[from] LinkError),
@@ -63,26 +63,39 @@ pub enum Error {
 }
 
 /// Runs the autoscaler until `shutdown` is cancelled or a server fails.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn run(
+    config: AutoscalerProcessConfig,
+    shutdown: CancellationToken,
+) -> Result<(), AutoscalerError> {
     config.validate()?;
     info!(?config, "autoscaler starts");
-    let who = Subscriber { role: Role::Autoscaler, name: config.name.clone(), node: String::new() };
-    let credentials = config.identity.as_ref().map(|_| Credentials::new());
-    let controllers =
-        Finder::known_as(Holder::Controller, &config.controller, credentials.as_ref());
+    let who = ComponentReplica {
+        role: ComponentRole::Autoscaler,
+        name: config.name.clone(),
+        node: String::new(),
+    };
+    let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
+    let controllers = ReplicaResolver::known_as(
+        CertificateRole::Controller,
+        &config.controller,
+        credentials.as_ref(),
+    );
     let enrolled = enrolled(&config, credentials.as_ref(), &controllers, &shutdown);
     // No client without a certificate: agents and activators get theirs from the controller before they report.
-    let door =
-        credentials.map(|credentials| Door { credentials, open: false, bounds: Bounds::default() });
-    let link = || Link::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
-    let routes = Arc::new(link().tells(Part::Controller, Arc::clone(&controllers)));
+    let door = credentials.map(|credentials| TlsAdmission {
+        credentials,
+        open: false,
+        bounds: AcceptLimits::default(),
+    });
+    let link = || ComponentLink::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
+    let routes = Arc::new(link().tells(ServerComponent::Controller, Arc::clone(&controllers)));
     let decisions = link();
-    let brain = Arc::new(controller::Brain::new(config.tick(), now_ms()));
+    let brain = Arc::new(controller::ScaleEvaluator::new(config.tick(), now_ms()));
     let admin = admin::admin(Arc::clone(&brain), Arc::clone(&routes));
     let usage = agents::serve(&config.usage, Arc::clone(&brain), door.as_ref(), shutdown.clone());
     let usage = async { Ok(usage.await?) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
-    let pages = async { Ok::<(), Error>(pages.await?) };
+    let pages = async { Ok::<(), AutoscalerError>(pages.await?) };
     // The route stream and the decision stream are separate links, so a slow controller delays neither by the other.
     let streams = async {
         let (outbox, alive) = (brain.outbox(), brain.alive());
@@ -103,12 +116,12 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
 
 /// Keeps the certificate fresh until `shutdown`, if the configuration names an identity folder.
 fn enrolled(
-    config: &Config,
-    credentials: Option<&Arc<Credentials>>,
-    controllers: &Arc<Finder>,
+    config: &AutoscalerProcessConfig,
+    credentials: Option<&Arc<TlsCredentials>>,
+    controllers: &Arc<ReplicaResolver>,
     shutdown: &CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let files = config.identity.as_deref().map(enrol::Files::below);
+    let files = config.identity.as_deref().map(enrol::EnrollmentFiles::below);
     let own = credentials.cloned().zip(files);
     let (controllers, shutdown) = (Arc::clone(controllers), shutdown.clone());
     async move {

@@ -12,18 +12,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use common::wire::{Activity, Decision, Inputs, Metric, Name, Path, ScalePolicy, Sight};
+use common::wire::{
+    ConnectionPath, NamespacedName, RevisionActivity, ScaleDecision, ScaleDecisionInputs,
+    ScaleMetric, ScalePolicy, UsageCoverage,
+};
 
 use crate::{
-    decide::{Pods, Scaler, Why, Wish, carriers, target},
-    usage::Load,
-    window::{Averages, panic_window},
-    zero::{Bound, Facts, Verdict, Zero},
+    decide::{DesiredScale, ScaleReason, Scaler, ScalerPods, carriers, target},
+    usage::RevisionLoad,
+    window::{LoadAverages, panic_window},
+    zero::{RequestedScale, ScaleBound, ScaleToZero, ScaleToZeroInput},
 };
 
 /// Number of pods of a Revision in each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PodPhaseCounts {
     /// Pods that have no address yet.
     pub pending: u32,
     /// Pods with an address that are not ready.
@@ -34,7 +37,7 @@ pub struct Counts {
     pub draining: u32,
 }
 
-impl Counts {
+impl PodPhaseCounts {
     /// Number of pods that are ready or will be.
     pub fn coming(&self) -> u32 {
         self.pending + self.starting + self.ready
@@ -43,27 +46,27 @@ impl Counts {
 
 /// Scaling state of one Revision.
 #[derive(Debug)]
-pub struct Revision {
+pub struct ScaledRevision {
     /// Scaling policy of the Revision.
     pub policy: Arc<ScalePolicy>,
-    owners: Owners,
+    owners: ScaledRevisionOwners,
     /// True if a Route sends requests to the Revision.
     pub is_reachable: bool,
     /// True once the Revision has reached its initial scale.
     pub initial_scale_reached: bool,
     /// Number of its pods in each phase.
-    pub pods: Counts,
+    pub pods: PodPhaseCounts,
     /// Reported totals and recorded load of the Revision.
-    pub load: Load,
-    zero: Option<Zero>,
+    pub load: RevisionLoad,
+    zero: Option<ScaleToZero>,
     /// State of evaluation; `None` while the Revision is asleep.
-    awake: Option<Box<Awake>>,
-    said: Option<Said>,
+    awake: Option<Box<AwakeRevision>>,
+    said: Option<DecisionFingerprint>,
 }
 
 /// Owning Service and Configuration, for metrics.
 #[derive(Debug)]
-enum Owners {
+enum ScaledRevisionOwners {
     /// Length in bytes of the name of both owners, which begins the Revision's name: the usual case.
     Prefix(u8),
     /// Names of the Service and the Configuration.
@@ -71,12 +74,12 @@ enum Owners {
 }
 
 #[derive(Debug)]
-struct Awake {
+struct AwakeRevision {
     scaler: Scaler,
-    wish: Wish,
-    averages: Averages,
+    wish: DesiredScale,
+    averages: LoadAverages,
     /// Load coverage at the last evaluation.
-    sight: Sight,
+    sight: UsageCoverage,
     /// Highest number of ready and starting pods since the Revision woke.
     most_coming: u32,
     /// Time at which load was last unknown or not current.
@@ -91,18 +94,18 @@ struct Awake {
 
 /// Part of a decision whose change is worth a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Said {
+struct DecisionFingerprint {
     pods: Option<u32>,
-    path: Path,
+    path: ConnectionPath,
     activators: u32,
-    activity: Activity,
+    activity: RevisionActivity,
 }
 
-/// Result of one [`Revision::step`].
+/// Result of one [`ScaledRevision::step`].
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct EvaluationOutcome {
     /// New decision; `None` if it equals the last one sent.
-    pub decision: Option<Decision>,
+    pub decision: Option<ScaleDecision>,
     /// True if the last decision must be withdrawn from the controller.
     pub is_withdrawn: bool,
     /// Time of the next step; `None`: the Revision is asleep until a report or update arrives.
@@ -111,29 +114,29 @@ pub struct Outcome {
 
 /// Values that metrics show of a Revision that is awake.
 #[derive(Clone, Copy, Debug)]
-pub struct Figures {
+pub struct ScaleMetrics {
     /// Desired scale of the last evaluation.
-    pub wish: Wish,
+    pub wish: DesiredScale,
     /// Averages of load at the last evaluation.
-    pub averages: Averages,
+    pub averages: LoadAverages,
     /// True while panic mode is on.
     pub is_panicking: bool,
     /// Requested pods; `None` before the first decision.
     pub requested: Option<u32>,
     /// Decided path of new connections.
-    pub path: Path,
+    pub path: ConnectionPath,
 }
 
-impl Revision {
+impl ScaledRevision {
     /// A Revision first met in the RouteTable, without any decision yet.
-    pub fn new(it: &common::wire::Revision, policy: Arc<ScalePolicy>) -> Self {
+    pub fn new(it: &common::wire::RevisionEntry, policy: Arc<ScalePolicy>) -> Self {
         Self {
             policy,
-            owners: Owners::of(it),
+            owners: ScaledRevisionOwners::of(it),
             is_reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
-            pods: Counts::default(),
-            load: Load::new(),
+            pods: PodPhaseCounts::default(),
+            load: RevisionLoad::new(),
             zero: None,
             awake: None,
             said: None,
@@ -143,8 +146,10 @@ impl Revision {
     /// Returns the names of the Service and the Configuration that own the Revision `name`.
     pub fn owners<'a>(&'a self, name: &'a str) -> [&'a str; 2] {
         match &self.owners {
-            Owners::Prefix(length) => [name.get(..usize::from(*length)).unwrap_or_default(); 2],
-            Owners::Named(names) => [&names[0], &names[1]],
+            ScaledRevisionOwners::Prefix(length) => {
+                [name.get(..usize::from(*length)).unwrap_or_default(); 2]
+            }
+            ScaledRevisionOwners::Named(names) => [&names[0], &names[1]],
         }
     }
 
@@ -157,24 +162,24 @@ impl Revision {
     pub fn wake(&mut self, now: Duration) {
         if self.awake.is_none() {
             self.load.wake(now, &self.policy);
-            let wish = Wish {
+            let wish = DesiredScale {
                 pods: None,
-                why: Why::NoData,
+                why: ScaleReason::NoData,
                 excess_burst_capacity: 0.0,
                 activators: 0,
                 target: target(&self.policy),
             };
-            let averages = Averages { stable: 0.0, panic: 0.0 };
+            let averages = LoadAverages { stable: 0.0, panic: 0.0 };
             let scaler = Scaler::new(now, self.pods.ready);
-            self.awake = Some(Box::new(Awake {
+            self.awake = Some(Box::new(AwakeRevision {
                 scaler,
                 wish,
                 averages,
-                sight: Sight::Blind,
+                sight: UsageCoverage::Blind,
                 most_coming: 0,
                 // A Revision that was asleep had no load. Load of pods that ran before they were first met is not
                 // known.
-                unknown_at: (self.pods != Counts::default()).then_some(now),
+                unknown_at: (self.pods != PodPhaseCounts::default()).then_some(now),
                 tick_at: now,
                 ticked_at: None,
                 is_urgent: self.load.may_hold_requests(),
@@ -202,9 +207,9 @@ impl Revision {
     /// Returns true if load cannot wait for the next tick.
     pub fn is_urgent(&self, now: Duration) -> bool {
         let level = self.load.level(now);
-        let asleep = self
-            .zero
-            .is_none_or(|zero| zero.applied == Some(0) || zero.activity == Activity::Inactive);
+        let asleep = self.zero.is_none_or(|zero| {
+            zero.applied == Some(0) || zero.activity == RevisionActivity::Inactive
+        });
         if asleep {
             return self.load.in_flight() > 0 || level > 0.0;
         }
@@ -219,17 +224,23 @@ impl Revision {
     ///
     /// A Revision that falls asleep withdraws its decision, and one that never woke sends none. Without pods and
     /// without load zero is the default, so thousands of decisions that repeat it need not be stored.
-    pub fn step(&mut self, now: Duration, tick: Duration, sight: Sight, name: &Name) -> Outcome {
+    pub fn step(
+        &mut self,
+        now: Duration,
+        tick: Duration,
+        sight: UsageCoverage,
+        name: &NamespacedName,
+    ) -> EvaluationOutcome {
         self.wake(now);
         self.evaluate(now, tick, sight);
         let facts = self.facts();
         let (coming, policy) = (self.pods.coming(), &self.policy);
-        let Some(awake) = &self.awake else { return Outcome::default() };
+        let Some(awake) = &self.awake else { return EvaluationOutcome::default() };
         // By requests per second, a long request is no load in later seconds; it must keep its pod.
         let least = u32::from(self.load.may_hold_requests());
         let pods = awake.wish.pods.map(|pods| pods.max(least));
         let capacity = awake.wish.excess_burst_capacity;
-        let zero = self.zero.get_or_insert_with(|| Zero::new(now, policy, facts, coming));
+        let zero = self.zero.get_or_insert_with(|| ScaleToZero::new(now, policy, facts, coming));
         let before = zero.activity;
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
         let held = zero.applied.unwrap_or(awake.most_coming);
@@ -240,20 +251,20 @@ impl Revision {
         // A step that changes nothing must not ask to be repeated at once.
         let again_at = verdict.again_at.filter(|&at| at > now || turned);
         if self.may_sleep(now, verdict)
-            && verdict.activity == Activity::Inactive
+            && verdict.activity == RevisionActivity::Inactive
             && facts.initial_scale_reached
         {
             self.sleep();
             let is_withdrawn = self.said.take().is_some();
-            return Outcome { is_withdrawn, ..Outcome::default() };
+            return EvaluationOutcome { is_withdrawn, ..EvaluationOutcome::default() };
         }
         let decision = self.say(name, verdict);
         if self.may_sleep(now, verdict) {
             self.sleep();
-            return Outcome { decision, ..Outcome::default() };
+            return EvaluationOutcome { decision, ..EvaluationOutcome::default() };
         }
         let again_at = Some(again_at.map_or(tick_at, |at| at.min(tick_at)));
-        Outcome { decision, again_at, is_withdrawn: false }
+        EvaluationOutcome { decision, again_at, is_withdrawn: false }
     }
 
     fn sleep(&mut self) {
@@ -261,18 +272,18 @@ impl Revision {
         self.awake = None;
     }
 
-    fn facts(&self) -> Facts {
-        Facts {
+    fn facts(&self) -> ScaleToZeroInput {
+        ScaleToZeroInput {
             ready: self.pods.ready,
             is_reachable: self.is_reachable,
             initial_scale_reached: self.initial_scale_reached,
         }
     }
 
-    fn evaluate(&mut self, now: Duration, tick: Duration, sight: Sight) {
+    fn evaluate(&mut self, now: Duration, tick: Duration, sight: UsageCoverage) {
         // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
         // requests.
-        self.load.settle(now, sight != Sight::Blind && self.pods.ready > 0);
+        self.load.settle(now, sight != UsageCoverage::Blind && self.pods.ready > 0);
         let has_gap = self.load.take_gap();
         let carriers = carriers(&self.policy, self.pods.ready, self.load.level(now));
         let Some(awake) = &mut self.awake else { return };
@@ -280,7 +291,7 @@ impl Revision {
         let decided = self.zero.and_then(|zero| zero.applied).unwrap_or(awake.most_coming);
         awake.sight = sight;
         // From here on nothing is lowered until everything has been known for a whole memory again.
-        if has_gap || sight != Sight::Whole {
+        if has_gap || sight != UsageCoverage::Whole {
             awake.unknown_at = Some(now);
         }
         // An ordinary tick keeps pods for what is in flight; only an urgent evaluation raises the number by it.
@@ -294,12 +305,12 @@ impl Revision {
             awake.ticked_at = Some(now);
             awake.tick_at = after(awake.tick_at, now, tick);
             // Without pods and without waiting requests there is no load, whatever was recorded.
-            let is_empty = self.pods == Counts::default() && !self.load.may_hold_requests();
-            let none = is_empty.then_some(Averages { stable: 0.0, panic: 0.0 });
+            let is_empty = self.pods == PodPhaseCounts::default() && !self.load.may_hold_requests();
+            let none = is_empty.then_some(LoadAverages { stable: 0.0, panic: 0.0 });
             let seen = self.load.averages(now, self.pods.ready, &self.policy).or(none);
-            let pods = Pods { ready: self.pods.ready, is_reachable: self.is_reachable };
+            let pods = ScalerPods { ready: self.pods.ready, is_reachable: self.is_reachable };
             awake.wish = awake.scaler.step(now, &self.policy, pods, seen);
-            awake.averages = seen.unwrap_or(Averages { stable: 0.0, panic: 0.0 });
+            awake.averages = seen.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });
             // Panic mode keeps its highest number while it lasts, and a higher one may have been missed.
             if awake.scaler.panicked_at() == Some(now)
                 && awake.is_unknown(now, memory(&self.policy, tick))
@@ -308,21 +319,22 @@ impl Revision {
             }
         }
         if least > awake.wish.pods.unwrap_or_default() {
-            (awake.wish.pods, awake.wish.why) = (Some(least), Why::InFlight);
+            (awake.wish.pods, awake.wish.why) = (Some(least), ScaleReason::InFlight);
         }
     }
 
-    fn may_sleep(&self, now: Duration, verdict: Verdict) -> bool {
-        let is_inactive = matches!(verdict.activity, Activity::Inactive | Activity::TimedOut);
+    fn may_sleep(&self, now: Duration, verdict: RequestedScale) -> bool {
+        let is_inactive =
+            matches!(verdict.activity, RevisionActivity::Inactive | RevisionActivity::TimedOut);
         verdict.pods == Some(0)
             && is_inactive
-            && self.pods == Counts::default()
+            && self.pods == PodPhaseCounts::default()
             && self.load.is_quiet(now)
     }
 
-    fn say(&mut self, name: &Name, verdict: Verdict) -> Option<Decision> {
+    fn say(&mut self, name: &NamespacedName, verdict: RequestedScale) -> Option<ScaleDecision> {
         let awake = self.awake.as_ref()?;
-        let said = Said {
+        let said = DecisionFingerprint {
             pods: verdict.pods,
             path: verdict.path,
             activators: awake.wish.activators,
@@ -332,7 +344,7 @@ impl Revision {
         if self.said.replace(said) == Some(said) {
             return None;
         }
-        Some(Decision {
+        Some(ScaleDecision {
             revision: name.clone(),
             wanted: said.pods,
             path: said.path,
@@ -350,12 +362,15 @@ impl Revision {
     }
 
     /// Returns the inputs that the decision was made from, for the decision's record.
-    fn inputs(&self, awake: &Awake, verdict: Verdict) -> Inputs {
+    fn inputs(&self, awake: &AwakeRevision, verdict: RequestedScale) -> ScaleDecisionInputs {
         let policy = &self.policy;
         let loads = verdict.bound.is_none()
-            && matches!(awake.wish.why, Why::Stable | Why::InFlight | Why::NoData);
+            && matches!(
+                awake.wish.why,
+                ScaleReason::Stable | ScaleReason::InFlight | ScaleReason::NoData
+            );
         let bound = if loads { "" } else { reason(verdict.bound, awake.wish.why) };
-        Inputs {
+        ScaleDecisionInputs {
             in_flight: self.load.in_flight(),
             waiting: self.load.waiting(),
             stable_window: policy.stable_window,
@@ -369,9 +384,9 @@ impl Revision {
     }
 
     /// Returns the values for metrics; `None` while the Revision is asleep.
-    pub fn figures(&self) -> Option<Figures> {
+    pub fn figures(&self) -> Option<ScaleMetrics> {
         let awake = self.awake.as_ref()?;
-        Some(Figures {
+        Some(ScaleMetrics {
             wish: awake.wish,
             averages: awake.averages,
             is_panicking: awake.scaler.is_panicking(),
@@ -381,18 +396,18 @@ impl Revision {
     }
 
     /// Metric whose averages the policy uses.
-    pub fn metric(&self) -> Metric {
+    pub fn metric(&self) -> ScaleMetric {
         self.policy.metric
     }
 }
 
-impl Awake {
+impl AwakeRevision {
     /// Returns the bound that forbids lower pods at `now`, if any.
-    fn held(&self, now: Duration, memory: Duration) -> Option<Bound> {
+    fn held(&self, now: Duration, memory: Duration) -> Option<ScaleBound> {
         if self.is_unknown(now, memory) {
-            return Some(Bound::Unknown);
+            return Some(ScaleBound::Unknown);
         }
-        (self.ticked_at != Some(now)).then_some(Bound::Tick)
+        (self.ticked_at != Some(now)).then_some(ScaleBound::Tick)
     }
 
     /// Returns true if load was unknown at any time in the last `memory`.
@@ -413,8 +428,8 @@ fn after(tick_at: Duration, now: Duration, tick: Duration) -> Duration {
     tick_at + tick * u32::try_from(missed + 1).unwrap_or(u32::MAX)
 }
 
-impl Owners {
-    fn of(it: &common::wire::Revision) -> Self {
+impl ScaledRevisionOwners {
+    fn of(it: &common::wire::RevisionEntry) -> Self {
         let begins =
             it.service == it.configuration && it.name.name.starts_with(it.service.as_str());
         match u8::try_from(it.service.len()) {
@@ -427,27 +442,27 @@ impl Owners {
     }
 }
 
-fn reason(bound: Option<Bound>, why: Why) -> &'static str {
+fn reason(bound: Option<ScaleBound>, why: ScaleReason) -> &'static str {
     match (bound, why) {
-        (Some(Bound::MinScale), _) => "min-scale",
-        (Some(Bound::MaxScale), _) => "max-scale",
-        (Some(Bound::InitialScale), _) => "initial-scale",
-        (Some(Bound::NoScaleToZero), _) => "scale to zero is off",
-        (Some(Bound::Starting), _) => "waiting for pods to start",
-        (Some(Bound::TimedOut), _) => "progress deadline passed",
-        (Some(Bound::StableWindow), _) => "not active for a stable window yet",
-        (Some(Bound::TurningInactive), _) => "no load, turning inactive",
-        (Some(Bound::Retention), _) => "last pod retention",
-        (Some(Bound::Quiet), _) => "no load for the stable window",
-        (Some(Bound::Unknown), _) => "load not known for the whole window, pods are kept",
-        (Some(Bound::Tick), _) => "pods are kept until the next tick",
-        (None, Why::NoData) => "load not known",
-        (None, Why::Stable) => "stable load",
-        (None, Why::InFlight) => "requests in flight",
-        (None, Why::Panic) => "panic",
-        (None, Why::ActivationScale) => "activation-scale",
-        (None, Why::UpRate) => "max-scale-up-rate",
-        (None, Why::DownRate) => "max-scale-down-rate",
-        (None, Why::DownDelay) => "scale-down-delay",
+        (Some(ScaleBound::MinScale), _) => "min-scale",
+        (Some(ScaleBound::MaxScale), _) => "max-scale",
+        (Some(ScaleBound::InitialScale), _) => "initial-scale",
+        (Some(ScaleBound::NoScaleToZero), _) => "scale to zero is off",
+        (Some(ScaleBound::Starting), _) => "waiting for pods to start",
+        (Some(ScaleBound::TimedOut), _) => "progress deadline passed",
+        (Some(ScaleBound::StableWindow), _) => "not active for a stable window yet",
+        (Some(ScaleBound::TurningInactive), _) => "no load, turning inactive",
+        (Some(ScaleBound::Retention), _) => "last pod retention",
+        (Some(ScaleBound::Quiet), _) => "no load for the stable window",
+        (Some(ScaleBound::Unknown), _) => "load not known for the whole window, pods are kept",
+        (Some(ScaleBound::Tick), _) => "pods are kept until the next tick",
+        (None, ScaleReason::NoData) => "load not known",
+        (None, ScaleReason::Stable) => "stable load",
+        (None, ScaleReason::InFlight) => "requests in flight",
+        (None, ScaleReason::Panic) => "panic",
+        (None, ScaleReason::ActivationScale) => "activation-scale",
+        (None, ScaleReason::UpRate) => "max-scale-up-rate",
+        (None, ScaleReason::DownRate) => "max-scale-down-rate",
+        (None, ScaleReason::DownDelay) => "scale-down-delay",
     }
 }

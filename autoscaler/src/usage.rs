@@ -5,7 +5,7 @@
 //! has passed by the sender's clock. So the sum is exact and nothing counts twice.
 //!
 //! A pod is reported every second. While a report is overdue the load is not current. A report after a longer pause
-//! carries the sum but not the single seconds: [`Load::take_gap`] reports that, and nothing is lowered then.
+//! carries the sum but not the single seconds: [`RevisionLoad::take_gap`] reports that, and nothing is lowered then.
 //!
 //! Two rules come from Knative's activator (`pkg/activator/handler/concurrency_reporter.go` at 98e5ef9). The first
 //! request after a quiet second counts as one for its whole second, however short it is. A request counts once, where
@@ -13,9 +13,9 @@
 
 use std::time::Duration;
 
-use common::wire::{Metric, ScalePolicy, Totals, UsageSeen};
+use common::wire::{RequestTotals, ScaleMetric, ScalePolicy, UsageSample};
 
-use crate::window::{Averages, Window};
+use crate::window::{LoadAverages, LoadWindow};
 
 /// Age from which the last report on a pod is not current: the next one, due after a second, should have arrived.
 pub const LATE: Duration = Duration::from_millis(1500);
@@ -29,7 +29,7 @@ const DRIFT: u32 = 1000;
 
 /// One stream of reports: its sender, and its number among that sender's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct UsageStream {
     /// Number of the sender, given by the fleet.
     pub sender: u32,
     /// Number of the stream among the sender's streams, from 0.
@@ -40,11 +40,11 @@ pub struct Stream {
 
 /// Load of one Revision and the totals it is computed from.
 #[derive(Debug)]
-pub struct Load {
+pub struct RevisionLoad {
     /// Sources sorted by sender and pod. Kept while the Revision is asleep, as the base of later differences.
-    sources: Vec<Source>,
+    sources: Vec<UsageSource>,
     /// Window and its metric; `None` while the Revision is asleep.
-    window: Option<Box<(Metric, Window)>>,
+    window: Option<Box<(ScaleMetric, LoadWindow)>>,
     /// Creation time of the window; earlier load does not belong to it.
     woken: Duration,
     /// True if some seconds of load are known only as a sum.
@@ -54,7 +54,7 @@ pub struct Load {
 }
 
 #[derive(Debug)]
-struct Source {
+struct UsageSource {
     sender: u32,
     /// UID of the pod; `None`: requests waiting at the sender.
     pod: Option<Box<str>>,
@@ -64,7 +64,7 @@ struct Source {
     is_online: bool,
     /// True if the source adds to the load; requests of a draining pod need no other pod.
     counts: bool,
-    totals: Totals,
+    totals: RequestTotals,
     at_ns: u64,
     /// Time of the totals by the autoscaler's clock, estimated from the sender's; never later than their arrival.
     since: Duration,
@@ -74,7 +74,7 @@ struct Source {
     added: f64,
 }
 
-impl Load {
+impl RevisionLoad {
     /// An empty load: no window and no totals.
     pub fn new() -> Self {
         let (window, woken) = (None, Duration::ZERO);
@@ -90,7 +90,7 @@ impl Load {
                 // Seconds recorded by another metric have another unit, so their load is unknown in this one.
                 self.has_gap |= self.window.is_some();
                 self.woken = now;
-                self.window = Some(Box::new((policy.metric, Window::new(stable, panic))));
+                self.window = Some(Box::new((policy.metric, LoadWindow::new(stable, panic))));
             }
         }
     }
@@ -109,7 +109,7 @@ impl Load {
     }
 
     /// Returns true if these totals show load: requests in flight, or requests begun since the last report.
-    pub fn is_news(&self, stream: Stream, seen: &UsageSeen) -> bool {
+    pub fn is_news(&self, stream: UsageStream, seen: &UsageSample) -> bool {
         if self.is_overtaken(stream, seen) {
             return false;
         }
@@ -122,7 +122,7 @@ impl Load {
     }
 
     /// Adds the totals of one subject. `counts` is false for a draining pod.
-    pub fn seen(&mut self, now: Duration, stream: Stream, counts: bool, seen: &UsageSeen) {
+    pub fn seen(&mut self, now: Duration, stream: UsageStream, counts: bool, seen: &UsageSample) {
         let pod = seen.key.pod.as_deref();
         if self.is_overtaken(stream, seen) {
             return;
@@ -142,7 +142,7 @@ impl Load {
         let source = self.find(stream.sender, pod).ok().map(|at| &mut self.sources[at]);
         source.into_iter().for_each(|source| source.counts = counts);
         // Knative's rule: the first request after a quiet second counts for its whole second.
-        if let (true, true, true, Some((Metric::Concurrency, window))) =
+        if let (true, true, true, Some((ScaleMetric::Concurrency, window))) =
             (grew, counts, was_quiet, kept(&mut self.window))
         {
             window.prepay(now, 1.0);
@@ -197,8 +197,8 @@ impl Load {
     }
 
     /// Completes the snapshot of a stream: subjects of its sender that it did not name are removed.
-    pub fn synced(&mut self, now: Duration, stream: Stream) {
-        let gone = |it: &Source| it.sender == stream.sender && it.stream != stream.number;
+    pub fn synced(&mut self, now: Duration, stream: UsageStream) {
+        let gone = |it: &UsageSource| it.sender == stream.sender && it.stream != stream.number;
         let gone = (0..self.sources.len()).filter(|&at| gone(&self.sources[at]));
         gone.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_source(at, now));
         self.sources
@@ -229,11 +229,16 @@ impl Load {
     ///
     /// Requests that wait while no pod is `ready` cannot be served within this second. So they count at once as the
     /// load of the whole second. A burst is thus visible when it arrives, and not averaged a second later.
-    pub fn averages(&self, now: Duration, ready: u32, policy: &ScalePolicy) -> Option<Averages> {
+    pub fn averages(
+        &self,
+        now: Duration,
+        ready: u32,
+        policy: &ScalePolicy,
+    ) -> Option<LoadAverages> {
         let (metric, window) = self.window.as_deref()?;
         let floor = match metric {
-            Metric::Concurrency if ready == 0 => float(self.waiting()),
-            Metric::Concurrency | Metric::Rps => 0.0,
+            ScaleMetric::Concurrency if ready == 0 => float(self.waiting()),
+            ScaleMetric::Concurrency | ScaleMetric::Rps => 0.0,
         };
         window.averages(now, floor, policy.aggregation)
     }
@@ -241,8 +246,8 @@ impl Load {
     /// Load at this moment in the metric's unit: requests in flight, or requests begun in the running second.
     pub fn level(&self, now: Duration) -> f64 {
         match self.window.as_deref() {
-            Some((Metric::Rps, window)) => window.held(now),
-            Some((Metric::Concurrency, _)) | None => float(self.in_flight()),
+            Some((ScaleMetric::Rps, window)) => window.held(now),
+            Some((ScaleMetric::Concurrency, _)) | None => float(self.in_flight()),
         }
     }
 
@@ -259,7 +264,7 @@ impl Load {
 
     /// Requests waiting at activators for a pod.
     pub fn waiting(&self) -> u64 {
-        let waiting = |source: &&Source| source.waits();
+        let waiting = |source: &&UsageSource| source.waits();
         self.sources.iter().filter(waiting).map(|source| source.totals.in_flight()).sum()
     }
 
@@ -275,7 +280,7 @@ impl Load {
 
     /// Returns true if an open stream reports the pod.
     pub fn hears_of(&self, pod: &str) -> bool {
-        let of_pod = |source: &Source| source.is_online && source.pod.as_deref() == Some(pod);
+        let of_pod = |source: &UsageSource| source.is_online && source.pod.as_deref() == Some(pod);
         self.sources.iter().any(of_pod)
     }
 
@@ -284,7 +289,7 @@ impl Load {
     }
 
     /// Returns true if the same stream has already reported newer totals: a repeated or late report changes nothing.
-    fn is_overtaken(&self, stream: Stream, seen: &UsageSeen) -> bool {
+    fn is_overtaken(&self, stream: UsageStream, seen: &UsageSample) -> bool {
         let known = self.find(stream.sender, seen.key.pod.as_deref());
         let known = known.ok().map(|at| &self.sources[at]);
         known.is_some_and(|it| it.stream == stream.number && seen.at_ns < it.at_ns)
@@ -298,8 +303,8 @@ impl Load {
 
     /// Adds a subject first reported, or one whose counters were reset; requests of its past do not count. Returns true
     /// if requests have begun since the last report.
-    fn begin(&mut self, at: usize, now: Duration, stream: Stream, seen: &UsageSeen) -> bool {
-        let source = Source {
+    fn begin(&mut self, at: usize, now: Duration, stream: UsageStream, seen: &UsageSample) -> bool {
+        let source = UsageSource {
             sender: stream.sender,
             pod: seen.key.pod.as_deref().map(Into::into),
             stream: stream.number,
@@ -314,14 +319,20 @@ impl Load {
         self.sources.insert(at, source);
         // Totals since the subject's start may span hours, so at most one finished request counts as new.
         let begun = seen.totals.in_flight().max(u64::from(seen.totals.started > 0));
-        if let (true, Some((Metric::Rps, window))) = (stream.synced, kept(&mut self.window)) {
+        if let (true, Some((ScaleMetric::Rps, window))) = (stream.synced, kept(&mut self.window)) {
             window.add(now, float(begun));
         }
         seen.totals.in_flight() > 0 || (stream.synced && begun > 0)
     }
 
     /// Applies a later report of a known subject. Returns true if requests have begun.
-    fn advance(&mut self, at: usize, now: Duration, stream: Stream, seen: &UsageSeen) -> bool {
+    fn advance(
+        &mut self,
+        at: usize,
+        now: Duration,
+        stream: UsageStream,
+        seen: &UsageSample,
+    ) -> bool {
         self.settle_source(at, now);
         let source = &mut self.sources[at];
         let begun = seen.totals.started - source.totals.started;
@@ -355,13 +366,13 @@ impl Load {
         (source.stream, source.is_online) = (stream.number, true);
         let (from, share) = since_woken(self.woken, from, read);
         match kept(&mut self.window) {
-            Some((Metric::Concurrency, window)) if counts => {
+            Some((ScaleMetric::Concurrency, window)) if counts => {
                 spread(window, excess * share, from, read);
                 if tail != 0.0 {
                     window.add_level(tail, read, until);
                 }
             }
-            Some((Metric::Rps, window)) if counts => {
+            Some((ScaleMetric::Rps, window)) if counts => {
                 // A request that waited begins again at its pod, so the end of its wait takes its arrival back. A
                 // request that left without a pod stays an arrival.
                 let again = if waits { float(ended.saturating_sub(left)) } else { 0.0 };
@@ -378,7 +389,7 @@ impl Load {
         let level = float(source.totals.in_flight());
         if level > 0.0 && now > source.until {
             source.added += level * (now - source.until).as_secs_f64();
-            if let (true, Some((Metric::Concurrency, window))) =
+            if let (true, Some((ScaleMetric::Concurrency, window))) =
                 (source.counts, kept(&mut self.window))
             {
                 window.add_level(level, source.until, now);
@@ -388,15 +399,15 @@ impl Load {
     }
 }
 
-impl Default for Load {
+impl Default for RevisionLoad {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Source {
+impl UsageSource {
     /// Returns true if `seen` continues these totals; a counter that went backwards was reset.
-    fn precedes(&self, seen: &UsageSeen) -> bool {
+    fn precedes(&self, seen: &UsageSample) -> bool {
         seen.totals.started >= self.totals.started
             && seen.totals.finished >= self.totals.finished
             && seen.at_ns >= self.at_ns
@@ -410,13 +421,13 @@ impl Source {
     /// Time before `seen` over which its requests began and ended, at most `passed`: twice their mean age. That is
     /// right if all came at once and if they came evenly. It is at least `least` seconds, in which as much load was
     /// assumed as is taken back. After a gap in the reports on a pod it is all of `passed`.
-    fn spread(&self, seen: &UsageSeen, passed: Duration, least: f64) -> Duration {
+    fn spread(&self, seen: &UsageSample, passed: Duration, least: f64) -> Duration {
         if !self.waits() && passed > GAP {
             return passed;
         }
         let (new, old) = (&seen.totals, &self.totals);
         let events = (new.started - old.started) + (new.finished - old.finished);
-        let sum = |of: fn(&Totals) -> u64| of(new).wrapping_sub(of(old));
+        let sum = |of: fn(&RequestTotals) -> u64| of(new).wrapping_sub(of(old));
         let began_and_ended =
             sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));
         let ages_ns = signed(events.wrapping_mul(seen.at_ns), began_and_ended).max(0.0);
@@ -427,7 +438,9 @@ impl Source {
 }
 
 /// Returns the metric and the window, if the Revision is awake.
-fn kept(window: &mut Option<Box<(Metric, Window)>>) -> Option<(Metric, &mut Window)> {
+fn kept(
+    window: &mut Option<Box<(ScaleMetric, LoadWindow)>>,
+) -> Option<(ScaleMetric, &mut LoadWindow)> {
     window.as_deref_mut().map(|(metric, window)| (*metric, window))
 }
 
@@ -442,7 +455,7 @@ fn since_woken(woken: Duration, from: Duration, to: Duration) -> (Duration, f64)
     (part.min(to), share)
 }
 
-fn spread(window: &mut Window, amount: f64, from: Duration, to: Duration) {
+fn spread(window: &mut LoadWindow, amount: f64, from: Duration, to: Duration) {
     if amount == 0.0 {
         return;
     }

@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use common::wire::Aggregation;
+use common::wire::WindowAggregation;
 
 /// Inverse of the step to which a linear average is rounded, as in Knative, so that float noise never asks for a pod.
 const PRECISION: f64 = 1e6;
@@ -29,18 +29,18 @@ const RESIDUE: f64 = 1e-9;
 
 /// Load of one Revision by the second, newest last, over the stable window and the running second.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct LoadWindow {
     /// Ring of sums indexed by second; holds the stable window and the running second.
     sums: Box<[f64]>,
     /// Length of the panic window in seconds.
     panic_len: u64,
-    written: Option<Written>,
-    prepaid: Prepaid,
+    written: Option<RecordedRange>,
+    prepaid: PrepaidLoad,
 }
 
 /// Load counted ahead of its time, and the second it was counted in.
 #[derive(Clone, Copy, Debug, Default)]
-struct Prepaid {
+struct PrepaidLoad {
     second: u64,
     left: f64,
     used: f64,
@@ -48,7 +48,7 @@ struct Prepaid {
 
 /// Range of recorded seconds, in whole seconds of the autoscaler's clock.
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct RecordedRange {
     /// First second since the stable window was last empty.
     first: u64,
     /// First second since the panic window was last empty.
@@ -58,21 +58,21 @@ struct Written {
 
 /// Averages of load over both windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Averages {
+pub struct LoadAverages {
     /// Average over the stable window, in the unit of the metric.
     pub stable: f64,
     /// Average over the panic window, in the unit of the metric.
     pub panic: f64,
 }
 
-impl Window {
+impl LoadWindow {
     /// An empty window. `stable` is whole seconds, at least one. The panic window is `panic_percent` of it, rounded, at
     /// least one second.
     pub fn new(stable: Duration, panic_percent: f64) -> Self {
         let len = stable.as_secs().max(1);
         let sums = vec![0.0; usize::try_from(len).unwrap_or(usize::MAX) + 1].into_boxed_slice();
         let panic_len = panic_seconds(len, panic_percent);
-        Self { sums, panic_len, written: None, prepaid: Prepaid::default() }
+        Self { sums, panic_len, written: None, prepaid: PrepaidLoad::default() }
     }
 
     /// Changes the lengths of the windows and keeps the newest seconds.
@@ -85,7 +85,7 @@ impl Window {
         let mut next = Self::new(stable, panic_percent);
         if let Some(written) = self.written {
             let oldest = written.last.saturating_sub(len.min(self.len()));
-            next.written = Some(Written {
+            next.written = Some(RecordedRange {
                 first: written.first.max(oldest),
                 first_in_panic: written.first_in_panic.max(oldest),
                 last: written.last,
@@ -101,9 +101,9 @@ impl Window {
     /// Counts `amount` in the second of `at` ahead of time; later additions to that second use it up first.
     pub fn prepay(&mut self, at: Duration, amount: f64) {
         // Cleared first, so that `add` does not charge the new amount to an older prepayment.
-        self.prepaid = Prepaid::default();
+        self.prepaid = PrepaidLoad::default();
         self.add(at, amount);
-        self.prepaid = Prepaid { second: at.as_secs(), left: amount, used: 0.0 };
+        self.prepaid = PrepaidLoad { second: at.as_secs(), left: amount, used: 0.0 };
     }
 
     /// Adds `amount` to the second of `at`. Amounts older than the window are dropped.
@@ -140,7 +140,7 @@ impl Window {
     /// Load recorded in the second of `at`; 0 outside the window.
     pub fn held(&self, at: Duration) -> f64 {
         let second = at.as_secs();
-        let inside = |written: Written| {
+        let inside = |written: RecordedRange| {
             (written.last.saturating_sub(self.len())..=written.last).contains(&second)
         };
         if self.written.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
@@ -153,9 +153,14 @@ impl Window {
     }
 
     /// Averages at `now`, with at least `floor` in the running second; `None`: nothing is known.
-    pub fn averages(&self, now: Duration, floor: f64, how: Aggregation) -> Option<Averages> {
+    pub fn averages(
+        &self,
+        now: Duration,
+        floor: f64,
+        how: WindowAggregation,
+    ) -> Option<LoadAverages> {
         let Some(written) = self.written else {
-            return (floor > 0.0).then_some(Averages { stable: floor, panic: floor });
+            return (floor > 0.0).then_some(LoadAverages { stable: floor, panic: floor });
         };
         let running = now.as_secs();
         if running > written.last.saturating_add(self.len() + 1) && floor <= 0.0 {
@@ -169,7 +174,7 @@ impl Window {
                 .then(|| self.average(running, len, first, Some(holds), how));
             whole.unwrap_or_default().max(begun.unwrap_or_default())
         };
-        Some(Averages {
+        Some(LoadAverages {
             stable: over(self.len(), written.first),
             panic: over(self.panic_len, written.first_in_panic),
         })
@@ -182,7 +187,7 @@ impl Window {
         len: u64,
         first: u64,
         newest: Option<f64>,
-        how: Aggregation,
+        how: WindowAggregation,
     ) -> f64 {
         let Some(written) = self.written else { return 0.0 };
         // Silence as long as the window has emptied it; only `newest` is left.
@@ -199,8 +204,8 @@ impl Window {
         };
         let sums = (oldest..=last).rev().map(sum);
         let average = match how {
-            Aggregation::Linear => round(sums.sum::<f64>() / count(last - oldest + 1)),
-            Aggregation::WeightedExponential => weighted(sums, coefficient(len)),
+            WindowAggregation::Linear => round(sums.sum::<f64>() / count(last - oldest + 1)),
+            WindowAggregation::WeightedExponential => weighted(sums, coefficient(len)),
         };
         average.max(0.0)
     }
@@ -209,7 +214,7 @@ impl Window {
     fn touch(&mut self, second: u64) {
         let Some(mut written) = self.written else {
             self.sums.fill(0.0);
-            let only = Written { first: second, first_in_panic: second, last: second };
+            let only = RecordedRange { first: second, first_in_panic: second, last: second };
             self.written = Some(only);
             return;
         };
@@ -252,7 +257,7 @@ impl Window {
     }
 }
 
-impl Prepaid {
+impl PrepaidLoad {
     /// Deducts the prepaid part of `amount` and returns it; a negative amount gives back what was used.
     fn take(&mut self, amount: f64) -> f64 {
         let part = amount.clamp(-self.used, self.left);

@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use common::wire::{Activity, Path, ScalePolicy};
+use common::wire::{ConnectionPath, RevisionActivity, ScalePolicy};
 
 /// Time between the progress deadline of a failed start and the removal of its pods, as in Knative. In it the cause of
 /// the failure can be reported.
@@ -21,7 +21,7 @@ const DEADLINE_BUFFER: Duration = Duration::from_secs(30);
 
 /// Facts about the Revision that each step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct ScaleToZeroInput {
     /// Pods that take requests.
     pub ready: u32,
     /// True if a Route sends requests to the Revision.
@@ -32,9 +32,9 @@ pub struct Facts {
 
 /// State of one Revision between asleep and active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Zero {
+pub struct ScaleToZero {
     /// Knative's `Active` condition of the Revision.
-    pub activity: Activity,
+    pub activity: RevisionActivity,
     /// Time of the last change of `activity`.
     since: Duration,
     /// Requested pods of the last decision; `None`: no decision yet, the present pods are kept.
@@ -43,22 +43,22 @@ pub struct Zero {
 
 /// Decision of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct RequestedScale {
     /// Pods to run; `None`: the present pods are kept.
     pub pods: Option<u32>,
     /// Path of new connections, as far as scale and burst capacity permit.
-    pub path: Path,
+    pub path: ConnectionPath,
     /// Knative's `Active` condition after the step.
-    pub activity: Activity,
+    pub activity: RevisionActivity,
     /// Bound that determined the pods; `None`: the desired pods were taken unchanged.
-    pub bound: Option<Bound>,
+    pub bound: Option<ScaleBound>,
     /// Time of the next step even if nothing changes.
     pub again_at: Option<Duration>,
 }
 
 /// Rule of this state machine that determined a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum ScaleBound {
     /// The lower bound of pods, `min-scale`.
     MinScale,
     /// The upper bound of pods, `max-scale`.
@@ -85,21 +85,21 @@ pub enum Bound {
     Tick,
 }
 
-/// Result of [`Zero::toward_zero`]: requested pods, true if they take effect, the bound, and the time of the next step.
-type Way = (Option<u32>, bool, Option<Bound>, Option<Duration>);
+/// Result of [`ScaleToZero::toward_zero`]: requested pods, true if they take effect, the bound, and the time of the next step.
+type BoundedScale = (Option<u32>, bool, Option<ScaleBound>, Option<Duration>);
 
-impl Zero {
+impl ScaleToZero {
     /// State of a Revision first met at `now`. `pods` counts those that are ready or starting.
-    pub fn new(now: Duration, policy: &ScalePolicy, facts: Facts, pods: u32) -> Self {
+    pub fn new(now: Duration, policy: &ScalePolicy, facts: ScaleToZeroInput, pods: u32) -> Self {
         let starts = !facts.initial_scale_reached && policy.initial_scale > 0;
         let activity = if starts {
-            Activity::Activating
+            RevisionActivity::Activating
         } else if pods == 0 {
-            Activity::Inactive
+            RevisionActivity::Inactive
         } else if facts.ready >= threshold(policy, facts) {
-            Activity::Active
+            RevisionActivity::Active
         } else {
-            Activity::Activating
+            RevisionActivity::Activating
         };
         let first = policy.initial_scale.max(bounds(policy, facts).0);
         let applied = if facts.initial_scale_reached { None } else { Some(first) };
@@ -112,11 +112,11 @@ impl Zero {
         &mut self,
         now: Duration,
         policy: &ScalePolicy,
-        facts: Facts,
+        facts: ScaleToZeroInput,
         wish: Option<u32>,
         excess_burst_capacity: f64,
-        hold: Option<(u32, Bound)>,
-    ) -> Verdict {
+        hold: Option<(u32, ScaleBound)>,
+    ) -> RequestedScale {
         let (mut want, mut act, mut bound, mut again_at) = self.want(now, policy, facts, wish);
         if let (Some((held, why)), Some(wanted)) = (hold, want)
             && wanted < within(policy, facts, held)
@@ -129,16 +129,16 @@ impl Zero {
             self.applied = want;
         }
         // An inactive Revision stays inactive while its last pods are held: nothing has shown any load.
-        let is_held = matches!(bound, Some(Bound::Unknown | Bound::Tick));
+        let is_held = matches!(bound, Some(ScaleBound::Unknown | ScaleBound::Tick));
         if !(is_held && self.is_inactive()) {
             self.turn(now, want, policy, facts);
         }
         // A Revision without pods needs the activator in its path, which makes clients wait instead of failing.
         let is_asleep = want == Some(0) || ((want.is_none() || is_held) && self.is_inactive());
         let is_direct = !is_asleep && excess_burst_capacity >= 0.0;
-        Verdict {
+        RequestedScale {
             pods: self.applied,
-            path: if is_direct { Path::Direct } else { Path::Activator },
+            path: if is_direct { ConnectionPath::Direct } else { ConnectionPath::Activator },
             activity: self.activity,
             bound,
             again_at,
@@ -146,16 +146,22 @@ impl Zero {
     }
 
     fn is_inactive(&self) -> bool {
-        matches!(self.activity, Activity::Inactive | Activity::TimedOut)
+        matches!(self.activity, RevisionActivity::Inactive | RevisionActivity::TimedOut)
     }
 
     /// Applies the bounds, then scale to zero.
-    fn want(&self, now: Duration, policy: &ScalePolicy, facts: Facts, wish: Option<u32>) -> Way {
+    fn want(
+        &self,
+        now: Duration,
+        policy: &ScalePolicy,
+        facts: ScaleToZeroInput,
+        wish: Option<u32>,
+    ) -> BoundedScale {
         let (fewest, most) = bounds(policy, facts);
         let wish = match wish {
             Some(wish) => wish,
             // Unknown load during a start must still end at the progress deadline.
-            None if self.activity == Activity::Activating => 0,
+            None if self.activity == RevisionActivity::Activating => 0,
             // Bounds do not depend on load: they apply to what was decided before, as in Knative.
             None => match self.applied.filter(|&pods| within(policy, facts, pods) != pods) {
                 Some(pods) => pods,
@@ -164,13 +170,13 @@ impl Zero {
         };
         // Where the bounds contradict each other the lower one wins, as in Knative.
         let (want, bound) = if wish >= fewest && wish > most {
-            (most.max(fewest), Some(Bound::MaxScale))
+            (most.max(fewest), Some(ScaleBound::MaxScale))
         } else if wish >= fewest {
             (wish, None)
         } else if fewest > policy.min_scale {
-            (fewest, Some(Bound::InitialScale))
+            (fewest, Some(ScaleBound::InitialScale))
         } else {
-            (fewest, Some(Bound::MinScale))
+            (fewest, Some(ScaleBound::MinScale))
         };
         if want > 0 {
             return (Some(want), true, bound, None);
@@ -178,58 +184,80 @@ impl Zero {
         self.toward_zero(now, policy, facts)
     }
 
-    fn toward_zero(&self, now: Duration, policy: &ScalePolicy, facts: Facts) -> Way {
+    fn toward_zero(
+        &self,
+        now: Duration,
+        policy: &ScalePolicy,
+        facts: ScaleToZeroInput,
+    ) -> BoundedScale {
         let been = now.saturating_sub(self.since);
         if !policy.scale_to_zero {
-            return (Some(1), true, Some(Bound::NoScaleToZero), None);
+            return (Some(1), true, Some(ScaleBound::NoScaleToZero), None);
         }
         match self.activity {
-            Activity::Activating => {
+            RevisionActivity::Activating => {
                 let deadline = policy.progress_deadline + DEADLINE_BUFFER;
                 if been >= deadline {
-                    (Some(0), true, Some(Bound::TimedOut), None)
+                    (Some(0), true, Some(ScaleBound::TimedOut), None)
                 } else {
-                    (None, false, Some(Bound::Starting), Some(self.since + deadline))
+                    (None, false, Some(ScaleBound::Starting), Some(self.since + deadline))
                 }
             }
-            Activity::Active if been < policy.stable_window => {
+            RevisionActivity::Active if been < policy.stable_window => {
                 let again_at = self.since + policy.stable_window;
-                (Some(1), true, Some(Bound::StableWindow), Some(again_at))
+                (Some(1), true, Some(ScaleBound::StableWindow), Some(again_at))
             }
             // The condition turns first and moves the path to the activator; the next step, at once, requests zero
             // pods.
-            Activity::Active => (Some(0), false, Some(Bound::TurningInactive), Some(now)),
-            Activity::Inactive | Activity::TimedOut => self.last_pod(now, policy, facts),
+            RevisionActivity::Active => {
+                (Some(0), false, Some(ScaleBound::TurningInactive), Some(now))
+            }
+            RevisionActivity::Inactive | RevisionActivity::TimedOut => {
+                self.last_pod(now, policy, facts)
+            }
         }
     }
 
-    fn last_pod(&self, now: Duration, policy: &ScalePolicy, facts: Facts) -> Way {
+    fn last_pod(
+        &self,
+        now: Duration,
+        policy: &ScalePolicy,
+        facts: ScaleToZeroInput,
+    ) -> BoundedScale {
         let been = now.saturating_sub(self.since);
         let retention = if facts.is_reachable { policy.retention } else { Duration::ZERO };
         if self.applied != Some(0) && been < retention {
-            return (Some(0), false, Some(Bound::Retention), Some(self.since + retention));
+            return (Some(0), false, Some(ScaleBound::Retention), Some(self.since + retention));
         }
-        (Some(0), true, Some(Bound::Quiet), None)
+        (Some(0), true, Some(ScaleBound::Quiet), None)
     }
 
     /// Moves the `Active` condition. `TimedOut` follows only a start that ends at zero pods.
-    fn turn(&mut self, now: Duration, want: Option<u32>, policy: &ScalePolicy, facts: Facts) {
+    fn turn(
+        &mut self,
+        now: Duration,
+        want: Option<u32>,
+        policy: &ScalePolicy,
+        facts: ScaleToZeroInput,
+    ) {
         let threshold = threshold(policy, facts);
         // An inactive Revision becomes active again only by requested pods, not by pods that are still there.
         let is_wanted = want.is_some_and(|pods| pods > 0);
         let rises = is_wanted || !self.is_inactive();
         let next = if want == Some(0) || (threshold == 0 && !is_wanted) {
             match self.activity {
-                Activity::Activating if threshold > 0 => Activity::TimedOut,
-                Activity::TimedOut => Activity::TimedOut,
-                Activity::Active | Activity::Activating | Activity::Inactive => Activity::Inactive,
+                RevisionActivity::Activating if threshold > 0 => RevisionActivity::TimedOut,
+                RevisionActivity::TimedOut => RevisionActivity::TimedOut,
+                RevisionActivity::Active
+                | RevisionActivity::Activating
+                | RevisionActivity::Inactive => RevisionActivity::Inactive,
             }
         } else if !rises {
             self.activity
         } else if facts.ready >= threshold.max(1) {
-            Activity::Active
+            RevisionActivity::Active
         } else {
-            Activity::Activating
+            RevisionActivity::Activating
         };
         if next != self.activity {
             (self.activity, self.since) = (next, now);
@@ -238,13 +266,13 @@ impl Zero {
 }
 
 /// Limits `pods` to the bounds; where these contradict each other the lower bound wins, as in Knative.
-fn within(policy: &ScalePolicy, facts: Facts, pods: u32) -> u32 {
+fn within(policy: &ScalePolicy, facts: ScaleToZeroInput, pods: u32) -> u32 {
     let (fewest, most) = bounds(policy, facts);
     pods.min(most).max(fewest)
 }
 
 /// Lower and upper bound of pods. The lower one may be higher: an initial scale above the maximum is reached first.
-fn bounds(policy: &ScalePolicy, facts: Facts) -> (u32, u32) {
+fn bounds(policy: &ScalePolicy, facts: ScaleToZeroInput) -> (u32, u32) {
     let mut fewest = if facts.is_reachable { policy.min_scale } else { 0 };
     if facts.is_reachable && !facts.initial_scale_reached && policy.initial_scale > 1 {
         fewest = fewest.max(policy.initial_scale);
@@ -254,7 +282,7 @@ fn bounds(policy: &ScalePolicy, facts: Facts) -> (u32, u32) {
 }
 
 /// Number of ready pods from which a Revision is active.
-fn threshold(policy: &ScalePolicy, facts: Facts) -> u32 {
+fn threshold(policy: &ScalePolicy, facts: ScaleToZeroInput) -> u32 {
     let fewest = if facts.is_reachable { policy.min_scale } else { 0 };
     let first = if facts.initial_scale_reached { 1 } else { policy.initial_scale };
     fewest.max(first)

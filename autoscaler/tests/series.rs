@@ -14,10 +14,10 @@ use std::{
 };
 
 use autoscaler::{
-    decide::{Pods, Scaler},
-    window::Window,
+    decide::{Scaler, ScalerPods},
+    window::LoadWindow,
 };
-use common::wire::{Aggregation, ScalePolicy};
+use common::wire::{ScalePolicy, WindowAggregation};
 use flate2::bufread::GzDecoder;
 use serde_json::Value;
 
@@ -55,18 +55,18 @@ fn policy(case: &Value) -> ScalePolicy {
         total,
         utilization: number(case, "target") / total,
         aggregation: if is_weighted {
-            Aggregation::WeightedExponential
+            WindowAggregation::WeightedExponential
         } else {
-            Aggregation::Linear
+            WindowAggregation::Linear
         },
         ..ScalePolicy::default()
     }
 }
 
 /// Pods of the Revision at tick number `tick`.
-fn pods(case: &Value, tick: usize) -> Pods {
+fn pods(case: &Value, tick: usize) -> ScalerPods {
     let ready = list(case, "ready");
-    Pods {
+    ScalerPods {
         ready: ready[tick % ready.len()].as_u64().expect("a count") as u32,
         is_reachable: list(case, "reachable")[tick].as_bool().expect("a word"),
     }
@@ -75,7 +75,7 @@ fn pods(case: &Value, tick: usize) -> Pods {
 /// Checks each tick of a series against Knative and returns their number; a panic names the tick that differs.
 fn equal_ticks(case: &Value) -> usize {
     let policy = policy(case);
-    let mut window = Window::new(policy.stable_window, policy.panic_window_percent);
+    let mut window = LoadWindow::new(policy.stable_window, policy.panic_window_percent);
     let created = Duration::from_nanos(case["created_ns"].as_u64().expect("a time")) + SECOND;
     let mut scaler = Scaler::new(created, pods(case, 0).ready);
     let mut recorded = list(case, "series").iter().zip(0u32..).peekable();

@@ -8,7 +8,7 @@
 //! [`SvcState`](crate::flow::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`. Writers fill
 //! new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed by that are
 //! in quarantine for [`REST_NS`]. A reader that was preempted for longer finds the words changed when it
-//! [reads](crate::flow::Read) them again, and starts over.
+//! [reads](crate::flow::ServiceReading) them again, and starts over.
 
 use core::mem::size_of;
 
@@ -21,7 +21,7 @@ pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000005";
 /// Quarantine of a freed backend, extent or service number before reuse, in ns.
 ///
 /// A connect runs for microseconds, so a second covers nearly any preemption on a live machine. For the others the
-/// connect [reads again](crate::flow::Read) the words by which it found its backend.
+/// connect [reads again](crate::flow::ServiceReading) the words by which it found its backend.
 pub const REST_NS: u64 = 1_000_000_000;
 
 /// Names of the maps: pins in `bpf/v<ABI>/` and symbols of the object.
@@ -34,25 +34,25 @@ pub mod maps {
     pub const SVC_INFO: &str = "SVC_INFO";
     /// Mmapable array: backend numbers (`u64`), in extents.
     pub const SLOTS: &str = "SLOTS";
-    /// Mmapable array by backend number: [`Backend`](super::Backend).
+    /// Mmapable array by backend number: [`BackendValue`](super::BackendValue).
     pub const BACKENDS: &str = "BACKENDS";
-    /// Hash: [`ListenKey`](super::ListenKey) → [`Listen`](super::Listen).
+    /// Hash: [`ListenKey`](super::ListenKey) → [`ListenValue`](super::ListenValue).
     pub const LISTEN: &str = "LISTEN";
     /// Hash: netns cookie (`u64`) → number of its entries in `LISTEN` (`u32`). The programs count up; the agent
     /// corrects it when it has removed entries.
     pub const LISTENERS: &str = "LISTENERS";
-    /// Hash: netns cookie (`u64`) → [`Pod`](super::Pod).
+    /// Hash: netns cookie (`u64`) → [`Pod`](super::PodValue).
     pub const PODS: &str = "PODS";
     /// Mmapable array by pod row: [`PodState`](super::PodState).
     pub const POD_STATE: &str = "POD_STATE";
-    /// Mmapable array by `cpu * PODS_MAX + row`: [`Counters`](super::Counters). Behind the last possible CPU is one
+    /// Mmapable array by `cpu * PODS_MAX + row`: [`PodCounters`](super::PodCounters). Behind the last possible CPU is one
     /// more set of rows, which only user space writes.
     pub const COUNTERS: &str = "COUNTERS";
-    /// Mmapable array of [`Responses`](super::Responses), with the same indexes as `COUNTERS`.
+    /// Mmapable array of [`ResponseCounters`](super::ResponseCounters), with the same indexes as `COUNTERS`.
     pub const RESPONSES: &str = "RESPONSES";
     /// Mmapable array by the `CONTROL_*` numbers: single words (`u64`).
     pub const CONTROL: &str = "CONTROL";
-    /// Ring buffer of [`Event`](super::Event)s for the agent.
+    /// Ring buffer of [`KernelEvent`](super::KernelEvent)s for the agent.
     pub const EVENTS: &str = "EVENTS";
     /// Program array of `ingress`: its own continuation for packets that take several runs; `suspects` for possible
     /// probes of the kubelet; `ingress_http2` and `ingress_other` for connections that do not speak HTTP/1.
@@ -61,7 +61,7 @@ pub mod maps {
     pub const EGRESS: &str = "EGRESS";
     /// Program array of `sockets`: its own continuation for first data that take several runs, and `sockets_http2`.
     pub const SOCKETS: &str = "SOCKETS";
-    /// LRU hash: [`KeptKey`](super::KeptKey) → [`Kept`](super::Kept).
+    /// LRU hash: [`BufferedSegmentKey`](super::BufferedSegmentKey) → [`BufferedSegment`](super::BufferedSegment).
     pub const KEPT: &str = "KEPT";
     /// LRU hash: [`ProbeKey`](super::ProbeKey) → end of its validity, CLOCK_MONOTONIC ns (`u64`).
     pub const PROBES: &str = "PROBES";
@@ -69,20 +69,20 @@ pub mod maps {
     pub const NODE: &str = "NODE";
     /// Array by socket cookie modulo `CLIENTS_MAX`: not 0 while a socket has that row of `CLIENTS` (`u64`).
     pub const CLAIMS: &str = "CLAIMS";
-    /// Array by socket cookie modulo `CLIENTS_MAX`: [`Client`](super::Client).
+    /// Array by socket cookie modulo `CLIENTS_MAX`: [`ConnectRecord`](super::ConnectRecord).
     pub const CLIENTS: &str = "CLIENTS";
-    /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`Client`](super::Client).
+    /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`ConnectRecord`](super::ConnectRecord).
     pub const OVERFLOW: &str = "OVERFLOW";
-    /// Socket storage of listeners and of accepted connections: [`Conn`](super::Conn).
+    /// Socket storage of listeners and of accepted connections: [`Conn`](super::ServerSocket).
     pub const CONNS: &str = "CONNS";
-    /// Socket storage of connections that speak HTTP/2: [`h2::Conn`](crate::h2::Conn).
+    /// Socket storage of connections that speak HTTP/2: [`Http2Connection`](crate::h2::Http2Connection).
     pub const STREAMS: &str = "STREAMS";
     /// Map `CONNS` of the previous version, while its programs still count connections that they saw established.
     pub const OLD_CONNS: &str = "OLD_CONNS";
     /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there
     /// on all [`ACTIVATOR_PORTS`](super::ACTIVATOR_PORTS). The activator writes it.
     pub const PORTS: &str = "PORTS";
-    /// Hash: socket cookie (`u64`) → [`Ending`](super::Ending). Not pinned: it lives as long as the agent that fills
+    /// Hash: socket cookie (`u64`) → [`CloseRequest`](super::CloseRequest). Not pinned: it lives as long as the agent that fills
     /// it.
     pub const ENDING: &str = "ENDING";
 }
@@ -122,7 +122,7 @@ pub const EVENTS_BYTES: u32 = 65_536;
 pub const ACTIVATORS_V4: u32 = 0;
 /// Service number of the list of activators with an IPv6 address.
 pub const ACTIVATORS_V6: u32 = 1;
-/// Service number of the canary: its mode is `Canary`, and frontend [`CANARY`] maps to it.
+/// Service number of the canary: its mode is `CanaryProcess`, and frontend [`CANARY`] maps to it.
 pub const CANARY_SERVICE: u32 = 2;
 /// First service number for frontends of the RouteTable.
 pub const FIRST_SERVICE: u32 = 3;
@@ -137,7 +137,7 @@ pub const CANARY: FrontendKey = FrontendKey {
 
 /// Index in `CONTROL`: events that found the ring full.
 pub const CONTROL_DROPPED: u32 = 0;
-/// Index in `CONTROL`: connects to a frontend of mode `Canary`.
+/// Index in `CONTROL`: connects to a frontend of mode `CanaryProcess`.
 pub const CONTROL_CANARY: u32 = 1;
 /// Index in `CONTROL`: connects without bookkeeping, because memory was short or they were MPTCP's.
 pub const CONTROL_UNTRACKED: u32 = 2;
@@ -174,7 +174,7 @@ const _: () = assert!(size_of::<FrontendKey>() == 20);
 /// it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Backend {
+pub struct BackendValue {
     /// Address in network byte order; IPv4 as `::ffff:a.b.c.d`.
     pub address: [u8; 16],
     /// Netns cookie of a pod on this node, whose listener `connect` checks; 0: on another node or unknown.
@@ -194,7 +194,7 @@ pub struct Backend {
     /// Padding to a cache line, so that gauges of neighbours do not share one.
     pub spare: u64,
 }
-const _: () = assert!(size_of::<Backend>() == 64);
+const _: () = assert!(size_of::<BackendValue>() == 64);
 
 /// Time for which connects prefer other backends after one got no answer. Kubernetes calls a node lost after 40 s; a
 /// late answer or a lost packet must not cost a pod more than this.
@@ -218,7 +218,7 @@ const _: () = assert!(size_of::<ListenKey>() == 16);
 /// The kernel counts up and down and never deletes; the agent removes entries whose listeners have closed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenValue {
     /// Listeners that other namespaces can reach.
     pub open: u32,
     /// Listeners among `open` whose bind was widened from loopback to any address.
@@ -231,23 +231,23 @@ pub struct Listen {
     /// CLOCK_MONOTONIC of the latest listen, ns.
     pub since_ns: u64,
 }
-const _: () = assert!(size_of::<Listen>() == 24);
+const _: () = assert!(size_of::<ListenValue>() == 24);
 
-/// Bit of [`Listen::families`]: 127.0.0.1 became 0.0.0.0.
+/// Bit of [`ListenValue::families`]: 127.0.0.1 became 0.0.0.0.
 pub const FAMILY_V4: u32 = 1;
-/// Bit of [`Listen::families`]: ::1 became ::.
+/// Bit of [`ListenValue::families`]: ::1 became ::.
 pub const FAMILY_V6: u32 = 2;
-/// Bits of [`Listen::families`] about widened binds.
+/// Bits of [`ListenValue::families`] about widened binds.
 pub const FAMILIES: u32 = FAMILY_V4 | FAMILY_V6;
-/// Bit of [`Listen::families`]: IPv4 clients are served.
+/// Bit of [`ListenValue::families`]: IPv4 clients are served.
 pub const SERVES_V4: u32 = 4;
-/// Bit of [`Listen::families`]: IPv6 clients are served.
+/// Bit of [`ListenValue::families`]: IPv6 clients are served.
 pub const SERVES_V6: u32 = 8;
 
 /// Pod of Rouse on this node: value of `PODS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pod {
+pub struct PodValue {
     /// Row of the pod in `POD_STATE`, `COUNTERS` and `RESPONSES`, from 1.
     pub slot: u32,
     /// Serving port, host byte order.
@@ -255,11 +255,11 @@ pub struct Pod {
     /// Any of the `POD_*` bits.
     pub flags: u16,
 }
-const _: () = assert!(size_of::<Pod>() == 8);
+const _: () = assert!(size_of::<PodValue>() == 8);
 
-/// Flag of [`Pod`]: a bind of the serving port to loopback is widened to any address.
+/// Flag of [`PodValue`]: a bind of the serving port to loopback is widened to any address.
 pub const POD_WIDEN_BIND: u16 = 1;
-/// Flag of [`Pod`]: the agent found (by sock_diag) a reachable listener on the serving port that the eBPF programs did
+/// Flag of [`PodValue`]: the agent found (by sock_diag) a reachable listener on the serving port that the eBPF programs did
 /// not see open. It is therefore not counted in `LISTEN`.
 pub const POD_LISTENS: u16 = 4;
 
@@ -294,7 +294,7 @@ const _: () = assert!(size_of::<PodState>() == 64);
 /// interrupts away.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct PodCounters {
     /// Writes that have begun.
     pub begin: u64,
     /// Requests that have begun.
@@ -310,7 +310,7 @@ pub struct Counters {
     /// Writes that have ended.
     pub end: u64,
 }
-const _: () = assert!(size_of::<Counters>() == 64);
+const _: () = assert!(size_of::<PodCounters>() == 64);
 
 /// Number of counted response classes: 1xx to 5xx.
 pub const STATUS_CLASSES: usize = 5;
@@ -348,7 +348,7 @@ pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
 /// or in `unseen`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Responses {
+pub struct ResponseCounters {
     /// Responses by status class, 1xx first (101 of upgraded connections).
     pub status: [u64; STATUS_CLASSES],
     /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, and opaque estimates.
@@ -368,12 +368,12 @@ pub struct Responses {
     /// Responses by time from the request to the end of the response, each bucket by itself.
     pub latency: [u64; LATENCY_BUCKETS],
 }
-const _: () = assert!(size_of::<Responses>() == 8 * RESPONSE_WORDS);
+const _: () = assert!(size_of::<ResponseCounters>() == 8 * RESPONSE_WORDS);
 
-/// Number of words in [`Responses`].
+/// Number of words in [`ResponseCounters`].
 pub const RESPONSE_WORDS: usize = 12 + LATENCY_BUCKETS;
 
-impl Responses {
+impl ResponseCounters {
     /// Returns the row as words, in the order of the fields.
     pub const fn words(self) -> [u64; RESPONSE_WORDS] {
         // SAFETY: `repr(C)` with words only, and the same number of them.
@@ -395,7 +395,7 @@ impl Responses {
 /// taken, and at worst all sockets use storage.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Client {
+pub struct ConnectRecord {
     /// Address that the program asked for, as in [`FrontendKey`]; getpeername returns it.
     pub asked: [u8; 16],
     /// Address of the backend that the connect was rewritten to.
@@ -413,12 +413,12 @@ pub struct Client {
     /// Padding to a cache line.
     pub spare: u64,
 }
-const _: () = assert!(size_of::<Client>() == 64);
+const _: () = assert!(size_of::<ConnectRecord>() == 64);
 
 /// State of a listener, and of each connection that it accepts: value of `CONNS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Conn {
+pub struct ServerSocket {
     /// Netns cookie of the process that bound the listener; 0: not known.
     pub cookie: u64,
     /// Cgroup id of the process that bound the listener.
@@ -428,17 +428,17 @@ pub struct Conn {
     /// Any of the `CONN_*` bits.
     pub flags: u32,
     /// Lock held while `http`, or the connection's entry of `STREAMS`, changes: packets of one connection can meet on
-    /// two CPUs. It is here and not in [`Http`], since before 6.11 the kernel looks for a lock in the value's own
+    /// two CPUs. It is here and not in [`HttpConnectionState`], since before 6.11 the kernel looks for a lock in the value's own
     /// fields only.
     pub lock: bpf_spin_lock,
     /// Padding that is always zero.
     pub reserved: u32,
     /// Segments that wait in `KEPT` until the gap before them is filled.
-    pub late: [Late; LATE_MAX],
+    pub late: [PendingSegment; LATE_MAX],
     /// HTTP state, maintained by `ebpf/src/count.rs`.
-    pub http: Http,
+    pub http: HttpConnectionState,
     /// Space for the unlocked read of a response: too large for the stack.
-    pub draft: crate::h1::ResponseDraft,
+    pub draft: crate::h1::UnlockedResponseRead,
 }
 
 /// Returns eight bytes of `words` from byte `at` on, or the last eight if fewer follow, little-endian.
@@ -452,7 +452,7 @@ pub(crate) fn word_at<const COUNT: usize>(words: &[u64; COUNT], at: usize) -> u6
 
 /// Use of a connection, as far as the node of its pod knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InUse {
+pub enum ConnectionActivity {
     /// A request or a response is incomplete.
     Yes,
     /// No request and no response is incomplete.
@@ -461,7 +461,7 @@ pub enum InUse {
     NoRequest,
 }
 
-impl Conn {
+impl ServerSocket {
     /// Copies a value out of the kernel's memory; `None` if the size differs, as it may with another version.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let fits = bytes.len() == size_of::<Self>();
@@ -469,20 +469,20 @@ impl Conn {
         fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// Returns the use of the connection: a [message under way](crate::h1::Conn::in_use), or segments that wait for
+    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::in_use), or segments that wait for
     /// earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
-    pub fn in_use(&self) -> Option<InUse> {
+    pub fn in_use(&self) -> Option<ConnectionActivity> {
         // An opaque estimate proves nothing about the end of a message, so such a connection has no known use.
         let known = match self.http.speaks {
-            SPEAKS_HTTP1 if self.http.h1.in_use()? => InUse::Yes,
-            SPEAKS_HTTP1 => InUse::No,
-            SPEAKS_HTTP2 if self.http.open > 0 => InUse::Yes,
-            SPEAKS_HTTP2 => InUse::NoRequest,
+            SPEAKS_HTTP1 if self.http.h1.in_use()? => ConnectionActivity::Yes,
+            SPEAKS_HTTP1 => ConnectionActivity::No,
+            SPEAKS_HTTP2 if self.http.open > 0 => ConnectionActivity::Yes,
+            SPEAKS_HTTP2 => ConnectionActivity::NoRequest,
             _ => return None,
         };
         // Segments that wait belong to a message whose begin is missing, whatever the boundaries say.
         let waits = self.late.iter().any(|late| late.len > 0);
-        (self.slot != 0).then_some(if waits { InUse::Yes } else { known })
+        (self.slot != 0).then_some(if waits { ConnectionActivity::Yes } else { known })
     }
 
     /// Returns true if the connection counts in the gauges of the pod with this row.
@@ -506,7 +506,7 @@ impl Conn {
             SPEAKS_HTTP2 => self.http.open > 0,
             _ => false,
         };
-        (waits && self.in_use() == Some(InUse::Yes)).then_some(self.http.began_ns)
+        (waits && self.in_use() == Some(ConnectionActivity::Yes)).then_some(self.http.began_ns)
     }
 }
 
@@ -516,38 +516,38 @@ pub const LATE_MAX: usize = 8;
 /// Segment that waits in `KEPT`, by its sequence number, until the gap before it is filled.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Late {
+pub struct PendingSegment {
     /// Sequence number of its first byte.
     pub seq: u32,
     /// Length in bytes; 0: the entry is free.
     pub len: u32,
 }
 
-/// Flag of [`Conn`]: its bind was widened from loopback.
+/// Flag of [`ServerSocket`]: its bind was widened from loopback.
 pub const CONN_WIDENED: u32 = 1;
-/// Flag of [`Conn`]: it counts in `LISTEN` as reachable.
+/// Flag of [`ServerSocket`]: it counts in `LISTEN` as reachable.
 pub const CONN_LISTENS: u32 = 2;
-/// Flag of [`Conn`]: it counts in `LISTEN` as bound to loopback only.
+/// Flag of [`ServerSocket`]: it counts in `LISTEN` as bound to loopback only.
 pub const CONN_LOOPBACK: u32 = 4;
-/// Flag of [`Conn`]: an accepted connection that was counted as opened and not yet as closed.
+/// Flag of [`ServerSocket`]: an accepted connection that was counted as opened and not yet as closed.
 pub const CONN_OPEN: u32 = 8;
 
 /// HTTP state of one accepted connection, maintained by `ebpf/src/count.rs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Http {
+pub struct HttpConnectionState {
     /// Any of the `HTTP_*` bits.
     pub flags: u32,
-    /// Events of the current packet so far, as [`crate::h1::Happened`].
+    /// Events of the current packet so far, as [`crate::h1::Http1Events`].
     pub happened: u32,
     /// CLOCK_MONOTONIC of the begin of the newest request, ns.
     pub began_ns: u64,
     /// CLOCK_MONOTONIC of the client's latest packet, ns.
     pub came_ns: u64,
     /// Message boundaries of HTTP/1, which every connection is taken for until another protocol is recognised.
-    pub h1: crate::h1::Conn,
+    pub h1: crate::h1::Http1Connection,
     /// Opaque estimate, in mode `SPEAKS_OTHER`.
-    pub turns: crate::turns::Turns,
+    pub turns: crate::turns::OpaqueEstimate,
     /// Protocol of the connection: one of `SPEAKS_*`.
     pub speaks: u32,
     /// Requests in flight on the connection.
@@ -562,7 +562,7 @@ pub struct Http {
     /// Padding that is always zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Http>() == 168);
+const _: () = assert!(size_of::<HttpConnectionState>() == 168);
 
 /// HTTP/1, or a protocol that is not recognised yet.
 pub const SPEAKS_HTTP1: u32 = 0;
@@ -571,9 +571,9 @@ pub const SPEAKS_HTTP2: u32 = 1;
 /// Protocol that cannot be read: requests are an opaque estimate.
 pub const SPEAKS_OTHER: u32 = 2;
 
-/// Flag of [`Http`]: its first request has not come yet; it counts in [`PodState::fresh`].
+/// Flag of [`HttpConnectionState`]: its first request has not come yet; it counts in [`PodState::fresh`].
 pub const HTTP_FRESH: u32 = 1;
-/// Flag of [`Http`]: it comes from the node itself and has not brought a byte yet, so it may be a probe of the kubelet.
+/// Flag of [`HttpConnectionState`]: it comes from the node itself and has not brought a byte yet, so it may be a probe of the kubelet.
 pub const HTTP_SUSPECT: u32 = 2;
 
 /// Lock of the kernel inside map values, which it finds by this name in BTF (5.1).
@@ -588,7 +588,7 @@ pub struct bpf_spin_lock {
 /// First byte of a part of a buffered segment: key of `KEPT`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeptKey {
+pub struct BufferedSegmentKey {
     /// Address of the client, as in [`FrontendKey`], in words of memory order.
     pub remote: [u32; 4],
     /// Port of the client, host byte order.
@@ -596,7 +596,7 @@ pub struct KeptKey {
     /// Sequence number of the part's first byte.
     pub seq: u32,
 }
-const _: () = assert!(size_of::<KeptKey>() == 24);
+const _: () = assert!(size_of::<BufferedSegmentKey>() == 24);
 
 /// Source of a connection to a pod that is a probe and no request: key of `PROBES`.
 ///
@@ -627,7 +627,7 @@ pub const KEPT_MAX: u32 = 1_024;
 /// Part of a buffered segment, which could not be read when it came: value of `KEPT`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct BufferedSegment {
     /// Bytes of the segment from here on, of which this part has the first `KEPT_BYTES`.
     pub len: u32,
     /// 1 if the segment came with a SYN.
@@ -635,12 +635,12 @@ pub struct Kept {
     /// Bytes of the part, with space for one more window behind them.
     pub bytes: [u8; KEPT_BYTES + crate::h1::REQUEST_BYTES],
 }
-const _: () = assert!(size_of::<Kept>() == 8 + 4_096 + 768);
+const _: () = assert!(size_of::<BufferedSegment>() == 8 + 4_096 + 768);
 
 /// Client connection to close if it still matches these numbers: value of `ENDING`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ending {
+pub struct CloseRequest {
     /// Client's bytes that the other end had acknowledged (`tcpi_bytes_acked`).
     pub acked: u64,
     /// Bytes that had come from the other end (`tcpi_bytes_received`).
@@ -648,7 +648,7 @@ pub struct Ending {
     /// Result: one of `ENDING_*`, written by the eBPF programs.
     pub verdict: u64,
 }
-const _: () = assert!(size_of::<Ending>() == 24);
+const _: () = assert!(size_of::<CloseRequest>() == 24);
 
 /// Result: the walk has not found the connection, which has closed by itself.
 pub const ENDING_UNSEEN: u64 = 0;
@@ -661,7 +661,7 @@ pub const ENDING_SPARED: u64 = 2;
 /// from the running kernel's BTF.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SocketFields {
+pub struct SockFieldOffsets {
     /// Offset of the TCP state (`u8`).
     pub state: u16,
     /// Offset of the length of the backlog: segments that came while the socket was locked (`i32`).
@@ -681,7 +681,7 @@ pub struct SocketFields {
     /// Offset of the number of bytes received (`u64`).
     pub bytes_received: u16,
 }
-const _: () = assert!(size_of::<SocketFields>() == 18);
+const _: () = assert!(size_of::<SockFieldOffsets>() == 18);
 
 /// Bytes from a socket's begin that hold all the fields that the programs read there.
 pub const SOCKET_HEAD: usize = 32;
@@ -689,13 +689,13 @@ pub const SOCKET_HEAD: usize = 32;
 /// Position of a single bit among the first bytes of a socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bit {
+pub struct SocketBit {
     /// Index of the byte, below [`SOCKET_HEAD`].
     pub at: u8,
     /// Mask of the bit in that byte; 0: there is none.
     pub mask: u8,
 }
-const _: () = assert!(size_of::<Bit>() == 2);
+const _: () = assert!(size_of::<SocketBit>() == 2);
 
 /// Number of a helper that no kernel has. Before the agent loads the object, it replaces it with a call of the kernel's
 /// function `bpf_sock_destroy` (6.5), whose number differs between kernels.
@@ -704,7 +704,7 @@ pub const SOCK_DESTROY: u32 = 0x5E4D_0E5D;
 /// Event in the ring `EVENTS`. It is a hint: the maps hold the truth.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Event {
+pub struct KernelEvent {
     /// Kind of the event: one of `EVENT_*`.
     pub kind: u32,
     /// Port (listen, closed) or pod row (busy).
@@ -714,7 +714,7 @@ pub struct Event {
     /// Time of the event, CLOCK_MONOTONIC in ns.
     pub at_ns: u64,
 }
-const _: () = assert!(size_of::<Event>() == 24);
+const _: () = assert!(size_of::<KernelEvent>() == 24);
 
 /// Kind: a socket began to listen.
 pub const EVENT_LISTEN: u32 = 1;
@@ -731,8 +731,8 @@ mod tests {
     type Window = [u64; 30];
 
     /// Returns a counted connection that was opened at sequence numbers 0.
-    fn open() -> Conn {
-        let mut conn = Conn { slot: 1, ..Conn::default() };
+    fn open() -> ServerSocket {
+        let mut conn = ServerSocket { slot: 1, ..ServerSocket::default() };
         conn.http.h1.open(0, 0);
         conn.http.began_ns = 7;
         conn
@@ -752,11 +752,11 @@ mod tests {
         }
     }
 
-    fn asks(conn: &mut Conn, text: &str) {
+    fn asks(conn: &mut ServerSocket, text: &str) {
         reads(text, |window, len| conn.http.h1.read_request(window, len, true).used);
     }
 
-    fn answers(conn: &mut Conn, text: &str) {
+    fn answers(conn: &mut ServerSocket, text: &str) {
         reads(text, |window, len| conn.http.h1.read_response(window, len, true).used);
     }
 
@@ -805,10 +805,10 @@ mod tests {
     fn a_connection_of_http2_is_overdue_with_the_request_that_began_last() {
         let mut conn = open();
         conn.http.speaks = SPEAKS_HTTP2;
-        assert_eq!(conn.in_use(), Some(InUse::NoRequest));
+        assert_eq!(conn.in_use(), Some(ConnectionActivity::NoRequest));
         assert_eq!(conn.overdue_since(), None, "none is open");
         conn.http.open = 2;
-        assert_eq!(conn.in_use(), Some(InUse::Yes));
+        assert_eq!(conn.in_use(), Some(ConnectionActivity::Yes));
         assert_eq!(conn.overdue_since(), Some(7));
     }
 
@@ -831,33 +831,33 @@ mod pod {
     // SAFETY: `repr(C)`, integers only, padding spelled out (sizes asserted above): every bit pattern is valid.
     unsafe impl aya::Pod for super::FrontendKey {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Backend {}
+    unsafe impl aya::Pod for super::BackendValue {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::ListenKey {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Listen {}
+    unsafe impl aya::Pod for super::ListenValue {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Pod {}
+    unsafe impl aya::Pod for super::PodValue {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::PodState {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Counters {}
+    unsafe impl aya::Pod for super::PodCounters {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Responses {}
+    unsafe impl aya::Pod for super::ResponseCounters {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Client {}
+    unsafe impl aya::Pod for super::ConnectRecord {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Event {}
+    unsafe impl aya::Pod for super::KernelEvent {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::KeptKey {}
+    unsafe impl aya::Pod for super::BufferedSegmentKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::ProbeKey {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Kept {}
+    unsafe impl aya::Pod for super::BufferedSegment {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::Ending {}
+    unsafe impl aya::Pod for super::CloseRequest {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::SocketFields {}
+    unsafe impl aya::Pod for super::SockFieldOffsets {}
     // SAFETY: two bytes.
-    unsafe impl aya::Pod for super::Bit {}
+    unsafe impl aya::Pod for super::SocketBit {}
 }

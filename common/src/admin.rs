@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// State that a component shows on its admin port.
-pub struct Admin {
+pub struct AdminState {
     /// Metrics that `/metrics` encodes, registered by the component.
     pub registry: Registry,
     /// Returns the not-ready reasons, one line each; an empty list means ready. Called for each `/readyz`.
     pub troubles: Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
-impl std::fmt::Debug for Admin {
+impl std::fmt::Debug for AdminState {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Admin").field("troubles", &(self.troubles)()).finish()
     }
@@ -45,7 +45,7 @@ pub struct AdminError {
 /// with the reasons as text. `/metrics` answers OpenMetrics text.
 pub async fn serve(
     address: SocketAddr,
-    admin: Admin,
+    admin: AdminState,
     extra: Router,
     shutdown: CancellationToken,
 ) -> Result<(), AdminError> {
@@ -60,7 +60,7 @@ pub async fn serve(
     axum::serve(listener, pages.merge(extra)).with_graceful_shutdown(stop).await.map_err(failed)
 }
 
-async fn ready(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+async fn ready(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
     // Readiness is computed at each request: a cached one would outlive its reason.
     match (admin.troubles)() {
         troubles if troubles.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
@@ -68,7 +68,7 @@ async fn ready(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     }
 }
 
-async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+async fn metrics(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
     let mut text = String::new();
     match encode(&mut text, &admin.registry) {
         Ok(()) => (StatusCode::OK, [(CONTENT_TYPE, OPENMETRICS)], text),

@@ -14,7 +14,7 @@ const fn mask(bits: u32) -> u64 {
 /// Routing mode of a service: treatment of a connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Mode {
+pub enum RoutingMode {
     /// Leaves the connect as it is. An untouched word also means this.
     Pass = 0,
     /// Picks a backend from the service's own list.
@@ -27,7 +27,7 @@ pub enum Mode {
     Canary = 4,
 }
 
-impl Mode {
+impl RoutingMode {
     /// Decodes four bits; unknown values pass, since in doubt a connect is left alone.
     #[inline(always)]
     pub const fn from_bits(bits: u8) -> Self {
@@ -51,7 +51,7 @@ pub struct SvcState {
     /// Number of stores so far, wrapping.
     pub generation: u16,
     /// Treatment of a connect to the service.
-    pub mode: Mode,
+    pub mode: RoutingMode,
 }
 
 impl SvcState {
@@ -71,7 +71,9 @@ impl SvcState {
             offset: (word & mask(OFFSET_BITS)) as u32,
             count: (word >> OFFSET_BITS & mask(COUNT_BITS)) as u32,
             generation: (word >> (OFFSET_BITS + COUNT_BITS)) as u16,
-            mode: Mode::from_bits((word >> (OFFSET_BITS + COUNT_BITS + GENERATION_BITS)) as u8),
+            mode: RoutingMode::from_bits(
+                (word >> (OFFSET_BITS + COUNT_BITS + GENERATION_BITS)) as u8,
+            ),
         }
     }
 }
@@ -105,7 +107,7 @@ impl SvcInfo {
 /// list named. So fields copied between two equal readings belong to this service, however long the connect was
 /// preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Read {
+pub struct ServiceReading {
     /// Service number that `FRONTENDS` gives for the address.
     pub service: u32,
     /// Word of the service in `SVC_STATE`.
@@ -116,7 +118,7 @@ pub struct Read {
     pub list: u64,
 }
 
-impl Read {
+impl ServiceReading {
     /// Returns true if a second reading equals this one.
     #[inline(always)]
     pub const fn is_same(&self, now: &Self) -> bool {
@@ -151,7 +153,7 @@ pub const fn two(random: u32, count: u32) -> (u32, u32) {
 
 /// Load of one candidate backend, as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct BackendLoad {
     /// Open connections of this node to the backend.
     pub open: u64,
     /// Requests in flight; [`UNKNOWN`] except for a pod on this node. It is no `Option`: without a value, the compiler
@@ -170,7 +172,7 @@ pub const UNKNOWN: u64 = 1 << 63;
 /// decide otherwise, and between equals. Another CPU's subtraction may be visible before the addition it belongs to, so
 /// a gauge below zero counts as zero.
 #[inline(always)]
-pub const fn prefers_first(first: Load, second: Load) -> bool {
+pub const fn prefers_first(first: BackendLoad, second: BackendLoad) -> bool {
     if first.doubtful != second.doubtful {
         return second.doubtful;
     }
@@ -212,10 +214,16 @@ mod tests {
 
     use super::*;
 
-    const MODES: [Mode; 5] = [Mode::Pass, Mode::Serve, Mode::Activator, Mode::Refuse, Mode::Canary];
+    const MODES: [RoutingMode; 5] = [
+        RoutingMode::Pass,
+        RoutingMode::Serve,
+        RoutingMode::Activator,
+        RoutingMode::Refuse,
+        RoutingMode::Canary,
+    ];
 
-    fn load(open: u64, in_flight: Option<u64>) -> Load {
-        Load { open, in_flight: in_flight.unwrap_or(UNKNOWN), doubtful: false }
+    fn load(open: u64, in_flight: Option<u64>) -> BackendLoad {
+        BackendLoad { open, in_flight: in_flight.unwrap_or(UNKNOWN), doubtful: false }
     }
 
     proptest! {
@@ -244,8 +252,8 @@ mod tests {
         fn preference_is_never_mutual_dislike(
             a: u64, b: u64, c: u64, d: u64, e: bool, f: bool,
         ) {
-            let one = Load { doubtful: e, ..load(a, Some(b)) };
-            let two = Load { doubtful: f, ..load(c, Some(d)) };
+            let one = BackendLoad { doubtful: e, ..load(a, Some(b)) };
+            let two = BackendLoad { doubtful: f, ..load(c, Some(d)) };
             prop_assert!(prefers_first(one, two) || prefers_first(two, one));
         }
     }
@@ -253,28 +261,32 @@ mod tests {
     /// State of a service's tables at one moment: service number of its address, its word, two slots, and the owner of
     /// each of two backends.
     #[derive(Clone, Copy)]
-    struct Moment {
+    struct ServiceTablesCase {
         service: u32,
         state: u64,
         slots: [usize; 2],
-        backends: [Whose; 2],
+        backends: [BackendOwnerCase; 2],
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Whose {
+    enum BackendOwnerCase {
         Own,
         Others,
     }
 
-    const BEGIN: Moment =
-        Moment { service: 3, state: word(0, 1), slots: [0, 1], backends: [Whose::Own; 2] };
+    const BEGIN: ServiceTablesCase = ServiceTablesCase {
+        service: 3,
+        state: word(0, 1),
+        slots: [0, 1],
+        backends: [BackendOwnerCase::Own; 2],
+    };
 
     const fn word(offset: u32, generation: u16) -> u64 {
-        SvcState { offset, count: 1, generation, mode: Mode::Serve }.pack()
+        SvcState { offset, count: 1, generation, mode: RoutingMode::Serve }.pack()
     }
 
     /// Returns the state after each of these writes, without any quarantine between them.
-    fn history(writes: &[fn(&mut Moment)]) -> Vec<Moment> {
+    fn history(writes: &[fn(&mut ServiceTablesCase)]) -> Vec<ServiceTablesCase> {
         let mut all = vec![BEGIN];
         for write in writes {
             let mut next = *all.last().expect("it has a begin");
@@ -286,7 +298,7 @@ mod tests {
 
     /// Runs a connect through each way of being preempted between its five reads. Returns the owners of the backends
     /// copied between equal readings, and the number of foreign backends that the second reading rejected.
-    fn outcomes(history: &[Moment]) -> (Vec<Whose>, usize) {
+    fn outcomes(history: &[ServiceTablesCase]) -> (Vec<BackendOwnerCase>, usize) {
         let (mut taken, mut avoided) = (Vec::new(), 0);
         for ways in 0..history.len().pow(5) {
             let at = [0, 1, 2, 3, 4].map(|time| ways / history.len().pow(time) % history.len());
@@ -294,14 +306,14 @@ mod tests {
             if !at.is_sorted() || service.service != BEGIN.service {
                 continue;
             }
-            let read = |service, state| Read { service, state, info: 0, list: 0 };
+            let read = |service, state| ServiceReading { service, state, info: 0, list: 0 };
             let before = read(service.service, state.state);
             let offset = SvcState::unpack(before.state).offset as usize;
             let copied = backend.backends[slot.slots[offset]];
             if before.is_same(&read(again.service, again.state)) {
                 taken.push(copied);
             } else {
-                avoided += usize::from(copied == Whose::Others);
+                avoided += usize::from(copied == BackendOwnerCase::Others);
             }
         }
         (taken, avoided)
@@ -309,48 +321,51 @@ mod tests {
 
     #[test]
     fn what_is_copied_between_two_same_readings_is_the_services_own() {
-        let moved: &[fn(&mut Moment)] = &[
+        let moved: &[fn(&mut ServiceTablesCase)] = &[
             |it| it.state = word(1, 2),
-            |it| it.backends[0] = Whose::Others,
+            |it| it.backends[0] = BackendOwnerCase::Others,
             |it| it.slots[0] = 1,
             |it| it.state = word(0, 3),
-            |it| (it.slots[1], it.backends[0]) = (0, Whose::Others),
+            |it| (it.slots[1], it.backends[0]) = (0, BackendOwnerCase::Others),
         ];
         // Its number is given to another service at once, whose word happens to be the same.
-        let removed: &[fn(&mut Moment)] = &[
+        let removed: &[fn(&mut ServiceTablesCase)] = &[
             |it| it.service = 4,
-            |it| it.backends[0] = Whose::Others,
+            |it| it.backends[0] = BackendOwnerCase::Others,
             |it| it.state = word(1, 9),
             |it| it.state = word(0, 1),
         ];
         for writes in [moved, removed] {
             let (taken, avoided) = outcomes(&history(writes));
-            assert!(taken.contains(&Whose::Own) && !taken.contains(&Whose::Others));
+            assert!(
+                taken.contains(&BackendOwnerCase::Own)
+                    && !taken.contains(&BackendOwnerCase::Others)
+            );
             assert_ne!(avoided, 0, "without the second reading they would have been taken");
         }
     }
 
     #[test]
     fn a_reading_differs_by_any_of_its_words() {
-        let read = Read { service: 3, state: 7, info: 5, list: 9 };
+        let read = ServiceReading { service: 3, state: 7, info: 5, list: 9 };
         assert!(read.is_same(&read));
         let others = [
-            Read { service: 4, ..read },
-            Read { state: 8, ..read },
-            Read { info: 6, ..read },
-            Read { list: 10, ..read },
+            ServiceReading { service: 4, ..read },
+            ServiceReading { state: 8, ..read },
+            ServiceReading { info: 6, ..read },
+            ServiceReading { list: 10, ..read },
         ];
         assert!(others.iter().all(|other| !read.is_same(other)));
     }
 
     #[test]
     fn an_untouched_word_passes() {
-        assert_eq!(SvcState::unpack(0).mode, Mode::Pass);
+        assert_eq!(SvcState::unpack(0).mode, RoutingMode::Pass);
     }
 
     #[test]
     fn an_unknown_mode_passes() {
-        assert_eq!(SvcState::unpack(15 << 60).mode, Mode::Pass);
+        assert_eq!(SvcState::unpack(15 << 60).mode, RoutingMode::Pass);
     }
 
     #[test]
@@ -393,7 +408,7 @@ mod tests {
 
     #[test]
     fn who_left_a_connect_unanswered_comes_last_however_free() {
-        let doubtful = Load { doubtful: true, ..load(0, Some(0)) };
+        let doubtful = BackendLoad { doubtful: true, ..load(0, Some(0)) };
         let busy = load(9, Some(9));
         assert!(prefers_first(busy, doubtful) && !prefers_first(doubtful, busy));
         assert!(prefers_first(doubtful, doubtful));

@@ -1,16 +1,16 @@
 //! Pure: HTTP/1.1 message boundaries; the same code runs in the kernel and in unit tests.
 //!
-//! A [`Conn`] follows one accepted connection: its [`Side`] `rx` reads the requests, `tx` the responses. The driver
+//! A [`Http1Connection`] follows one accepted connection: its [`Http1Direction`] `rx` reads the requests, `tx` the responses. The driver
 //! passes segments in the order in which it gets them:
 //!
-//! 1. [`Side::seek`] returns the offset in the segment at which reading continues, if it does. Bodies are skipped by
+//! 1. [`Http1Direction::seek`] returns the offset in the segment at which reading continues, if it does. Bodies are skipped by
 //!    arithmetic on sequence numbers; they are never read, and gaps inside them do no harm.
-//! 2. The driver copies some bytes from there into a window and calls [`Conn::read_request`] or
-//!    [`Conn::read_response`], which consume at least one byte. Or it reads them in a [`Draft`] without a lock, and
-//!    commits that with [`Conn::take_request`] or [`Conn::take_response`].
+//! 2. The driver copies some bytes from there into a window and calls [`Http1Connection::read_request`] or
+//!    [`Http1Connection::read_response`], which consume at least one byte. Or it reads them in a [`UnlockedRead`] without a lock, and
+//!    commits that with [`Http1Connection::take_request`] or [`Http1Connection::take_response`].
 //! 3. Both steps repeat until `seek` finds nothing more to read.
 //!
-//! The result of each step is a set of [`Happened`] bits. At most one request of a connection is in flight. Servers
+//! The result of each step is a set of [`Http1Events`] bits. At most one request of a connection is in flight. Servers
 //! process the requests of a connection one after another, so a pipelined request begins when the previous one ends. A
 //! request begins with the last byte of its head, and ends with the last byte of its response.
 //!
@@ -28,9 +28,9 @@ mod side;
 #[cfg(test)]
 mod tests;
 
-pub use draft::Draft;
+pub use draft::UnlockedRead;
 pub(crate) use scan::first_bytes;
-pub use side::{Seek, Side, at};
+pub use side::{Http1Direction, SeekResult, at};
 
 use core::mem::size_of;
 
@@ -40,9 +40,9 @@ pub const REQUEST_BYTES: usize = 768;
 /// Bytes of responses read at once. Each connection has space for this many.
 pub const RESPONSE_BYTES: usize = 512;
 /// Unlocked read of a part of a segment with requests.
-pub type RequestDraft = Draft<{ REQUEST_BYTES / 8 + scan::MARGIN }>;
+pub type UnlockedRequestRead = UnlockedRead<{ REQUEST_BYTES / 8 + scan::MARGIN }>;
 /// Unlocked read of a part of a segment with responses.
-pub type ResponseDraft = Draft<{ RESPONSE_BYTES / 8 + scan::MARGIN }>;
+pub type UnlockedResponseRead = UnlockedRead<{ RESPONSE_BYTES / 8 + scan::MARGIN }>;
 
 /// Returns the number of bytes that may be filled into a window of `WORDS` words.
 pub const fn most<const WORDS: usize>() -> u32 {
@@ -50,24 +50,24 @@ pub const fn most<const WORDS: usize>() -> u32 {
 }
 
 /// Events of one step, as bits.
-pub type Happened = u32;
+pub type Http1Events = u32;
 /// Event: a request is in flight from now on.
-pub const STARTED: Happened = 1;
+pub const STARTED: Http1Events = 1;
 /// Event: the request in flight has ended. Together with [`STARTED`], the next one begins at once.
-pub const FINISHED: Happened = 2;
+pub const FINISHED: Http1Events = 2;
 /// Event: a whole response came without a request (400 to garbage, 408 to silence). It is not counted.
-pub const STRAY: Happened = 4;
+pub const STRAY: Http1Events = 4;
 /// Event: message boundaries of one direction are lost for the first time (desync).
-pub const DESYNC: Happened = 8;
+pub const DESYNC: Http1Events = 8;
 /// Event: the first bytes are neither HTTP/1 nor HTTP/2. The connection is opaque, and nothing more is read.
-pub const OPAQUE: Happened = 16;
+pub const OPAQUE: Http1Events = 16;
 /// Event: a request, unseen until its response, began and ended in this one step. It is added to the totals only.
-pub const MISSED: Happened = 32;
+pub const MISSED: Http1Events = 32;
 /// Event: the request in flight has ended without a whole response.
-pub const CUT: Happened = 128;
+pub const CUT: Http1Events = 128;
 /// Event: the connection speaks HTTP/2 from here on. [`crate::h2`] continues in both directions, and nothing more is
 /// read here.
-pub const HTTP2: Happened = 64;
+pub const HTTP2: Http1Events = 64;
 
 /// Most unanswered requests whose kind is stored. Later ones of a deeper pipeline get the kind of an earlier request.
 const KINDS: u32 = 32;
@@ -85,11 +85,11 @@ pub mod kind {
 /// State of one accepted connection that speaks HTTP/1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Conn {
+pub struct Http1Connection {
     /// Direction of requests, client to server.
-    pub rx: Side,
+    pub rx: Http1Direction,
     /// Direction of responses, server to client.
-    pub tx: Side,
+    pub tx: Http1Direction,
     /// Kinds of the unanswered requests, two bits each: see [`kind`].
     kinds: u64,
     /// Number of requests whose head has been read, wrapping.
@@ -101,20 +101,20 @@ pub struct Conn {
     /// Padding that is always zero.
     reserved: u32,
 }
-const _: () = assert!(size_of::<Conn>() == 104);
+const _: () = assert!(size_of::<Http1Connection>() == 104);
 
 /// Result of one read of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Read {
+pub struct WindowRead {
     /// Bytes consumed, at least 1.
     pub used: u32,
     /// Events that these bytes caused.
-    pub happened: Happened,
+    pub happened: Http1Events,
 }
 
 /// Progress in the first bytes of HTTP/2, which were read before the protocol was recognised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Begun {
+pub struct Http2Handoff {
     /// Sequence number of the client's next byte.
     pub rx_next: u32,
     /// Bytes of the client's preface before `rx_next`.
@@ -127,7 +127,7 @@ pub struct Begun {
     pub first: u64,
 }
 
-impl Conn {
+impl Http1Connection {
     /// Returns a new connection whose directions begin at these sequence numbers.
     #[cfg(test)]
     fn new(rx_next: u32, tx_next: u32) -> Self {
@@ -157,8 +157,8 @@ impl Conn {
 
     /// Returns the positions at which HTTP/2 continues after the event [`HTTP2`].
     #[inline(always)]
-    pub fn begun(&self) -> Begun {
-        Begun {
+    pub fn begun(&self) -> Http2Handoff {
+        Http2Handoff {
             rx_next: self.rx.next,
             preface: self.rx.http2_read(),
             tx_next: self.tx.next,
@@ -206,23 +206,23 @@ impl Conn {
         window: &[u64; WORDS],
         len: u32,
         slow: bool,
-    ) -> Read {
+    ) -> WindowRead {
         let from = self.rx.next;
         // The other direction may have recognised HTTP/2 since these bytes were copied.
         if !self.is_http2() {
             self.rx.read(window, len, true, slow);
         }
-        Read { used: self.rx.next.wrapping_sub(from), happened: self.after_request_read() }
+        WindowRead { used: self.rx.next.wrapping_sub(from), happened: self.after_request_read() }
     }
 
     /// Commits an unlocked read of requests, if the direction has not moved on meanwhile.
     #[inline(always)]
-    pub fn take_request<const WORDS: usize>(&mut self, draft: &Draft<WORDS>) -> Happened {
+    pub fn take_request<const WORDS: usize>(&mut self, draft: &UnlockedRead<WORDS>) -> Http1Events {
         if draft.take(&mut self.rx) { self.after_request_read() } else { 0 }
     }
 
     #[inline(always)]
-    fn after_request_read(&mut self) -> Happened {
+    fn after_request_read(&mut self) -> Http1Events {
         match self.rx.at {
             at::HTTP2 => 0,
             at::LOST => self.request_lost(),
@@ -241,22 +241,25 @@ impl Conn {
         window: &[u64; WORDS],
         len: u32,
         slow: bool,
-    ) -> Read {
+    ) -> WindowRead {
         let from = self.tx.next;
         if !self.is_http2() {
             self.tx.read(window, len, false, slow);
         }
-        Read { used: self.tx.next.wrapping_sub(from), happened: self.after_response_read() }
+        WindowRead { used: self.tx.next.wrapping_sub(from), happened: self.after_response_read() }
     }
 
     /// Commits an unlocked read of responses, if the direction has not moved on meanwhile.
     #[inline(always)]
-    pub fn take_response<const WORDS: usize>(&mut self, draft: &Draft<WORDS>) -> Happened {
+    pub fn take_response<const WORDS: usize>(
+        &mut self,
+        draft: &UnlockedRead<WORDS>,
+    ) -> Http1Events {
         if draft.take(&mut self.tx) { self.after_response_read() } else { 0 }
     }
 
     #[inline(always)]
-    fn after_response_read(&mut self) -> Happened {
+    fn after_response_read(&mut self) -> Http1Events {
         match self.tx.at {
             at::HTTP2 => 0,
             at::LOST => self.response_lost(),
@@ -269,7 +272,7 @@ impl Conn {
 
     /// Handles the end of a skipped request body. To be called after every `rx.seek`.
     #[inline(always)]
-    pub fn after_request_seek(&mut self) -> Happened {
+    pub fn after_request_seek(&mut self) -> Http1Events {
         if self.rx.at == at::DONE {
             self.rx.begin_request();
         }
@@ -278,13 +281,13 @@ impl Conn {
 
     /// Handles the end of a skipped response body. To be called after every `tx.seek`.
     #[inline(always)]
-    pub fn after_response_seek(&mut self) -> Happened {
+    pub fn after_response_seek(&mut self) -> Http1Events {
         if self.tx.at == at::DONE { self.response_end() } else { 0 }
     }
 
     /// Gives up the requests' boundaries after missing bytes: from now on only responses reveal requests.
     #[inline(always)]
-    pub fn lose_requests(&mut self) -> Happened {
+    pub fn lose_requests(&mut self) -> Http1Events {
         if self.rx.at == at::LOST || self.rx.at == at::TUNNEL {
             return 0;
         }
@@ -294,7 +297,7 @@ impl Conn {
     /// Gives up the responses' boundaries after missing bytes: the request in flight ends with the next request or at
     /// close.
     #[inline(always)]
-    pub fn lose_responses(&mut self) -> Happened {
+    pub fn lose_responses(&mut self) -> Http1Events {
         if self.tx.at == at::LOST || self.tx.at == at::TUNNEL {
             return 0;
         }
@@ -318,7 +321,7 @@ impl Conn {
     /// Pipelined requests behind it never began. A response without a length is complete if the server ends it in
     /// order; an upgraded connection ends in any case.
     #[inline(always)]
-    pub fn close(&mut self, in_order: bool) -> Happened {
+    pub fn close(&mut self, in_order: bool) -> Http1Events {
         let busy = self.is_busy();
         let is_whole = self.is_upgrading()
             || (self.tx.at == at::TUNNEL && (in_order || self.tx.status == 101));
@@ -333,7 +336,7 @@ impl Conn {
     }
 
     #[inline(always)]
-    fn request_head(&mut self) -> Happened {
+    fn request_head(&mut self) -> Http1Events {
         let kind = self.rx.kind;
         if self.rx.request_body() == at::LOST {
             // The server refuses such a head (contradictory lengths, unknown coding) and closes.
@@ -350,7 +353,7 @@ impl Conn {
     }
 
     #[inline(always)]
-    fn ask(&mut self, kind: u8) -> Happened {
+    fn ask(&mut self, kind: u8) -> Http1Events {
         let waiting = self.asked.wrapping_sub(self.answered);
         // Requests beyond `KINDS` store no kind: the bits still belong to unanswered ones.
         if waiting < KINDS {
@@ -368,21 +371,21 @@ impl Conn {
     }
 
     #[inline(always)]
-    fn http2(&mut self) -> Happened {
+    fn http2(&mut self) -> Http1Events {
         self.rx.http2();
         self.tx.http2();
         HTTP2
     }
 
     #[inline(always)]
-    fn opaque(&mut self) -> Happened {
+    fn opaque(&mut self) -> Http1Events {
         self.rx.tunnel();
         self.tx.tunnel();
         OPAQUE
     }
 
     #[inline(always)]
-    fn request_lost(&mut self) -> Happened {
+    fn request_lost(&mut self) -> Http1Events {
         // Each direction alone may look like HTTP/2 by accident, so the other one must not contradict it.
         if self.rx.is_hello() && self.may_change() && self.tx.may_be_http2() {
             return self.http2();
@@ -398,7 +401,7 @@ impl Conn {
     }
 
     #[inline(always)]
-    fn response_lost(&mut self) -> Happened {
+    fn response_lost(&mut self) -> Http1Events {
         if self.tx.is_hello() && self.may_change() && self.rx.may_be_http2() {
             return self.http2();
         }
@@ -413,7 +416,7 @@ impl Conn {
     }
 
     #[inline(always)]
-    fn response_head(&mut self) -> Happened {
+    fn response_head(&mut self) -> Http1Events {
         let status = self.tx.status;
         // An interim response (RFC 9110 §15.2): the final one follows.
         if (100..200).contains(&status) && status != 101 {
@@ -444,7 +447,7 @@ impl Conn {
 
     /// Handles the begin of the connection's last response, which ends at close.
     #[inline(always)]
-    fn tunnel(&mut self) -> Happened {
+    fn tunnel(&mut self) -> Http1Events {
         let missed = self.may_have_missed() && !self.is_upgrading();
         if self.is_upgrading() {
             self.upgrading = 0;
@@ -462,7 +465,7 @@ impl Conn {
     }
 
     #[inline(always)]
-    fn response_end(&mut self) -> Happened {
+    fn response_end(&mut self) -> Http1Events {
         let closes = self.tx.closes();
         let missed = self.may_have_missed();
         let busy = self.is_busy();

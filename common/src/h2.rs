@@ -1,18 +1,18 @@
 //! Pure: HTTP/2 frames and streams; the same code runs in the kernel and in unit tests.
 //!
-//! A [`Conn`] continues where [`crate::h1`] has read the preface of HTTP/2 (RFC 9113 §3.4): its [`Side`] `rx` reads the
+//! A [`Http2Connection`] continues where [`crate::h1`] has read the preface of HTTP/2 (RFC 9113 §3.4): its [`Http2Direction`] `rx` reads the
 //! client's frames, `tx` the server's. The driver passes segments in the order in which it gets them:
 //!
-//! 1. [`Side::seek`] returns the offset in the segment at which reading continues, if it does. Payloads are skipped by
+//! 1. [`Http2Direction::seek`] returns the offset in the segment at which reading continues, if it does. Payloads are skipped by
 //!    arithmetic on sequence numbers; gaps inside them do no harm. A frame takes effect with its last byte, and
-//!    [`Side::ended`] returns that frame.
-//! 2. The driver copies up to [`PEEK`] bytes from there and calls [`Side::read`], which consumes at least one.
-//! 3. Both steps repeat until `seek` finds nothing more to read. Frames that have ended are passed to [`Conn::take`].
+//!    [`Http2Direction::ended`] returns that frame.
+//! 2. The driver copies up to [`PEEK`] bytes from there and calls [`Http2Direction::read`], which consumes at least one.
+//! 3. Both steps repeat until `seek` finds nothing more to read. Frames that have ended are passed to [`Http2Connection::take`].
 //!
 //! A request is a stream that the client opened. It begins with the last byte of its header block. It ends with the
 //! last byte that the server sends on it, or with RST_STREAM from either side. It also ends when the server's GOAWAY
-//! excludes it ([`Conn::leave_out`]), and with the connection. None of that needs the headers themselves; statuses are
-//! read from the first bytes of header blocks ([`glimpse`]).
+//! excludes it ([`Http2Connection::leave_out`]), and with the connection. None of that needs the headers themselves; statuses are
+//! read from the first bytes of header blocks (`glimpse`).
 //!
 //! Rules: RFC 9113 §4.1 (frames), §5.1 (streams), §6 (frame types), §8.1 (messages), §8.4 (push); RFC 8441 (a CONNECT
 //! is an ordinary stream).
@@ -25,9 +25,9 @@ mod tests;
 
 use core::{hint::black_box, mem::size_of};
 
-use crate::h1::Begun;
+use crate::h1::Http2Handoff;
 
-pub use frames::{Ended, Side, ended, flag, kind};
+pub use frames::{EndedFrame, Http2Direction, ended, flag, kind};
 pub use glimpse::grpc;
 
 /// Most bytes of a frame that are read: its header and the begin of its payload.
@@ -41,11 +41,11 @@ const TICK_BITS: u32 = 14;
 /// State of one HTTP/2 connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Conn {
+pub struct Http2Connection {
     /// Direction of the client's frames.
-    pub rx: Side,
+    pub rx: Http2Direction,
     /// Direction of the server's frames.
-    pub tx: Side,
+    pub tx: Http2Direction,
     /// Highest stream that the client has opened.
     newest: u32,
     /// Requests in flight on the connection.
@@ -64,15 +64,15 @@ pub struct Conn {
     /// unseen.
     lost_from: u32,
     /// Effect of the last frame. It is in memory, where the verifier merges the paths that lead here.
-    pub change: Change,
-    streams: streams::Table,
+    pub change: StreamChange,
+    streams: streams::StreamTable,
 }
-const _: () = assert!(size_of::<Conn>() <= 3_072);
+const _: () = assert!(size_of::<Http2Connection>() <= 3_072);
 
 /// Effect of a frame that has ended.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct StreamChange {
     /// Duration of the answered request, ns.
     pub took_ns: u64,
     /// Requests that began: 0 or 1.
@@ -87,12 +87,12 @@ pub struct Change {
     pub grpc: u16,
 }
 
-impl Conn {
+impl Http2Connection {
     /// Initialises a connection whose state is all zero. It works in place, because the kernel's stack is small.
     ///
     /// With `upgraded` the request that asked for HTTP/2 is stream 1, in flight since then (RFC 7540 §3.2).
     #[inline(always)]
-    pub fn open(&mut self, begun: &Begun, upgraded: Option<u64>) {
+    pub fn open(&mut self, begun: &Http2Handoff, upgraded: Option<u64>) {
         self.rx.open_behind_preface(begun.rx_next, begun.preface);
         self.tx.open(begun.tx_next, begun.settings, begun.first);
         self.newest = u32::from(upgraded.is_some());
@@ -116,10 +116,10 @@ impl Conn {
     /// Handles a frame of the client (`request`) or of the server that ended at this time. The effect is stored in
     /// [`change`](Self::change).
     #[inline(always)]
-    pub fn take(&mut self, ended: Ended, request: bool, now_ns: u64) {
+    pub fn take(&mut self, ended: EndedFrame, request: bool, now_ns: u64) {
         // A barrier: the verifier forgets the values here, and merges the paths of the frame reader.
         let this = black_box(&mut *self);
-        this.change = Change::default();
+        this.change = StreamChange::default();
         match ended.what {
             ended::NOTHING => {}
             ended::HEADERS if request => this.asked(ended.stream, now_ns),
@@ -228,14 +228,14 @@ impl Conn {
 
     /// Returns true if an unknown stream that the server answers was opened while boundaries were lost.
     #[inline(always)]
-    fn was_missed(&self, ended: Ended) -> bool {
+    fn was_missed(&self, ended: EndedFrame) -> bool {
         let may_be = ended.stream & 1 != 0 && ended.stream > self.lost_from;
         may_be && ended.what == ended::HEADERS && self.spilled == 0
     }
 
     /// Handles HEADERS or DATA of a server.
     #[inline(always)]
-    fn answer(&mut self, ended: Ended, now_ns: u64) {
+    fn answer(&mut self, ended: EndedFrame, now_ns: u64) {
         let mut place = self.streams.find(ended.stream);
         // A response proves a request that was in lost bytes: its begin is taken to be now.
         if place.is_none() && self.was_missed(ended) {
@@ -268,13 +268,13 @@ impl Conn {
         let note = this.streams.note(place);
         let began = this.streams.remove(place);
         this.open = this.open.wrapping_sub(1);
-        this.change = Change {
+        this.change = StreamChange {
             took_ns: u64::from(ticks(now_ns).wrapping_sub(began)) << TICK_BITS,
             started: this.change.started,
             answered: 1,
             class: u16::from(note & glimpse::CLASS),
             grpc: u16::from(note & glimpse::GRPC),
-            ..Change::default()
+            ..StreamChange::default()
         };
     }
 

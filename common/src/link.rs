@@ -26,12 +26,13 @@ use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use crate::{
-    log::{self, Speaker},
+    log::{self, LogComponent},
     outbox::Outbox,
-    replicas::{Chooser, Endpoint, Known, Next},
+    replicas::{KnownReplicas, NextReplica, ReplicaEndpoint, ReplicaSelector},
     wire::{
-        Alive, Decision, Level, Name, Part, PodItem, RouteChange, RouteItem, RouteKey, RouteView,
-        ScaleItem, Subscriber, UsageItem, UsageKey, UsageSeen,
+        AutoscalerHeartbeat, ComponentReplica, LogLevel, NamespacedName, PodReportItem,
+        RouteChange, RouteItem, RouteKey, RouteView, ScaleDecision, ScaleItem, ServerComponent,
+        UsageItem, UsageKey, UsageSample,
         raw::{
             self, pods_client::PodsClient, routes_client::RoutesClient, scale_client::ScaleClient,
             usage_client::UsageClient,
@@ -45,10 +46,10 @@ mod hold;
 mod routes;
 mod serve;
 
-pub use finder::{Finder, Lookup, SystemLookup};
-pub use hold::{Heard, grant_stream};
-pub use routes::{Changes, Draining, RouteBatch, Routed};
-pub use serve::{Door, receive, route_stream, serve, serve_to, server};
+pub use finder::{DnsResolver, ReplicaResolver, SystemDnsResolver};
+pub use hold::{SlotStreamEvent, grant_stream};
+pub use routes::{DrainAckReporter, RouteBatch, RouteChanges, RoutedServiceReporter};
+pub use serve::{TlsAdmission, receive, route_stream, serve, serve_to, server};
 
 /// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
 const BEAT: Duration = Duration::from_secs(1);
@@ -129,18 +130,18 @@ impl LinkError {
 
 /// Connection of a component to the replicas of one other component.
 #[derive(Debug)]
-pub struct Link {
-    to: Arc<Finder>,
+pub struct ComponentLink {
+    to: Arc<ReplicaResolver>,
     /// Resolvers that receive the replicas listed in the RouteTable, by component.
-    told: Vec<(Part, Arc<Finder>)>,
-    who: Subscriber,
+    told: Vec<(ServerComponent, Arc<ReplicaResolver>)>,
+    who: ComponentReplica,
     shutdown: CancellationToken,
     up: AtomicUsize,
 }
 
 /// Key of one subject of a PodReport stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum PodKey {
+pub enum PodReportKey {
     /// Pod of this node, by its uid.
     Pod(String),
     /// Version of the RouteTable that is in force.
@@ -150,22 +151,30 @@ pub enum PodKey {
     /// Announcement that the sender names each service that it routes to some Revision.
     NamesRouted,
     /// Service that the sender routes to some Revision.
-    Routed(Name),
+    Routed(NamespacedName),
 }
 
-impl Link {
-    /// Returns a link from `who` to the component at `endpoint`, until `shutdown`. See [`crate::replicas::Setting`].
-    pub fn new(endpoint: impl AsRef<str>, who: Subscriber, shutdown: CancellationToken) -> Self {
-        Self::to(Finder::of(endpoint.as_ref()), who, shutdown)
+impl ComponentLink {
+    /// Returns a link from `who` to the component at `endpoint`, until `shutdown`. See [`crate::replicas::EndpointSetting`].
+    pub fn new(
+        endpoint: impl AsRef<str>,
+        who: ComponentReplica,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self::to(ReplicaResolver::of(endpoint.as_ref()), who, shutdown)
     }
 
     /// Returns a link from `who` to the replicas that `to` finds, until `shutdown`.
-    pub fn to(to: Arc<Finder>, who: Subscriber, shutdown: CancellationToken) -> Self {
+    pub fn to(
+        to: Arc<ReplicaResolver>,
+        who: ComponentReplica,
+        shutdown: CancellationToken,
+    ) -> Self {
         Self { to, told: Vec::new(), who, shutdown, up: AtomicUsize::new(0) }
     }
 
     /// Passes the replicas of `part` that the RouteTable lists to `finder`.
-    pub fn tells(mut self, part: Part, finder: Arc<Finder>) -> Self {
+    pub fn tells(mut self, part: ServerComponent, finder: Arc<ReplicaResolver>) -> Self {
         self.told.push((part, finder));
         self
     }
@@ -207,8 +216,8 @@ impl Link {
     }
 
     async fn follow(&self, mut each: impl FnMut(RouteBatch)) {
-        let mut chooser = Chooser::default();
-        let mut table = routes::InForce::default();
+        let mut chooser = ReplicaSelector::default();
+        let mut table = routes::RouteStreamState::default();
         let begin = Instant::now();
         loop {
             let endpoint = self.choose(&mut chooser, begin).await;
@@ -221,16 +230,16 @@ impl Link {
     }
 
     /// Waits until some replica may be tried.
-    async fn choose(&self, chooser: &mut Chooser, begin: Instant) -> Endpoint {
+    async fn choose(&self, chooser: &mut ReplicaSelector, begin: Instant) -> ReplicaEndpoint {
         let mut known = self.to.known();
         // A new replica ends the wait: it has no failures and may be tried at once.
         loop {
             let all = known.borrow_and_update().all();
             chooser.retain(&all);
             let wait = match chooser.next(begin.elapsed(), &all, chance()) {
-                Next::Try(endpoint) => return endpoint,
-                Next::Wait(until) => Some(begin + until),
-                Next::Nobody => None,
+                NextReplica::Try(endpoint) => return endpoint,
+                NextReplica::Wait(until) => Some(begin + until),
+                NextReplica::Nobody => None,
             };
             let timer = async {
                 match wait {
@@ -247,8 +256,8 @@ impl Link {
 
     async fn follow_one(
         &self,
-        endpoint: &Endpoint,
-        table: &mut routes::InForce,
+        endpoint: &ReplicaEndpoint,
+        table: &mut routes::RouteStreamState,
         each: &mut impl FnMut(RouteBatch),
     ) -> Result<(), LinkError> {
         let broke = |status| broke(endpoint, status);
@@ -285,12 +294,12 @@ impl Link {
 
     /// Applies what a batch says of replicas and of this component's log level.
     fn tell(&self, batch: &RouteBatch) {
-        let speaker = Speaker::from(self.who.role);
+        let speaker = LogComponent::from(self.who.role);
         match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => log::set(speaker, speaker.level(&it.levels)),
             // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
             None if !batch.is_whole => {}
-            Some(_) | None => log::set(speaker, Level::default()),
+            Some(_) | None => log::set(speaker, LogLevel::default()),
         }
         for (part, finder) in &self.told {
             match batch.changes.get(&RouteKey::Replicas(*part)) {
@@ -304,22 +313,28 @@ impl Link {
         }
     }
 
-    /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodItem`]s without a key
+    /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without a key
     /// of their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
-    pub async fn report_pods(&self, outbox: &Outbox<PodKey, PodItem>) {
+    pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.to_all(|endpoint| async move {
             let gone = |key| match key {
-                PodKey::Pod(uid) => PodItem::Gone(uid),
-                PodKey::Applied => PodItem::Applied(0),
-                PodKey::Avoided(uid) => PodItem::AvoidedNoMore(uid),
+                PodReportKey::Pod(uid) => PodReportItem::Gone(uid),
+                PodReportKey::Applied => PodReportItem::Applied(0),
+                PodReportKey::Avoided(uid) => PodReportItem::AvoidedNoMore(uid),
                 // Never removed from the outbox, so this value is never sent as a removal.
-                PodKey::NamesRouted => PodItem::NamesRouted,
-                PodKey::Routed(name) => PodItem::RoutedNoMore(name),
+                PodReportKey::NamesRouted => PodReportItem::NamesRouted,
+                PodReportKey::Routed(name) => PodReportItem::RoutedNoMore(name),
             };
-            let first = vec![PodItem::Sender(self.who.clone())];
+            let first = vec![PodReportItem::Sender(self.who.clone())];
             let channel = self.to.dial(&endpoint).await?;
-            let items =
-                serve::outgoing(first, outbox.subscribe(), |_, it| it, gone, PodItem::Synced, None);
+            let items = serve::outgoing(
+                first,
+                outbox.subscribe(),
+                |_, it| it,
+                gone,
+                PodReportItem::Synced,
+                None,
+            );
             let _up = self.opened(&endpoint, "pods");
             let ended = PodsClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| broke(&endpoint, status))
@@ -328,7 +343,7 @@ impl Link {
     }
 
     /// Sends usage samples to every replica.
-    pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSeen>) {
+    pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSample>) {
         self.to_all(|endpoint| async move {
             let first = vec![UsageItem::Sender(self.who.clone())];
             let seen = |_, it| UsageItem::Seen(it);
@@ -346,8 +361,8 @@ impl Link {
     /// Sends scale decisions to every replica, and each heartbeat that `alive` receives.
     pub async fn decide(
         &self,
-        outbox: &Outbox<Name, Decision>,
-        alive: &tokio::sync::watch::Receiver<Alive>,
+        outbox: &Outbox<NamespacedName, ScaleDecision>,
+        alive: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
     ) {
         self.to_all(|endpoint| async move {
             let channel = self.to.dial(&endpoint).await?;
@@ -373,7 +388,7 @@ impl Link {
     ///
     /// A stream that is open stays open when its replica is no longer known. A replica that ends closes the stream
     /// itself, and a failure of DNS must not.
-    async fn to_all<F>(&self, once: impl Fn(Endpoint) -> F)
+    async fn to_all<F>(&self, once: impl Fn(ReplicaEndpoint) -> F)
     where
         F: Future<Output = Result<(), LinkError>>,
     {
@@ -402,11 +417,15 @@ impl Link {
     }
 
     /// Keeps one stream open as long as its replica is known.
-    async fn keep<F>(&self, endpoint: Endpoint, once: &impl Fn(Endpoint) -> F) -> Endpoint
+    async fn keep<F>(
+        &self,
+        endpoint: ReplicaEndpoint,
+        once: &impl Fn(ReplicaEndpoint) -> F,
+    ) -> ReplicaEndpoint
     where
         F: Future<Output = Result<(), LinkError>>,
     {
-        let (mut chooser, begin) = (Chooser::default(), Instant::now());
+        let (mut chooser, begin) = (ReplicaSelector::default(), Instant::now());
         let mut known = self.to.known();
         while self.to.knows(&endpoint) {
             let opened = Instant::now();
@@ -415,19 +434,19 @@ impl Link {
             let wait = chooser.failed(begin.elapsed(), &endpoint, stood, chance());
             self.ended(&endpoint, ended, wait);
             // A replica that is no longer known ends the wait, so that the loop notices it.
-            let forgotten = known.wait_for(|known: &Known| !known.contains(&endpoint));
+            let forgotten = known.wait_for(|known: &KnownReplicas| !known.contains(&endpoint));
             let _either = tokio::time::timeout(wait, forgotten).await;
         }
         endpoint
     }
 
-    fn opened(&self, endpoint: &Endpoint, what: &'static str) -> Up<'_> {
+    fn opened(&self, endpoint: &ReplicaEndpoint, what: &'static str) -> OpenStreamGuard<'_> {
         self.up.fetch_add(1, Ordering::Relaxed);
         info!(%endpoint, what, "stream opened");
-        Up(&self.up)
+        OpenStreamGuard(&self.up)
     }
 
-    fn ended(&self, endpoint: &Endpoint, ended: Result<(), LinkError>, retry: Duration) {
+    fn ended(&self, endpoint: &ReplicaEndpoint, ended: Result<(), LinkError>, retry: Duration) {
         match ended {
             Ok(()) => info!(%endpoint, "stream ended by peer"),
             Err(error) => {
@@ -443,15 +462,15 @@ impl Link {
 }
 
 /// Guard of an open stream, which counts as open as long as the value lives.
-struct Up<'a>(&'a AtomicUsize);
+struct OpenStreamGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Up<'_> {
+impl Drop for OpenStreamGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-fn broke(endpoint: &Endpoint, status: Status) -> LinkError {
+fn broke(endpoint: &ReplicaEndpoint, status: Status) -> LinkError {
     LinkError::Broke { endpoint: endpoint.to_string(), source: Box::new(status) }
 }
 

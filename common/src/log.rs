@@ -10,11 +10,11 @@ use std::{
 
 use tracing::info;
 
-use crate::wire::{Level, Levels, Role};
+use crate::wire::{ComponentRole, LogLevel, LogLevels};
 
 /// Component that logs in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Speaker {
+pub enum LogComponent {
     /// The controller, in its own process or within `rouse up`.
     Controller,
     /// The agent of this node.
@@ -25,7 +25,7 @@ pub enum Speaker {
     Autoscaler,
 }
 
-impl Speaker {
+impl LogComponent {
     /// Returns the component's name, which is also its crate's name and the suffix in `loglevel.<name>`.
     pub fn name(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl Speaker {
     }
 
     /// Returns the level that `levels` gives this component.
-    pub fn level(self, levels: &Levels) -> Level {
+    pub fn level(self, levels: &LogLevels) -> LogLevel {
         match self {
             Self::Controller => levels.controller,
             Self::Agent => levels.agent,
@@ -47,41 +47,41 @@ impl Speaker {
     }
 }
 
-impl From<Role> for Speaker {
-    fn from(it: Role) -> Self {
+impl From<ComponentRole> for LogComponent {
+    fn from(it: ComponentRole) -> Self {
         match it {
-            Role::Agent => Self::Agent,
-            Role::Activator => Self::Activator,
-            Role::Autoscaler => Self::Autoscaler,
+            ComponentRole::Agent => Self::Agent,
+            ComponentRole::Activator => Self::Activator,
+            ComponentRole::Autoscaler => Self::Autoscaler,
         }
     }
 }
 
-impl fmt::Display for Speaker {
+impl fmt::Display for LogComponent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.name())
     }
 }
 
-type Listener = Box<dyn Fn(&[(Speaker, Level)]) + Send + Sync>;
+type LogLevelListener = Box<dyn Fn(&[(LogComponent, LogLevel)]) + Send + Sync>;
 
-static LISTENER: OnceLock<Listener> = OnceLock::new();
-static LEVELS: RwLock<Vec<(Speaker, Level)>> = RwLock::new(Vec::new());
+static LISTENER: OnceLock<LogLevelListener> = OnceLock::new();
+static LEVELS: RwLock<Vec<(LogComponent, LogLevel)>> = RwLock::new(Vec::new());
 
 /// Registers `listener`, which receives the levels of all components that were set, on every change. The first call
 /// wins.
-pub fn listen(listener: impl Fn(&[(Speaker, Level)]) + Send + Sync + 'static) {
+pub fn listen(listener: impl Fn(&[(LogComponent, LogLevel)]) + Send + Sync + 'static) {
     let _ = LISTENER.set(Box::new(listener));
 }
 
 /// Records the level that a component received, and calls the listener if it changed.
-pub fn set(speaker: Speaker, level: Level) {
+pub fn set(speaker: LogComponent, level: LogLevel) {
     let mut levels = LEVELS.write().unwrap_or_else(PoisonError::into_inner);
     // A component at the default level needs no entry until it has had another one.
     match levels.iter_mut().find(|(it, _)| *it == speaker) {
         Some((_, now)) if *now == level => return,
         Some((_, now)) => *now = level,
-        None if level == Level::default() => return,
+        None if level == LogLevel::default() => return,
         None => levels.push((speaker, level)),
     }
     // Released first: the listener is code of another crate, and must not run under this lock.

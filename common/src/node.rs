@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use crate::wire::Name;
+use crate::wire::NamespacedName;
 
 /// Pod that should exist on the local node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PodOrder {
+pub struct LocalPodSpec {
     /// Unique identifier, never reused; names the pod's cgroup, network namespace and folder.
     pub uid: String,
     /// Name within the Revision's namespace, as `kubectl get pods` would show it.
     pub name: String,
     /// Revision that the pod serves.
-    pub revision: Name,
+    pub revision: NamespacedName,
     /// Containers and volumes to run. The controller has filled in defaults and checked every field.
     pub spec: PodSpec,
     /// Labels that `rouse get pods` shows.
@@ -27,31 +27,31 @@ pub struct PodOrder {
 
 /// Complete set of pods that should exist. The node stops all others within their termination grace period.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Orders {
+pub struct LocalNodeSpec {
     /// Pods to run, by uid.
-    pub pods: BTreeMap<String, PodOrder>,
+    pub pods: BTreeMap<String, LocalPodSpec>,
     /// ClusterIPs of every service and tag service, resolved as `NAME.NAMESPACE.svc.cluster.local`.
-    pub names: BTreeMap<Name, Vec<std::net::IpAddr>>,
+    pub names: BTreeMap<NamespacedName, Vec<std::net::IpAddr>>,
 }
 
 /// Status of one pod on the local node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PodStatus {
-    /// Uid of the [`PodOrder`] that this status answers.
+pub struct LocalPodStatus {
+    /// Uid of the [`LocalPodSpec`] that this status answers.
     pub uid: String,
     /// Current phase of the pod.
-    pub phase: PodPhase,
+    pub phase: LocalPodPhase,
     /// Addresses of the pod, IPv4 first; empty until its network exists.
     pub addresses: Vec<std::net::IpAddr>,
     /// Status of the containers, in the order of the spec.
-    pub containers: Vec<ContainerStatus>,
+    pub containers: Vec<LocalContainerStatus>,
     /// True if all containers run and have passed the probes that the node runs.
     pub ready: bool,
 }
 
 /// Phase of a pod: Kubernetes' pod phases, with termination as a phase of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodPhase {
+pub enum LocalPodPhase {
     /// Accepted; its image, network or containers are still being set up.
     Pending,
     /// Every container has been started at least once.
@@ -64,11 +64,11 @@ pub enum PodPhase {
 
 /// Status of one container of a pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ContainerStatus {
+pub struct LocalContainerStatus {
     /// Name of the container in the pod's spec.
     pub name: String,
     /// Current state: waiting, running or terminated.
-    pub state: ContainerState,
+    pub state: LocalContainerState,
     /// Number of restarts after an exit.
     pub restarts: u32,
     /// Digest of the image that runs (`sha256:…`), as soon as it is known.
@@ -77,7 +77,7 @@ pub struct ContainerStatus {
 
 /// State of one container. Reasons use Kubernetes' names (`ImagePullBackOff`, `CrashLoopBackOff`, …).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ContainerState {
+pub enum LocalContainerState {
     /// Not running yet, or between two attempts.
     Waiting {
         /// Reason in Kubernetes' vocabulary, such as `ImagePullBackOff`.

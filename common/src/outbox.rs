@@ -15,15 +15,15 @@ use tokio::sync::watch;
 
 /// Latest state of each subject. Cheap to clone; all clones share one state.
 pub struct Outbox<K, V> {
-    shared: Arc<Shared<K, V>>,
+    shared: Arc<OutboxShared<K, V>>,
 }
 
-struct Shared<K, V> {
-    inner: Mutex<Inner<K, V>>,
+struct OutboxShared<K, V> {
+    inner: Mutex<OutboxState<K, V>>,
     version: watch::Sender<u64>,
 }
 
-struct Inner<K, V> {
+struct OutboxState<K, V> {
     version: u64,
     /// Latest state by subject. `None` marks a removed subject, kept until every cursor has passed it.
     states: HashMap<Arc<K>, (u64, Option<Box<V>>)>,
@@ -38,7 +38,7 @@ struct Inner<K, V> {
 
 /// Next message of a stream: all changes since its cursor's version.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Batch<K, V> {
+pub struct OutboxBatch<K, V> {
     /// Version that the stream has reached when it has sent the batch.
     pub version: u64,
     /// Latest states, oldest change first; `None` for a removed subject.
@@ -46,7 +46,7 @@ pub struct Batch<K, V> {
 }
 
 /// Position of one stream in an [`Outbox`].
-pub struct Cursor<K: Eq + Hash + Clone, V: Clone> {
+pub struct OutboxCursor<K: Eq + Hash + Clone, V: Clone> {
     outbox: Outbox<K, V>,
     id: u64,
     at: u64,
@@ -87,7 +87,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     /// Where receivers report versions back, a sender that restarts has to begin above every version of its
     /// predecessor. Microseconds since 1970 satisfy that.
     pub fn starting_at(version: u64) -> Self {
-        let inner = Inner {
+        let inner = OutboxState {
             version,
             states: HashMap::new(),
             order: BTreeMap::new(),
@@ -96,7 +96,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
             next_cursor: 0,
         };
         let (version, _) = watch::channel(version);
-        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), version }) }
+        Self { shared: Arc::new(OutboxShared { inner: Mutex::new(inner), version }) }
     }
 
     /// Returns the version of the latest change.
@@ -110,21 +110,21 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     }
 
     /// Returns a cursor for a new stream, which begins with every state.
-    pub fn subscribe(&self) -> Cursor<K, V> {
+    pub fn subscribe(&self) -> OutboxCursor<K, V> {
         let mut inner = self.lock();
         let id = inner.enter(0);
         let changed = self.shared.version.subscribe();
         drop(inner);
-        Cursor { outbox: self.clone(), id, at: 0, begun: false, changed }
+        OutboxCursor { outbox: self.clone(), id, at: 0, begun: false, changed }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner<K, V>> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState<K, V>> {
         // No code that runs under the lock panics between two dependent changes, so a poisoned lock is still
         // consistent.
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn announce(&self, inner: MutexGuard<'_, Inner<K, V>>) {
+    fn announce(&self, inner: MutexGuard<'_, OutboxState<K, V>>) {
         let version = inner.version;
         drop(inner);
         // Two setters may arrive here in either order: the watched version only grows, so no wake-up is lost.
@@ -136,7 +136,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     }
 }
 
-impl<K: Eq + Hash, V> Inner<K, V> {
+impl<K: Eq + Hash, V> OutboxState<K, V> {
     fn put(&mut self, key: K, value: Option<Box<V>>) {
         self.version += 1;
         if value.is_none() {
@@ -180,11 +180,11 @@ impl<K: Eq + Hash, V> Inner<K, V> {
     }
 }
 
-impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
+impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
     /// Waits for something to send. The first batch holds every state, even when there is none.
     ///
     /// Nothing is lost when the returned future is dropped before it is ready.
-    pub async fn next(&mut self) -> Batch<K, V> {
+    pub async fn next(&mut self) -> OutboxBatch<K, V> {
         loop {
             if let Some(batch) = self.take() {
                 return batch;
@@ -211,7 +211,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
     }
 
     /// Returns the changes to send now, without waiting.
-    pub fn take(&mut self) -> Option<Batch<K, V>> {
+    pub fn take(&mut self) -> Option<OutboxBatch<K, V>> {
         // Before the lock is taken: a change in between costs a needless wake-up. The other order could miss it.
         self.changed.mark_unchanged();
         let mut inner = self.outbox.lock();
@@ -234,11 +234,11 @@ impl<K: Eq + Hash + Clone, V: Clone> Cursor<K, V> {
             steps.retain(|(_, value)| value.is_some());
         }
         self.begun = true;
-        Some(Batch { version: self.at, steps })
+        Some(OutboxBatch { version: self.at, steps })
     }
 }
 
-impl<K: Eq + Hash + Clone, V: Clone> Drop for Cursor<K, V> {
+impl<K: Eq + Hash + Clone, V: Clone> Drop for OutboxCursor<K, V> {
     fn drop(&mut self) {
         let mut inner = self.outbox.lock();
         inner.cursors.remove(&self.id);
@@ -264,7 +264,7 @@ impl<K, V> fmt::Debug for Outbox<K, V> {
     }
 }
 
-impl<K: Eq + Hash + Clone, V: Clone> fmt::Debug for Cursor<K, V> {
+impl<K: Eq + Hash + Clone, V: Clone> fmt::Debug for OutboxCursor<K, V> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Cursor").field("at", &self.at).finish()
     }
@@ -276,7 +276,7 @@ mod tests {
 
     use super::*;
 
-    fn all(cursor: &mut Cursor<&'static str, u8>) -> Vec<(&'static str, Option<u8>)> {
+    fn all(cursor: &mut OutboxCursor<&'static str, u8>) -> Vec<(&'static str, Option<u8>)> {
         cursor.take().map(|batch| batch.steps).unwrap_or_default()
     }
 
@@ -284,7 +284,7 @@ mod tests {
     fn a_stream_begins_with_every_state_even_with_none() {
         let outbox = Outbox::new();
         let mut early = outbox.subscribe();
-        assert_eq!(early.take(), Some(Batch { version: 1, steps: vec![] }));
+        assert_eq!(early.take(), Some(OutboxBatch { version: 1, steps: vec![] }));
         assert_eq!(early.take(), None);
         outbox.set("a", 1);
         outbox.set("b", 2);
@@ -316,7 +316,7 @@ mod tests {
         all(&mut cursor);
         (0..9).for_each(|value| outbox.set("a", value));
         outbox.set("a", 8);
-        assert_eq!(cursor.take(), Some(Batch { version: 10, steps: vec![("a", Some(8))] }));
+        assert_eq!(cursor.take(), Some(OutboxBatch { version: 10, steps: vec![("a", Some(8))] }));
         assert_eq!(cursor.take(), None);
     }
 
@@ -344,9 +344,9 @@ mod tests {
 
     /// Subject that counts the number of its lookups.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    struct Counted(u32);
+    struct CountedKeyFixture(u32);
 
-    impl Hash for Counted {
+    impl Hash for CountedKeyFixture {
         fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
             LOOKED_AT.set(LOOKED_AT.get() + 1);
             self.0.hash(state);
@@ -357,14 +357,14 @@ mod tests {
     fn a_removal_looks_at_no_other_subject() {
         let looked_at = |states: u32, streams: usize| {
             let outbox = Outbox::new();
-            (0..states).for_each(|at| outbox.set(Counted(at), 1));
+            (0..states).for_each(|at| outbox.set(CountedKeyFixture(at), 1));
             let mut cursors: Vec<_> = (0..streams).map(|_| outbox.subscribe()).collect();
-            let said = |cursor: &mut Cursor<Counted, u8>| {
+            let said = |cursor: &mut OutboxCursor<CountedKeyFixture, u8>| {
                 cursor.take().map_or(0, |batch| batch.steps.len())
             };
             cursors.iter_mut().for_each(|cursor| drop(cursor.take()));
             LOOKED_AT.set(0);
-            (0..10).for_each(|at| outbox.remove(&Counted(at)));
+            (0..10).for_each(|at| outbox.remove(&CountedKeyFixture(at)));
             let removed = LOOKED_AT.replace(0);
             assert!(cursors.iter_mut().all(|cursor| said(cursor) == 10));
             (removed, LOOKED_AT.get())
@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    fn absorb(cursor: &mut Cursor<u8, u8>, seen: &mut BTreeMap<u8, u8>) {
+    fn absorb(cursor: &mut OutboxCursor<u8, u8>, seen: &mut BTreeMap<u8, u8>) {
         for (key, value) in cursor.take().map(|batch| batch.steps).unwrap_or_default() {
             match value {
                 Some(value) => drop(seen.insert(key, value)),

@@ -18,7 +18,7 @@ use tonic::{
     transport::Endpoint,
 };
 
-use crate::wire::ProbeHow;
+use crate::wire::ProbeHandler;
 
 mod tls;
 
@@ -27,7 +27,7 @@ mod tls;
 const USER_AGENT: &str = "kube-probe/rouse";
 
 /// Method of opening a connection to a pod: the agent and the local node each have their own.
-pub trait Connect: Clone + Send + Sync + 'static {
+pub trait ProbeConnector: Clone + Send + Sync + 'static {
     /// Opens a connection to `at`. `patience` bounds the whole attempt.
     fn connect(
         &self,
@@ -38,22 +38,22 @@ pub trait Connect: Clone + Send + Sync + 'static {
 
 /// Makes one attempt, which fails after `patience`. `Err` states the reason in a few words.
 pub async fn ask(
-    how: &ProbeHow,
+    how: &ProbeHandler,
     at: SocketAddr,
     patience: Duration,
-    way: &impl Connect,
+    way: &impl ProbeConnector,
 ) -> Result<(), String> {
-    let target = Target { at, patience, way: way.clone() };
+    let target = ProbeTarget { at, patience, way: way.clone() };
     let asked = async {
         match how {
             // Nothing to ask over the network: the agent learns of listeners from the eBPF programs.
-            ProbeHow::Listen => Ok(()),
-            ProbeHow::Tcp => target.connect().await.map(drop),
-            ProbeHow::Http { path, headers, host, https } => {
-                let ask = Http { path, headers, host, target };
+            ProbeHandler::Listen => Ok(()),
+            ProbeHandler::Tcp => target.connect().await.map(drop),
+            ProbeHandler::Http { path, headers, host, https } => {
+                let ask = HttpProbe { path, headers, host, target };
                 if *https { ask.over_tls().await } else { ask.plainly().await }
             }
-            ProbeHow::Grpc { service } => grpc(target, service).await,
+            ProbeHandler::Grpc { service } => grpc(target, service).await,
         }
     };
     match timeout(patience, asked).await {
@@ -64,13 +64,13 @@ pub async fn ask(
 
 /// Address of the probed pod, time limit, and method of connecting.
 #[derive(Clone, Debug)]
-struct Target<W> {
+struct ProbeTarget<W> {
     at: SocketAddr,
     patience: Duration,
     way: W,
 }
 
-impl<W: Connect> Target<W> {
+impl<W: ProbeConnector> ProbeTarget<W> {
     async fn connect(&self) -> Result<TcpStream, String> {
         let Self { at, patience, way } = self;
         let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
@@ -82,7 +82,7 @@ impl<W: Connect> Target<W> {
 }
 
 /// Connector for the gRPC channel of a health check.
-impl<W: Connect> Service<Uri> for Target<W> {
+impl<W: ProbeConnector> Service<Uri> for ProbeTarget<W> {
     type Response = TokioIo<TcpStream>;
     type Error = String;
     type Future = BoxFuture<Self::Response, Self::Error>;
@@ -97,14 +97,14 @@ impl<W: Connect> Service<Uri> for Target<W> {
     }
 }
 
-struct Http<'a, W> {
+struct HttpProbe<'a, W> {
     path: &'a str,
     headers: &'a [(String, String)],
     host: &'a str,
-    target: Target<W>,
+    target: ProbeTarget<W>,
 }
 
-impl<W: Connect> Http<'_, W> {
+impl<W: ProbeConnector> HttpProbe<'_, W> {
     async fn plainly(&self) -> Result<(), String> {
         self.over(TokioIo::new(self.target.connect().await?)).await
     }
@@ -186,7 +186,7 @@ struct HealthResponse {
 
 const SERVING: i32 = 1;
 
-async fn grpc(target: Target<impl Connect>, service: &str) -> Result<(), String> {
+async fn grpc(target: ProbeTarget<impl ProbeConnector>, service: &str) -> Result<(), String> {
     let (at, patience) = (target.at, target.patience);
     let failed = |error: &dyn std::error::Error| {
         format!("health check at {at} failed: {}", crate::link::chain(error))
@@ -221,22 +221,22 @@ mod tests {
 
     /// Connects with an ordinary TCP connect.
     #[derive(Clone)]
-    struct Plain;
+    struct PlainConnectorFixture;
 
-    impl Connect for Plain {
+    impl ProbeConnector for PlainConnectorFixture {
         async fn connect(&self, at: SocketAddr, _: Duration) -> io::Result<TcpStream> {
             TcpStream::connect(at).await
         }
     }
 
-    async fn asked(at: SocketAddr, how: ProbeHow) -> Result<(), String> {
-        ask(&how, at, PATIENCE, &Plain).await
+    async fn asked(at: SocketAddr, how: ProbeHandler) -> Result<(), String> {
+        ask(&how, at, PATIENCE, &PlainConnectorFixture).await
     }
 
-    fn http(path: &str, headers: &[(&str, &str)]) -> ProbeHow {
+    fn http(path: &str, headers: &[(&str, &str)]) -> ProbeHandler {
         let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
         let headers = headers.iter().map(own).collect();
-        ProbeHow::Http { path: path.into(), headers, host: String::new(), https: false }
+        ProbeHandler::Http { path: path.into(), headers, host: String::new(), https: false }
     }
 
     /// Serves one connection with `answer` and returns the request head that it received.
@@ -258,7 +258,8 @@ mod tests {
     #[tokio::test]
     async fn an_http_probe_names_itself_and_its_host() {
         let (at, asked) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
-        let result = ask(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &Plain).await;
+        let result =
+            ask(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &PlainConnectorFixture).await;
         assert_eq!(result, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{asked}");
@@ -272,7 +273,7 @@ mod tests {
     async fn a_header_of_the_probe_replaces_our_own() {
         let (at, asked) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
         let own = [("Host", "hello.local"), ("User-Agent", "mine")];
-        assert_eq!(ask(&http("/", &own), at, PATIENCE, &Plain).await, Ok(()));
+        assert_eq!(ask(&http("/", &own), at, PATIENCE, &PlainConnectorFixture).await, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.contains("host: hello.local\r\n") && asked.contains("user-agent: mine\r\n"));
         assert_eq!(asked.matches("host:").count(), 1, "{asked}");
@@ -289,9 +290,9 @@ mod tests {
     async fn a_tcp_probe_needs_a_listener() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
-        assert_eq!(asked(at, ProbeHow::Tcp).await, Ok(()));
+        assert_eq!(asked(at, ProbeHandler::Tcp).await, Ok(()));
         drop(listener);
-        let refused = asked(at, ProbeHow::Tcp).await.expect_err("nobody listens");
+        let refused = asked(at, ProbeHandler::Tcp).await.expect_err("nobody listens");
         assert!(refused.starts_with(&format!("cannot connect to {at}")), "{refused}");
     }
 
@@ -301,7 +302,7 @@ mod tests {
         let at = listener.local_addr().expect("bound");
         let patience = Duration::from_millis(20);
         assert_eq!(
-            ask(&http("/", &[]), at, patience, &Plain).await,
+            ask(&http("/", &[]), at, patience, &PlainConnectorFixture).await,
             Err(format!("no answer from {at} within 20ms"))
         );
     }
@@ -315,7 +316,7 @@ mod tests {
         let routes = tonic::service::Routes::default();
         let server = tonic::transport::Server::builder().add_routes(routes);
         tokio::spawn(server.serve_with_incoming(incoming));
-        let how = ProbeHow::Grpc { service: String::new() };
+        let how = ProbeHandler::Grpc { service: String::new() };
         let failed = asked(at, how).await.expect_err("there is none");
         assert!(failed.starts_with(&format!("health check at {at} failed")), "{failed}");
     }
@@ -347,7 +348,7 @@ mod tests {
             let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
             let server = tonic::transport::Server::builder().add_routes(app.into());
             tokio::spawn(server.serve_with_incoming(incoming));
-            let how = ProbeHow::Grpc { service: "main".into() };
+            let how = ProbeHandler::Grpc { service: "main".into() };
             let result = asked(at, how).await;
             assert_eq!(result.is_ok(), want, "{result:?}");
         }

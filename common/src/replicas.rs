@@ -19,7 +19,7 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 
 /// Address at which one replica accepts streams.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Endpoint {
+pub enum ReplicaEndpoint {
     /// Unix socket on the same machine; any process that may open the file is trusted.
     Unix(PathBuf),
     /// TCP address; `tls` states if both sides authenticate.
@@ -31,7 +31,7 @@ pub enum Endpoint {
     },
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for ReplicaEndpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(out, "unix:{}", path.display()),
@@ -43,9 +43,9 @@ impl fmt::Display for Endpoint {
 
 /// Setting that locates the replicas of a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Setting {
+pub enum EndpointSetting {
     /// Listed replicas, in addition to those in the RouteTable.
-    Fixed(BTreeSet<Endpoint>),
+    Fixed(BTreeSet<ReplicaEndpoint>),
     /// Every address of a name (a headless Service), in addition to those in the RouteTable. Uses TLS if the process
     /// has an identity.
     Dns {
@@ -59,18 +59,18 @@ pub enum Setting {
 /// Error of a setting that matches none of the accepted forms.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {text:?}: {RULE}")]
-pub struct BadEndpoint {
+pub struct EndpointError {
     text: String,
 }
 
 /// Accepted forms of a setting, for error messages.
 pub const RULE: &str = "must be unix:/path, dns:NAME:PORT, or http://IP:PORT or https://IP:PORT, several joined by commas";
 
-impl FromStr for Endpoint {
-    type Err = BadEndpoint;
+impl FromStr for ReplicaEndpoint {
+    type Err = EndpointError;
 
-    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
-        let bad = || BadEndpoint { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let bad = || EndpointError { text: text.to_owned() };
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.starts_with('/') { Ok(Self::Unix(path.into())) } else { Err(bad()) };
         }
@@ -84,10 +84,10 @@ impl FromStr for Endpoint {
     }
 }
 
-impl FromStr for Setting {
-    type Err = BadEndpoint;
+impl FromStr for EndpointSetting {
+    type Err = EndpointError;
 
-    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
         if let Some(rest) = text.strip_prefix("dns:") {
             let parsed = rest.rsplit_once(':').and_then(|(name, port)| {
                 let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -95,17 +95,17 @@ impl FromStr for Setting {
                 let is_name = crate::wire::is_subdomain(name.trim_end_matches('.'));
                 is_name.then(|| Self::Dns { name: name.to_owned(), port })
             });
-            return parsed.ok_or_else(|| BadEndpoint { text: text.to_owned() });
+            return parsed.ok_or_else(|| EndpointError { text: text.to_owned() });
         }
         let all: Result<BTreeSet<_>, _> = text.split(',').map(|it| it.trim().parse()).collect();
         all.map(Self::Fixed)
     }
 }
 
-impl Setting {
+impl EndpointSetting {
     /// Returns true if only a process with an identity can use the setting.
     pub fn needs_identity(&self) -> bool {
-        let over_tls = |it: &Endpoint| matches!(it, Endpoint::Tcp { tls: true, .. });
+        let over_tls = |it: &ReplicaEndpoint| matches!(it, ReplicaEndpoint::Tcp { tls: true, .. });
         matches!(self, Self::Fixed(all) if all.iter().any(over_tls))
     }
 }
@@ -114,25 +114,25 @@ impl Setting {
 ///
 /// A lookup that fails changes nothing: the last result stays. A replica that two sources name counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
-    fixed: BTreeSet<Endpoint>,
-    looked_up: BTreeSet<Endpoint>,
-    told: BTreeSet<Endpoint>,
+pub struct KnownReplicas {
+    fixed: BTreeSet<ReplicaEndpoint>,
+    looked_up: BTreeSet<ReplicaEndpoint>,
+    told: BTreeSet<ReplicaEndpoint>,
 }
 
-impl Known {
+impl KnownReplicas {
     /// Returns the replicas that the setting alone names.
-    pub fn new(setting: &Setting) -> Self {
+    pub fn new(setting: &EndpointSetting) -> Self {
         let fixed = match setting {
-            Setting::Fixed(all) => all.clone(),
-            Setting::Dns { .. } => BTreeSet::new(),
+            EndpointSetting::Fixed(all) => all.clone(),
+            EndpointSetting::Dns { .. } => BTreeSet::new(),
         };
         Self { fixed, looked_up: BTreeSet::new(), told: BTreeSet::new() }
     }
 
     /// Replaces the addresses of the name. Returns true if they changed. An empty result is ignored: some replica
     /// always exists, or none can be asked.
-    pub fn look_up(&mut self, addresses: impl IntoIterator<Item = Endpoint>) -> bool {
+    pub fn look_up(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
         let differs = !new.is_empty() && new != self.looked_up;
         if differs {
@@ -142,7 +142,7 @@ impl Known {
     }
 
     /// Replaces the replicas that the RouteTable lists, possibly by none. Returns true if they changed.
-    pub fn tell(&mut self, addresses: impl IntoIterator<Item = Endpoint>) -> bool {
+    pub fn tell(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
         let differs = new != self.told;
         self.told = new;
@@ -150,21 +150,21 @@ impl Known {
     }
 
     /// Returns every known replica, each one once.
-    pub fn all(&self) -> BTreeSet<Endpoint> {
+    pub fn all(&self) -> BTreeSet<ReplicaEndpoint> {
         self.fixed.iter().chain(&self.looked_up).chain(&self.told).cloned().collect()
     }
 
     /// Returns true if any source names `endpoint`.
-    pub fn contains(&self, endpoint: &Endpoint) -> bool {
+    pub fn contains(&self, endpoint: &ReplicaEndpoint) -> bool {
         [&self.fixed, &self.looked_up, &self.told].into_iter().any(|all| all.contains(endpoint))
     }
 }
 
 /// Decision on the next replica to try and the time of that try.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextReplica {
     /// Try this replica now.
-    Try(Endpoint),
+    Try(ReplicaEndpoint),
     /// All replicas wait; the first may be tried at this time.
     Wait(Duration),
     /// No source names a replica.
@@ -173,30 +173,35 @@ pub enum Next {
 
 /// Recent failures of each replica, so that none is tried too often and a healthy one is preferred.
 #[derive(Clone, Debug, Default)]
-pub struct Chooser {
-    failed: BTreeMap<Endpoint, Failed>,
+pub struct ReplicaSelector {
+    failed: BTreeMap<ReplicaEndpoint, ReplicaFailures>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Failed {
+struct ReplicaFailures {
     times: u32,
     again_at: Duration,
 }
 
-impl Chooser {
+impl ReplicaSelector {
     /// Chooses the replica to try at `now`: of those that may be tried, one with the fewest failures. `chance` is a
     /// random number that picks among equals, so that clients of a lost replica spread over the others.
-    pub fn next(&self, now: Duration, known: &BTreeSet<Endpoint>, chance: u64) -> Next {
-        let may = |it: &&Endpoint| self.failed.get(*it).is_none_or(|it| it.again_at <= now);
-        let times = |it: &Endpoint| self.failed.get(it).map_or(0, |it| it.times);
+    pub fn next(
+        &self,
+        now: Duration,
+        known: &BTreeSet<ReplicaEndpoint>,
+        chance: u64,
+    ) -> NextReplica {
+        let may = |it: &&ReplicaEndpoint| self.failed.get(*it).is_none_or(|it| it.again_at <= now);
+        let times = |it: &ReplicaEndpoint| self.failed.get(it).map_or(0, |it| it.times);
         let least = known.iter().filter(may).map(times).min();
         let best: Vec<_> = known.iter().filter(may).filter(|it| Some(times(it)) == least).collect();
         // The remainder fails for an empty `best` only: then every known replica is waiting, or none is known.
         if let Some(place) = usize::try_from(chance).unwrap_or(usize::MAX).checked_rem(best.len()) {
-            return Next::Try(best[place].clone());
+            return NextReplica::Try(best[place].clone());
         }
         let soonest = known.iter().filter_map(|it| self.failed.get(it)).map(|it| it.again_at).min();
-        soonest.map_or(Next::Nobody, Next::Wait)
+        soonest.map_or(NextReplica::Nobody, NextReplica::Wait)
     }
 
     /// Records that a try failed or a stream broke; `stood` is true if the stream had lasted long enough to count as
@@ -207,7 +212,7 @@ impl Chooser {
     pub fn failed(
         &mut self,
         now: Duration,
-        endpoint: &Endpoint,
+        endpoint: &ReplicaEndpoint,
         stood: bool,
         chance: u64,
     ) -> Duration {
@@ -218,17 +223,17 @@ impl Chooser {
         // Jitter of up to half of the wait, so that clients of a replica that restarts do not all return at once.
         let share = u32::try_from(chance % 1_024).unwrap_or_default();
         let wait = whole / 2 + (whole / 2) * share / 1_024;
-        self.failed.insert(endpoint.clone(), Failed { times, again_at: now + wait });
+        self.failed.insert(endpoint.clone(), ReplicaFailures { times, again_at: now + wait });
         wait
     }
 
     /// Clears the failures of a replica whose stream is established.
-    pub fn stood(&mut self, endpoint: &Endpoint) {
+    pub fn stood(&mut self, endpoint: &ReplicaEndpoint) {
         self.failed.remove(endpoint);
     }
 
     /// Drops the failures of replicas that no source names any more.
-    pub fn retain(&mut self, known: &BTreeSet<Endpoint>) {
+    pub fn retain(&mut self, known: &BTreeSet<ReplicaEndpoint>) {
         self.failed.retain(|endpoint, _| known.contains(endpoint));
     }
 }
@@ -239,8 +244,8 @@ mod tests {
 
     use super::*;
 
-    fn at(last: u8) -> Endpoint {
-        Endpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 7100)), tls: true }
+    fn at(last: u8) -> ReplicaEndpoint {
+        ReplicaEndpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 7100)), tls: true }
     }
 
     fn ms(ms: u64) -> Duration {
@@ -249,20 +254,23 @@ mod tests {
 
     #[test]
     fn settings_say_what_they_mean() {
-        let parse = |text: &str| text.parse::<Setting>();
+        let parse = |text: &str| text.parse::<EndpointSetting>();
         assert_eq!(
             parse("unix:/run/c.sock"),
-            Ok(Setting::Fixed([Endpoint::Unix("/run/c.sock".into())].into()))
+            Ok(EndpointSetting::Fixed([ReplicaEndpoint::Unix("/run/c.sock".into())].into()))
         );
         assert_eq!(
             parse("https://10.0.0.1:7100, https://10.0.0.2:7100"),
-            Ok(Setting::Fixed([at(1), at(2)].into()))
+            Ok(EndpointSetting::Fixed([at(1), at(2)].into()))
         );
         assert_eq!(
             parse("dns:rouse-controller.knative-serving.svc:7100"),
-            Ok(Setting::Dns { name: "rouse-controller.knative-serving.svc".into(), port: 7100 })
+            Ok(EndpointSetting::Dns {
+                name: "rouse-controller.knative-serving.svc".into(),
+                port: 7100
+            })
         );
-        let six: Endpoint = "http://[fd00::1]:7".parse().expect("an address");
+        let six: ReplicaEndpoint = "http://[fd00::1]:7".parse().expect("an address");
         assert_eq!(six.to_string(), "http://[fd00::1]:7");
         for bad in [
             "",
@@ -285,7 +293,7 @@ mod tests {
 
     #[test]
     fn only_fixed_https_needs_an_identity() {
-        let needs = |text: &str| text.parse::<Setting>().map(|it| it.needs_identity());
+        let needs = |text: &str| text.parse::<EndpointSetting>().map(|it| it.needs_identity());
         assert_eq!(needs("https://10.0.0.1:1"), Ok(true));
         assert_eq!(needs("http://10.0.0.1:1"), Ok(false));
         assert_eq!(needs("dns:a:1"), Ok(false));
@@ -293,7 +301,7 @@ mod tests {
 
     #[test]
     fn an_empty_answer_and_a_silent_table_lose_nobody() {
-        let mut known = Known::new(&Setting::Dns { name: "a".into(), port: 1 });
+        let mut known = KnownReplicas::new(&EndpointSetting::Dns { name: "a".into(), port: 1 });
         assert!(known.look_up([at(1), at(2)]));
         assert!(!known.look_up([]));
         assert_eq!(known.all(), [at(1), at(2)].into());
@@ -306,31 +314,31 @@ mod tests {
 
     #[test]
     fn another_replica_is_preferred_at_once() {
-        let (mut chooser, known) = (Chooser::default(), BTreeSet::from([at(1), at(2)]));
+        let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
         chooser.failed(ms(0), &at(1), true, 0);
         for chance in 0..9 {
-            assert_eq!(chooser.next(ms(0), &known, chance), Next::Try(at(2)));
+            assert_eq!(chooser.next(ms(0), &known, chance), NextReplica::Try(at(2)));
         }
         chooser.failed(ms(0), &at(2), false, 0);
-        assert_eq!(chooser.next(ms(0), &known, 0), Next::Wait(ms(5)));
-        assert_eq!(chooser.next(ms(5), &[].into(), 0), Next::Nobody);
+        assert_eq!(chooser.next(ms(0), &known, 0), NextReplica::Wait(ms(5)));
+        assert_eq!(chooser.next(ms(5), &[].into(), 0), NextReplica::Nobody);
     }
 
     #[test]
     fn one_that_failed_less_is_tried_first() {
-        let (mut chooser, known) = (Chooser::default(), BTreeSet::from([at(1), at(2)]));
+        let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
         (0..3).for_each(|_| _ = chooser.failed(ms(0), &at(1), false, 0));
         chooser.failed(ms(0), &at(2), false, 0);
-        assert_eq!(chooser.next(ms(60_000), &known, 7), Next::Try(at(2)));
+        assert_eq!(chooser.next(ms(60_000), &known, 7), NextReplica::Try(at(2)));
         chooser.stood(&at(1));
-        assert_eq!(chooser.next(ms(60_000), &known, 7), Next::Try(at(1)));
+        assert_eq!(chooser.next(ms(60_000), &known, 7), NextReplica::Try(at(1)));
     }
 
     proptest! {
         /// The wait grows to a second, is never below half of its step, and starts again after an established stream.
         #[test]
         fn waits_are_bounded(chances in proptest::collection::vec(any::<u64>(), 1..40)) {
-            let mut chooser = Chooser::default();
+            let mut chooser = ReplicaSelector::default();
             for (times, chance) in (0u32..).zip(chances) {
                 let whole = ms((10u64 << times.min(10)).min(1_000));
                 let wait = chooser.failed(ms(0), &at(1), false, chance);
@@ -345,11 +353,11 @@ mod tests {
         fn somebody_is_tried_within_a_second(
             failures in proptest::collection::vec((0u8..4, any::<bool>(), any::<u64>()), 0..60),
         ) {
-            let (mut chooser, known) = (Chooser::default(), (0..4).map(at).collect::<BTreeSet<_>>());
+            let (mut chooser, known) = (ReplicaSelector::default(), (0..4).map(at).collect::<BTreeSet<_>>());
             for (which, stood, chance) in failures {
                 chooser.failed(ms(0), &at(which), stood, chance);
             }
-            let tried = matches!(chooser.next(ms(1_000), &known, 3), Next::Try(_));
+            let tried = matches!(chooser.next(ms(1_000), &known, 3), NextReplica::Try(_));
             prop_assert!(tried);
         }
     }

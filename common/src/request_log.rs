@@ -44,7 +44,7 @@ const SUPPORTED: &str = "a template may have .Request (Method, RequestURI, URL, 
 /// Error of a template that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("template: requestLog:{line}:{column}: {what}; {SUPPORTED}")]
-pub struct BadTemplate {
+pub struct LogTemplateError {
     /// Line of the error, from 1.
     pub line: usize,
     /// Column of the error in characters, from 1.
@@ -55,34 +55,34 @@ pub struct BadTemplate {
 
 /// Parsed template. Cheap to clone.
 #[derive(Clone)]
-pub struct Template {
+pub struct LogTemplate {
     source: Arc<str>,
-    parts: Arc<[Part]>,
+    parts: Arc<[TemplatePart]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(Box<str>),
-    Value(Value),
+    Value(TemplateValue),
 }
 
 /// Value of a template with the functions to apply, first one first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Value {
-    from: Of,
-    through: Vec<Function>,
+struct TemplateValue {
+    from: ValueSource,
+    through: Vec<TemplateFunction>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Of {
+enum ValueSource {
     Literal(Box<str>),
-    Request(OfRequest),
-    Response(OfResponse),
-    Revision(OfRevision),
+    Request(RequestField),
+    Response(ResponseField),
+    Revision(RevisionField),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum OfRequest {
+enum RequestField {
     Method,
     Target,
     Path,
@@ -101,14 +101,14 @@ enum OfRequest {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OfResponse {
+enum ResponseField {
     Code,
     Size,
     Latency,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OfRevision {
+enum RevisionField {
     Name,
     Namespace,
     Service,
@@ -118,7 +118,7 @@ enum OfRevision {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Function {
+enum TemplateFunction {
     Js,
     Html,
     UrlQuery,
@@ -127,7 +127,7 @@ enum Function {
 
 /// Request as the client sent it.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
+pub struct LoggedRequest<'a> {
     /// Method of the request, such as `GET`.
     pub method: &'a str,
     /// Request target: path and query, or the whole URL if the client sent it in absolute form.
@@ -148,7 +148,7 @@ pub struct Request<'a> {
     pub headers: &'a dyn Fn(&str) -> Vec<String>,
 }
 
-impl fmt::Debug for Request<'_> {
+impl fmt::Debug for LoggedRequest<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_tuple("Request").field(&self.method).field(&self.target).finish()
     }
@@ -156,7 +156,7 @@ impl fmt::Debug for Request<'_> {
 
 /// Response as the client received it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Response {
+pub struct LoggedResponse {
     /// Status code of the final response.
     pub code: u16,
     /// Bytes of the body that were passed on.
@@ -167,7 +167,7 @@ pub struct Response {
 
 /// Revision and pod that answered; texts are empty if they are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Revision<'a> {
+pub struct LoggedRevision<'a> {
     /// Name of the Revision.
     pub name: &'a str,
     /// Namespace of the Revision.
@@ -184,11 +184,11 @@ pub struct Revision<'a> {
 
 /// Request values that a template needs, kept until the response has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taken(Box<[Box<str>]>);
+pub struct CapturedRequest(Box<[Box<str>]>);
 
-impl Template {
+impl LogTemplate {
     /// Parses the text of a template and checks all of its parts.
-    pub fn parse(source: &str) -> Result<Self, BadTemplate> {
+    pub fn parse(source: &str) -> Result<Self, LogTemplateError> {
         let parts = parse::parse(source)?;
         Ok(Self { source: source.into(), parts: parts.into() })
     }
@@ -200,39 +200,44 @@ impl Template {
 
     /// Returns names of client-controlled values without an escaping function. In JSON they need `js`.
     pub fn unescaped(&self) -> Vec<String> {
-        let bare = |part: &Part| match part {
-            Part::Value(Value { from: Of::Request(it), through }) => {
-                let bare = through.iter().all(|it| *it == Function::Print);
+        let bare = |part: &TemplatePart| match part {
+            TemplatePart::Value(TemplateValue { from: ValueSource::Request(it), through }) => {
+                let bare = through.iter().all(|it| *it == TemplateFunction::Print);
                 bare.then(|| it.free()).flatten()
             }
-            Part::Text(_) | Part::Value(_) => None,
+            TemplatePart::Text(_) | TemplatePart::Value(_) => None,
         };
         self.parts.iter().filter_map(bare).collect()
     }
 
     /// Captures the request values that the line needs, before the request is forwarded.
-    pub fn take(&self, request: &Request<'_>) -> Taken {
+    pub fn take(&self, request: &LoggedRequest<'_>) -> CapturedRequest {
         let asked = self.parts.iter().filter_map(|part| match part {
-            Part::Value(Value { from: Of::Request(it), .. }) => Some(it),
-            Part::Text(_) | Part::Value(_) => None,
+            TemplatePart::Value(TemplateValue { from: ValueSource::Request(it), .. }) => Some(it),
+            TemplatePart::Text(_) | TemplatePart::Value(_) => None,
         });
-        Taken(asked.map(|it| escape::cut(it.of(request)).into()).collect())
+        CapturedRequest(asked.map(|it| escape::cut(it.of(request)).into()).collect())
     }
 
     /// Returns the line of a request, with its line end. `taken` comes from [`take`](Self::take) of this template.
-    pub fn line(&self, taken: &Taken, response: &Response, revision: &Revision<'_>) -> String {
+    pub fn line(
+        &self,
+        taken: &CapturedRequest,
+        response: &LoggedResponse,
+        revision: &LoggedRevision<'_>,
+    ) -> String {
         // The captured values are in the order of the parts, so one iterator serves them all.
         let mut taken = taken.0.iter();
         let mut line = String::with_capacity(self.source.len() + 256);
         for part in &*self.parts {
             match part {
-                Part::Text(text) => line.push_str(text),
-                Part::Value(Value { from, through }) => {
+                TemplatePart::Text(text) => line.push_str(text),
+                TemplatePart::Value(TemplateValue { from, through }) => {
                     let value: Cow<'_, str> = match from {
-                        Of::Literal(text) => (&**text).into(),
-                        Of::Request(_) => taken.next().map_or("", |it| &**it).into(),
-                        Of::Response(it) => it.of(response).into(),
-                        Of::Revision(it) => it.of(revision),
+                        ValueSource::Literal(text) => (&**text).into(),
+                        ValueSource::Request(_) => taken.next().map_or("", |it| &**it).into(),
+                        ValueSource::Response(it) => it.of(response).into(),
+                        ValueSource::Revision(it) => it.of(revision),
                     };
                     // Escaped at the end too: functions such as `print` leave control characters in place.
                     let value = through.iter().fold(value, |it, function| function.of(it));
@@ -247,8 +252,8 @@ impl Template {
     }
 }
 
-impl OfRequest {
-    fn of<'a>(&self, request: &Request<'a>) -> Cow<'a, str> {
+impl RequestField {
+    fn of<'a>(&self, request: &LoggedRequest<'a>) -> Cow<'a, str> {
         let (major, minor) = request.version;
         match self {
             Self::Method => request.method.into(),
@@ -288,8 +293,8 @@ impl OfRequest {
     }
 }
 
-impl OfResponse {
-    fn of(self, response: &Response) -> String {
+impl ResponseField {
+    fn of(self, response: &LoggedResponse) -> String {
         match self {
             Self::Code => response.code.to_string(),
             Self::Size => response.size.to_string(),
@@ -298,8 +303,8 @@ impl OfResponse {
     }
 }
 
-impl OfRevision {
-    fn of<'a>(self, revision: &Revision<'a>) -> Cow<'a, str> {
+impl RevisionField {
+    fn of<'a>(self, revision: &LoggedRevision<'a>) -> Cow<'a, str> {
         match self {
             Self::Name => revision.name.into(),
             Self::Namespace => revision.namespace.into(),
@@ -311,7 +316,7 @@ impl OfRevision {
     }
 }
 
-impl Function {
+impl TemplateFunction {
     fn of(self, text: Cow<'_, str>) -> Cow<'_, str> {
         match self {
             Self::Js => escape::js(&text).into(),
@@ -339,15 +344,15 @@ fn trace(headers: &dyn Fn(&str) -> Vec<String>) -> String {
     if hexadecimal(&b3, &[16, 32]) { b3 } else { String::new() }
 }
 
-impl PartialEq for Template {
+impl PartialEq for LogTemplate {
     fn eq(&self, other: &Self) -> bool {
         self.source == other.source
     }
 }
 
-impl Eq for Template {}
+impl Eq for LogTemplate {}
 
-impl fmt::Debug for Template {
+impl fmt::Debug for LogTemplate {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_tuple("Template").field(&self.source).finish()
     }

@@ -3,7 +3,7 @@
 //! Every component makes its own key, which never leaves its process, and requests a certificate for it from the
 //! controller (`enrol`). Both sides of a connection present theirs. Names and addresses prove nothing; only the
 //! identity in the certificate does ([`peer()`]). Certificates live for an hour and are replaced in place:
-//! [`Credentials`] gives every new handshake the newest one, and open connections stay.
+//! [`TlsCredentials`] gives every new handshake the newest one, and open connections stay.
 //!
 //! | attack | defence |
 //! |---|---|
@@ -40,7 +40,7 @@ pub mod accept;
 pub mod enrol;
 pub mod peer;
 
-use peer::{Holder, Identity, Peer};
+use peer::{CertificateIdentity, CertificateRole, TlsPeer};
 
 /// ALPN protocol name of HTTP/2.
 const H2: &[u8] = b"h2";
@@ -63,18 +63,18 @@ pub enum TlsError {
 }
 
 /// Certificate of the process and the authorities that it trusts. Both may change at any time.
-pub struct Credentials {
-    current: watch::Sender<Arc<Current>>,
+pub struct TlsCredentials {
+    current: watch::Sender<Arc<CurrentCredentials>>,
     provider: Arc<CryptoProvider>,
 }
 
 #[derive(Default)]
-struct Current {
-    own: Option<(Arc<CertifiedKey>, Arc<Identity>)>,
+struct CurrentCredentials {
+    own: Option<(Arc<CertifiedKey>, Arc<CertificateIdentity>)>,
     anchors: Vec<TrustAnchor<'static>>,
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for TlsCredentials {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let current = self.now();
         out.debug_struct("Credentials")
@@ -84,7 +84,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-impl Credentials {
+impl TlsCredentials {
     /// Returns credentials without a certificate and without a trusted authority.
     pub fn new() -> Arc<Self> {
         let provider = Arc::new(ring::default_provider());
@@ -96,7 +96,8 @@ impl Credentials {
         let anchor = |it| anchor_from_trusted_cert(it).map(|it| it.to_owned());
         let anchors: Result<Vec<_>, _> = authorities.iter().map(anchor).collect();
         let anchors = anchors.map_err(TlsError::Authority)?;
-        self.current.send_modify(|it| *it = Arc::new(Current { own: it.own.clone(), anchors }));
+        self.current
+            .send_modify(|it| *it = Arc::new(CurrentCredentials { own: it.own.clone(), anchors }));
         Ok(())
     }
 
@@ -105,7 +106,7 @@ impl Credentials {
         &self,
         chain: Vec<CertificateDer<'static>>,
         key: PrivatePkcs8KeyDer<'static>,
-    ) -> Result<Arc<Identity>, TlsError> {
+    ) -> Result<Arc<CertificateIdentity>, TlsError> {
         // All checks come before the exchange, so an unusable certificate never replaces a good one.
         let first = chain.first().ok_or(TlsError::Nobody)?;
         let identity = Arc::new(identity_of(first).map_err(TlsError::Certificate)?);
@@ -114,13 +115,13 @@ impl Credentials {
         own.keys_match().map_err(TlsError::Key)?;
         let own = Some((Arc::new(own), Arc::clone(&identity)));
         self.current.send_modify(|it| {
-            *it = Arc::new(Current { own: own.clone(), anchors: it.anchors.clone() });
+            *it = Arc::new(CurrentCredentials { own: own.clone(), anchors: it.anchors.clone() });
         });
         Ok(identity)
     }
 
     /// Returns the identity in the own certificate, if there is one.
-    pub fn identity(&self) -> Option<Arc<Identity>> {
+    pub fn identity(&self) -> Option<Arc<CertificateIdentity>> {
         self.now().own.as_ref().map(|(_, identity)| Arc::clone(identity))
     }
 
@@ -131,7 +132,7 @@ impl Credentials {
         let _ready = current.wait_for(|it| it.own.is_some()).await;
     }
 
-    fn now(&self) -> Arc<Current> {
+    fn now(&self) -> Arc<CurrentCredentials> {
         Arc::clone(&self.current.borrow())
     }
 
@@ -146,7 +147,7 @@ impl Credentials {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
         usage: KeyUsage,
-    ) -> Result<Identity, Error> {
+    ) -> Result<CertificateIdentity, Error> {
         let broken = |error: webpki::Error| {
             Error::InvalidCertificate(rustls::CertificateError::Other(OtherError(Arc::new(error))))
         };
@@ -170,9 +171,9 @@ impl Credentials {
 }
 
 /// Returns the one identity that a certificate names; none or several are an error.
-fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, webpki::Error> {
+fn identity_of(certificate: &CertificateDer<'_>) -> Result<CertificateIdentity, webpki::Error> {
     let certificate = EndEntityCert::try_from(certificate)?;
-    let mut all = certificate.valid_uri_names().map(str::parse::<Identity>);
+    let mut all = certificate.valid_uri_names().map(str::parse::<CertificateIdentity>);
     // A second URI would leave open which identity counts, so it is refused even if it is no identity.
     match (all.next(), all.next()) {
         (Some(Ok(identity)), None) => Ok(identity),
@@ -181,15 +182,15 @@ fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, webpki::Err
 }
 
 /// Returns the peer of the connection that carried this request.
-pub fn peer<T>(request: &tonic::Request<T>) -> Peer {
-    request.extensions().get::<Peer>().cloned().unwrap_or(Peer::Unchecked)
+pub fn peer<T>(request: &tonic::Request<T>) -> TlsPeer {
+    request.extensions().get::<TlsPeer>().cloned().unwrap_or(TlsPeer::Unchecked)
 }
 
 /// Returns the gRPC status for a denied request.
-pub fn status(denied: &peer::Denied) -> tonic::Status {
+pub fn status(denied: &peer::PeerDeniedError) -> tonic::Status {
     match denied {
-        peer::Denied::Anonymous => tonic::Status::unauthenticated(denied.to_string()),
-        peer::Denied::Other { .. } | peer::Denied::Role { .. } => {
+        peer::PeerDeniedError::Anonymous => tonic::Status::unauthenticated(denied.to_string()),
+        peer::PeerDeniedError::Other { .. } | peer::PeerDeniedError::Role { .. } => {
             tonic::Status::permission_denied(denied.to_string())
         }
     }
@@ -197,17 +198,17 @@ pub fn status(denied: &peer::Denied) -> tonic::Status {
 
 /// Returns the TLS configuration of a client that requires the role `server`; `named`: with a client certificate.
 pub(crate) fn client_config(
-    credentials: &Arc<Credentials>,
-    server: Holder,
+    credentials: &Arc<TlsCredentials>,
+    server: CertificateRole,
     named: bool,
 ) -> ClientConfig {
-    let verifier = Arc::new(OfServers { credentials: Arc::clone(credentials), server });
+    let verifier = Arc::new(ServerRoleVerifier { credentials: Arc::clone(credentials), server });
     let config = ClientConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
     // "Dangerous" replaces the check of host names: servers are identified by role, and their addresses change.
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = if named {
-        config.with_client_cert_resolver(Arc::new(Own(Arc::clone(credentials))))
+        config.with_client_cert_resolver(Arc::new(OwnCertResolver(Arc::clone(credentials))))
     } else {
         config.with_no_client_auth()
     };
@@ -218,12 +219,12 @@ pub(crate) fn client_config(
 }
 
 /// Returns the TLS configuration of a server; `open`: also for clients that have no certificate yet.
-pub(crate) fn server_config(credentials: &Arc<Credentials>, open: bool) -> ServerConfig {
-    let verifier = Arc::new(OfClients { credentials: Arc::clone(credentials), open });
+pub(crate) fn server_config(credentials: &Arc<TlsCredentials>, open: bool) -> ServerConfig {
+    let verifier = Arc::new(AnyRoleVerifier { credentials: Arc::clone(credentials), open });
     let config = ServerConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
     let config = config.with_client_cert_verifier(verifier);
-    let mut config = config.with_cert_resolver(Arc::new(Own(Arc::clone(credentials))));
+    let mut config = config.with_cert_resolver(Arc::new(OwnCertResolver(Arc::clone(credentials))));
     config.alpn_protocols = vec![H2.to_vec()];
     // Without tickets no session is resumed: each handshake presents and checks the newest certificates.
     config.send_tls13_tickets = 0;
@@ -232,9 +233,9 @@ pub(crate) fn server_config(credentials: &Arc<Credentials>, open: bool) -> Serve
 
 /// Resolver that presents the newest certificate.
 #[derive(Debug)]
-struct Own(Arc<Credentials>);
+struct OwnCertResolver(Arc<TlsCredentials>);
 
-impl ResolvesClientCert for Own {
+impl ResolvesClientCert for OwnCertResolver {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.0.key()
     }
@@ -244,7 +245,7 @@ impl ResolvesClientCert for Own {
     }
 }
 
-impl ResolvesServerCert for Own {
+impl ResolvesServerCert for OwnCertResolver {
     fn resolve(&self, _: server::ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.key()
     }
@@ -252,12 +253,12 @@ impl ResolvesServerCert for Own {
 
 /// Verifier that restricts a client to servers of one role.
 #[derive(Debug)]
-struct OfServers {
-    credentials: Arc<Credentials>,
-    server: Holder,
+struct ServerRoleVerifier {
+    credentials: Arc<TlsCredentials>,
+    server: CertificateRole,
 }
 
-impl ServerCertVerifier for OfServers {
+impl ServerCertVerifier for ServerRoleVerifier {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -268,8 +269,10 @@ impl ServerCertVerifier for OfServers {
     ) -> Result<ServerCertVerified, Error> {
         let usage = match self.server {
             // Activators connect to each other with client certificates; the identity states the role.
-            Holder::Activator => KeyUsage::client_auth(),
-            Holder::Controller | Holder::Autoscaler | Holder::Agent => KeyUsage::server_auth(),
+            CertificateRole::Activator => KeyUsage::client_auth(),
+            CertificateRole::Controller | CertificateRole::Autoscaler | CertificateRole::Agent => {
+                KeyUsage::server_auth()
+            }
         };
         let identity = self.credentials.check(shown, intermediates, now, usage)?;
         if identity.holder != self.server {
@@ -305,12 +308,12 @@ impl ServerCertVerifier for OfServers {
 
 /// Verifier of client certificates: any role is accepted, since each call checks the role itself.
 #[derive(Debug)]
-struct OfClients {
-    credentials: Arc<Credentials>,
+struct AnyRoleVerifier {
+    credentials: Arc<TlsCredentials>,
     open: bool,
 }
 
-impl ClientCertVerifier for OfClients {
+impl ClientCertVerifier for AnyRoleVerifier {
     fn client_auth_mandatory(&self) -> bool {
         !self.open
     }

@@ -15,7 +15,7 @@ const HANDSHAKE: u8 = 0x16;
 /// State of the estimate for one connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
+pub struct OpaqueEstimate {
     /// CLOCK_MONOTONIC of the server's last bytes that belong to a response, ns; 0: never.
     sent_ns: u64,
     /// 1 while a request is in flight: the server's response is expected next.
@@ -26,14 +26,14 @@ pub struct Turns {
 
 /// Effect of a segment from the server on the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct EstimateChange {
     /// True if the segment ends the request in flight.
     pub ended: bool,
     /// Time by which the segment moves the end of the last request, ns.
     pub longer_ns: u64,
 }
 
-impl Turns {
+impl OpaqueEstimate {
     /// Starts the estimate of a new connection whose client sends `first` as its first byte; 0 where the server sends
     /// first.
     #[inline(always)]
@@ -67,19 +67,19 @@ impl Turns {
 
     /// Handles bytes of the server at the time `now_ns`.
     #[inline(always)]
-    pub fn sent(&mut self, now_ns: u64) -> Sent {
+    pub fn sent(&mut self, now_ns: u64) -> EstimateChange {
         if self.busy != 0 {
             self.busy = 0;
             self.sent_ns = now_ns;
-            return Sent { ended: true, longer_ns: 0 };
+            return EstimateChange { ended: true, longer_ns: 0 };
         }
         // A time read on another CPU may be behind `sent_ns`: the difference wraps to a huge value and counts as quiet.
         let since = now_ns.wrapping_sub(self.sent_ns);
         if self.sent_ns == 0 || since > QUIET_NS {
-            return Sent::default();
+            return EstimateChange::default();
         }
         self.sent_ns = now_ns;
-        Sent { ended: false, longer_ns: since }
+        EstimateChange { ended: false, longer_ns: since }
     }
 
     /// Handles the end of the connection. Returns true if a request was in flight.
@@ -97,8 +97,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn fresh(first: u8) -> Turns {
-        let mut turns = Turns::default();
+    fn fresh(first: u8) -> OpaqueEstimate {
+        let mut turns = OpaqueEstimate::default();
         turns.open(first);
         turns
     }
@@ -107,7 +107,7 @@ mod tests {
     fn client_and_server_take_turns() {
         let mut turns = fresh(b'*');
         assert!(turns.came(b'*') && !turns.came(b'*') && turns.is_busy());
-        assert_eq!(turns.sent(50 * MS), Sent { ended: true, longer_ns: 0 });
+        assert_eq!(turns.sent(50 * MS), EstimateChange { ended: true, longer_ns: 0 });
         assert!(!turns.is_busy() && turns.came(b'x'));
         assert!(turns.close() && !turns.close());
     }
@@ -117,10 +117,10 @@ mod tests {
         let mut turns = fresh(b'*');
         turns.came(b'*');
         turns.sent(100 * MS);
-        assert_eq!(turns.sent(115 * MS), Sent { ended: false, longer_ns: 15 * MS });
-        assert_eq!(turns.sent(135 * MS), Sent { ended: false, longer_ns: 20 * MS });
-        assert_eq!(turns.sent(156 * MS), Sent::default(), "nobody has asked for it");
-        assert_eq!(turns.sent(157 * MS), Sent::default());
+        assert_eq!(turns.sent(115 * MS), EstimateChange { ended: false, longer_ns: 15 * MS });
+        assert_eq!(turns.sent(135 * MS), EstimateChange { ended: false, longer_ns: 20 * MS });
+        assert_eq!(turns.sent(156 * MS), EstimateChange::default(), "nobody has asked for it");
+        assert_eq!(turns.sent(157 * MS), EstimateChange::default());
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
         let mut turns = fresh(0x16);
         assert!(turns.asks_for_byte());
         assert!(!turns.came(0x16));
-        assert_eq!(turns.sent(MS), Sent::default(), "nothing has ended");
+        assert_eq!(turns.sent(MS), EstimateChange::default(), "nothing has ended");
         assert!(!turns.came(0x14));
         assert!(turns.came(0x17) && !turns.asks_for_byte());
         assert!(turns.sent(30 * MS).ended);

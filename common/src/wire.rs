@@ -40,12 +40,15 @@ mod slots;
 mod sources;
 mod usage;
 
-pub use check::Refused;
-pub use settings::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network};
-pub use slots::{Claim, ClaimItem, Grant, GrantItem, Held};
-pub use sources::{Block, Sources};
+pub use check::WireError;
+pub use settings::{
+    EdgeSettings, GlobalSettings, LogLevel, LogLevels, RequestLogSettings, is_upgrade, network,
+};
+pub use slots::{SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem, SlotsByPod};
+pub use sources::{AllowedSources, IpBlock};
 pub use usage::{
-    Activity, Alive, Decision, Inputs, ScaleItem, Sight, Totals, UsageItem, UsageKey, UsageSeen,
+    AutoscalerHeartbeat, RequestTotals, RevisionActivity, ScaleDecision, ScaleDecisionInputs,
+    ScaleItem, UsageCoverage, UsageItem, UsageKey, UsageSample,
 };
 
 /// Namespace and name of a Kubernetes object, written as `namespace/name`.
@@ -53,14 +56,14 @@ pub use usage::{
 /// Up to 23 bytes of either are stored in place, and a copy of a longer one shares its memory. A sleeping service has a
 /// dozen copies of its names over all components.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name {
+pub struct NamespacedName {
     /// Namespace of the object, a DNS label.
     pub namespace: SmolStr,
     /// Name within the namespace, a DNS subdomain.
     pub name: SmolStr,
 }
 
-impl Name {
+impl NamespacedName {
     /// Name that no object has: both parts are empty.
     pub const EMPTY: Self =
         Self { namespace: SmolStr::new_static(""), name: SmolStr::new_static("") };
@@ -71,21 +74,21 @@ impl Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for NamespacedName {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}/{}", self.namespace, self.name)
     }
 }
 
-impl FromStr for Name {
-    type Err = Refused;
+impl FromStr for NamespacedName {
+    type Err = WireError;
 
-    fn from_str(text: &str) -> Result<Self, Refused> {
+    fn from_str(text: &str) -> Result<Self, WireError> {
         match text.split_once('/') {
             Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => {
                 Ok(Self::new(namespace, name))
             }
-            _ => Err(Refused::new("name", text, "must be namespace/name")),
+            _ => Err(WireError::new("name", text, "must be namespace/name")),
         }
     }
 }
@@ -106,9 +109,9 @@ pub fn is_subdomain(text: &str) -> bool {
 
 /// Replica of a component that opened a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subscriber {
+pub struct ComponentReplica {
     /// Component that the replica belongs to.
-    pub role: Role,
+    pub role: ComponentRole,
     /// Name of the replica, unique within the role.
     pub name: String,
     /// Node that the replica runs on; empty where that does not matter.
@@ -117,7 +120,7 @@ pub struct Subscriber {
 
 /// Component of a subscriber. The controller sends each role only what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum ComponentRole {
     /// Writes the eBPF maps of one node.
     Agent,
     /// Queues and forwards requests.
@@ -132,24 +135,24 @@ pub enum Role {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouteTable {
     /// Addressable names: Routes and their tags.
-    pub services: BTreeMap<Name, Service>,
+    pub services: BTreeMap<NamespacedName, ServiceEntry>,
     /// Revisions that some service names, or that still have pods.
-    pub revisions: BTreeMap<Name, Revision>,
+    pub revisions: BTreeMap<NamespacedName, RevisionEntry>,
     /// Pods of Revisions, by uid.
-    pub pods: BTreeMap<String, Pod>,
+    pub pods: BTreeMap<String, PodEntry>,
     /// Activators, by the name of the replica.
-    pub activators: BTreeMap<String, Activator>,
+    pub activators: BTreeMap<String, ActivatorEntry>,
     /// Replicas of components that are found by the table; empty where each component has one replica.
-    pub replicas: BTreeMap<Part, Replicas>,
+    pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Settings that hold for all services.
-    pub settings: Settings,
+    pub settings: GlobalSettings,
 }
 
 /// One addressable name: a Route, or a tag of a Route (`<tag>-<route>`).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Service {
+pub struct ServiceEntry {
     /// Namespace and name of the addressable name.
-    pub name: Name,
+    pub name: NamespacedName,
     /// ClusterIPs, at most one for each address family.
     pub addresses: Vec<IpAddr>,
     /// Port that clients connect to.
@@ -157,30 +160,30 @@ pub struct Service {
     /// Port reserved for this service at every activator.
     pub activator_port: NonZeroU16,
     /// Traffic targets; their percents add up to 100. Empty: no Revision to route to yet, answer 503.
-    pub targets: Vec<Target>,
+    pub targets: Vec<RouteTarget>,
     /// Path of new connections while pods are ready.
-    pub path: Path,
+    pub path: ConnectionPath,
     /// Host names that reach the service through the gateway, lower case, without port.
     pub hosts: Vec<String>,
     /// Gateway rules beyond `hosts`. Few services have any, so the others pay for one word.
-    pub ingress: Option<Box<Ingress>>,
+    pub ingress: Option<Box<GatewayRules>>,
 }
 
 /// Gateway rules of a service beyond routing its hosts to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ingress {
+pub struct GatewayRules {
     /// True if `hosts` answer http from outside with a redirect to https (`http-protocol: Redirected`).
     pub redirects: bool,
     /// Further hosts that reach the service from outside, from DomainMappings.
-    pub domains: Vec<Domain>,
+    pub domains: Vec<MappedDomain>,
     /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. Only an activator can read the
-    /// header, so such a service has [`Path::Activator`].
+    /// header, so such a service has [`ConnectionPath::Activator`].
     pub tags: Option<TagRouting>,
 }
 
 /// One DomainMapping, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Domain {
+pub struct MappedDomain {
     /// Host of the DomainMapping, lower case, without port.
     pub host: String,
     /// Host that the pods receive; the client's host is then in `K-Original-Host`. `None`: the pods receive the
@@ -194,32 +197,32 @@ pub struct Domain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TagRouting {
     /// The service is a Route: the header chooses one of these tags; any other value means default traffic.
-    Choice(Vec<Tag>),
+    Choice(Vec<RouteTag>),
     /// The service is this tag of such a Route; its pods receive the tag in the header.
     Tag(String),
 }
 
 /// One tag of a Route.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tag {
+pub struct RouteTag {
     /// Value of the header that chooses the tag.
     pub name: String,
     /// Service of the tag, which has the tag's traffic targets.
-    pub service: Name,
+    pub service: NamespacedName,
 }
 
 /// Share of one Revision in a service's traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RouteTarget {
     /// Revision that receives the share.
-    pub revision: Name,
+    pub revision: NamespacedName,
     /// Share of the requests in percent, 1 to 100.
     pub percent: u8,
 }
 
 /// Path of a new connection when pods are ready. Without a ready pod it always goes to the activator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
+pub enum ConnectionPath {
     /// From the eBPF programs to a pod.
     Direct,
     /// Through an activator, which forwards each request.
@@ -228,9 +231,9 @@ pub enum Path {
 
 /// Properties of a Revision's pods, and limits of their requests.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Revision {
+pub struct RevisionEntry {
     /// Namespace and name of the Revision.
-    pub name: Name,
+    pub name: NamespacedName,
     /// Name of the owning Service, as in `K_SERVICE`; empty without one.
     pub service: SmolStr,
     /// Name of the owning Configuration.
@@ -244,8 +247,8 @@ pub struct Revision {
     /// Limit between two response bytes (`idleTimeoutSeconds`).
     pub idle_timeout: Option<Duration>,
     /// Protocol of the pods' serving port.
-    pub protocol: Protocol,
-    /// Scale policy; only sent to autoscalers. Most Revisions share one, see [`Policies`].
+    pub protocol: AppProtocol,
+    /// Scale policy; only sent to autoscalers. Most Revisions share one, see [`ScalePolicyPool`].
     pub policy: Option<Arc<ScalePolicy>>,
     /// True if a Route sends traffic to the Revision. Otherwise it may shrink in one step and minimum scale does not
     /// hold.
@@ -253,12 +256,12 @@ pub struct Revision {
     /// True if the Revision has reached its initial scale once.
     pub initial_scale_reached: bool,
     /// Clients that may send requests to the pods; `None`: all. Only sent to activators.
-    pub sources: Option<Arc<Sources>>,
+    pub sources: Option<Arc<AllowedSources>>,
 }
 
 /// Protocol that a Revision's pods speak on their serving port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum AppProtocol {
     /// HTTP/1.1 (port name `http1` or none).
     Http1,
     /// HTTP/2 without TLS (port name `h2c`).
@@ -270,7 +273,7 @@ pub enum Protocol {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalePolicy {
     /// Metric that the autoscaler averages.
-    pub metric: Metric,
+    pub metric: ScaleMetric,
     /// Highest load of one pod: concurrent requests, or requests per second. At least 0.01.
     pub total: f64,
     /// Share of `total` that the autoscaler aims at, 0 < u ≤ 1. Default 0.7.
@@ -308,14 +311,14 @@ pub struct ScalePolicy {
     /// Time after which a start that is not ready counts as failed. Default 600 s.
     pub progress_deadline: Duration,
     /// Weights of the seconds in a window's average.
-    pub aggregation: Aggregation,
+    pub aggregation: WindowAggregation,
 }
 
 /// Pool of known policies, so that equal ones are stored once: ten thousand services use a handful.
 #[derive(Clone, Debug, Default)]
-pub struct Policies(Vec<Arc<ScalePolicy>>);
+pub struct ScalePolicyPool(Vec<Arc<ScalePolicy>>);
 
-impl Policies {
+impl ScalePolicyPool {
     /// Number of policies to compare with; beyond them each policy is stored by itself.
     const KNOWN: usize = 64;
 
@@ -340,7 +343,7 @@ impl Default for ScalePolicy {
     /// the burst capacity: 0 instead of 211, so that small services may use the direct path.
     fn default() -> Self {
         Self {
-            metric: Metric::Concurrency,
+            metric: ScaleMetric::Concurrency,
             total: 100.0,
             utilization: 0.7,
             target_burst_capacity: 0.0,
@@ -359,14 +362,14 @@ impl Default for ScalePolicy {
             grace: Duration::from_secs(30),
             retention: Duration::ZERO,
             progress_deadline: Duration::from_secs(600),
-            aggregation: Aggregation::Linear,
+            aggregation: WindowAggregation::Linear,
         }
     }
 }
 
 /// Metric that the autoscaler averages over its windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Metric {
+pub enum ScaleMetric {
     /// Requests in flight at the same time.
     Concurrency,
     /// Requests that begin in each second.
@@ -375,7 +378,7 @@ pub enum Metric {
 
 /// Weights of the seconds in a window's average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aggregation {
+pub enum WindowAggregation {
     /// Equal weight for every second.
     Linear,
     /// Higher weight for newer seconds.
@@ -384,19 +387,19 @@ pub enum Aggregation {
 
 /// Pod of a Revision, as the data plane sees it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pod {
+pub struct PodEntry {
     /// Unique identifier, never reused.
     pub uid: String,
     /// Name of the pod within the Revision's namespace.
     pub name: String,
     /// Revision that the pod serves.
-    pub revision: Name,
+    pub revision: NamespacedName,
     /// Node that the pod runs on.
     pub node: String,
     /// Zone of that node; empty when unknown.
     pub zone: String,
     /// Phase of the pod for routing.
-    pub phase: PodPhase,
+    pub phase: RoutingPhase,
     /// Address and port that the pod serves on; `None` until its network exists.
     pub address: Option<SocketAddr>,
     /// Address of the other family, at the same port, if the pod has one and serves there too.
@@ -406,12 +409,12 @@ pub struct Pod {
     /// Serving port of the pod (`PORT`).
     pub port: NonZeroU16,
     /// Readiness probe that the agent on the pod's node runs.
-    pub probe: Probe,
+    pub probe: ReadinessProbe,
 }
 
 /// Phase of a pod for routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodPhase {
+pub enum RoutingPhase {
     /// Not ready yet: receives no requests.
     Starting,
     /// Ready: may receive new requests.
@@ -422,9 +425,9 @@ pub enum PodPhase {
 
 /// Readiness probe of a pod. The times are Kubernetes' probe fields.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Probe {
+pub struct ReadinessProbe {
     /// Handler: the request that an attempt makes.
-    pub how: ProbeHow,
+    pub how: ProbeHandler,
     /// Port to probe; `None`: the serving port.
     pub port: Option<NonZeroU16>,
     /// Time between two attempts; zero: as fast as sensible (Knative's aggressive probe).
@@ -437,11 +440,11 @@ pub struct Probe {
     pub failure_threshold: u32,
 }
 
-impl Probe {
+impl ReadinessProbe {
     /// Returns the default probe: the pod is ready when its process listens.
     pub fn listens() -> Self {
         Self {
-            how: ProbeHow::Listen,
+            how: ProbeHandler::Listen,
             port: None,
             period: Duration::ZERO,
             timeout: Duration::ZERO,
@@ -453,7 +456,7 @@ impl Probe {
 
 /// Handler of a readiness probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeHow {
+pub enum ProbeHandler {
     /// No request: the pod is ready when its process listens. The default TCP probe maps to this.
     Listen,
     /// TCP connect that must succeed.
@@ -478,7 +481,7 @@ pub enum ProbeHow {
 
 /// Activator that connects and requests can be sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Activator {
+pub struct ActivatorEntry {
     /// Unique name of the replica.
     pub name: String,
     /// Node that the activator runs on.
@@ -491,7 +494,7 @@ pub struct Activator {
 
 /// Component that others open streams to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
+pub enum ServerComponent {
     /// Serves routes, and receives pod reports and scale decisions.
     Controller,
     /// Receives usage reports of agents and activators.
@@ -500,19 +503,19 @@ pub enum Part {
 
 /// Every replica of one component.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replicas {
+pub struct ServerReplicas {
     /// Component that the replicas belong to.
-    pub part: Part,
+    pub part: ServerComponent,
     /// Replicas with the addresses that accept streams.
-    pub members: Vec<Replica>,
+    pub members: Vec<ServerReplica>,
     /// Name of the active replica; `None`: none yet. Controllers obey the decisions of the active autoscaler.
     pub chosen: Option<String>,
 }
 
 /// One replica of a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replica {
-    /// Name of the replica, as in [`Subscriber`].
+pub struct ServerReplica {
+    /// Name of the replica, as in [`ComponentReplica`].
     pub name: String,
     /// Address at which the replica accepts streams.
     pub address: SocketAddr,
@@ -531,17 +534,17 @@ pub struct RouteItem {
 #[derive(Clone, Debug, PartialEq)]
 pub enum RouteChange {
     /// Whole state of a service.
-    Service(Service),
+    Service(ServiceEntry),
     /// Whole state of a Revision.
-    Revision(Revision),
+    Revision(RevisionEntry),
     /// Whole state of a pod. Boxed: services and Revisions are many and smaller.
-    Pod(Box<Pod>),
+    Pod(Box<PodEntry>),
     /// Whole state of an activator.
-    Activator(Activator),
+    Activator(ActivatorEntry),
     /// All replicas of a component. Links apply them; the users of a link may ignore them.
-    Replicas(Replicas),
+    Replicas(ServerReplicas),
     /// Settings that hold for all services.
-    Settings(Settings),
+    Settings(GlobalSettings),
     /// Removal of the subject.
     Gone(RouteKey),
     /// End of a batch: the stream has sent everything up to this version.
@@ -552,15 +555,15 @@ pub enum RouteChange {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteKey {
     /// Service, by namespace and name.
-    Service(Name),
+    Service(NamespacedName),
     /// Revision, by namespace and name.
-    Revision(Name),
+    Revision(NamespacedName),
     /// Pod, by its uid.
     Pod(String),
     /// Activator, by the replica's name.
     Activator(String),
     /// All replicas of a component.
-    Replicas(Part),
+    Replicas(ServerComponent),
     /// Settings that hold for all services.
     Settings,
 }
@@ -658,7 +661,7 @@ impl RouteTable {
             RouteKey::Pod(uid) => drop(self.pods.remove(uid)),
             RouteKey::Activator(name) => drop(self.activators.remove(name)),
             RouteKey::Replicas(part) => drop(self.replicas.remove(part)),
-            RouteKey::Settings => self.settings = Settings::default(),
+            RouteKey::Settings => self.settings = GlobalSettings::default(),
         }
     }
 }
@@ -685,7 +688,7 @@ pub struct RouteView {
     pub version: u64,
     unnamed: Option<BTreeSet<RouteKey>>,
     changed: BTreeSet<RouteKey>,
-    policies: Policies,
+    policies: ScalePolicyPool,
 }
 
 impl RouteView {
@@ -729,11 +732,11 @@ impl RouteView {
 
 /// One item of a PodReport stream. The first names the sender.
 #[derive(Clone, Debug, PartialEq)]
-pub enum PodItem {
+pub enum PodReportItem {
     /// Replica that sends the stream.
-    Sender(Subscriber),
+    Sender(ComponentReplica),
     /// State of one pod on the sender's node.
-    Seen(PodSeen),
+    Seen(PodObservation),
     /// The pod, named by its uid, is no longer on this node.
     Gone(String),
     /// This version of the RouteTable is in force at the sender. Only the replica that serves that table uses it.
@@ -745,16 +748,16 @@ pub enum PodItem {
     /// The sender, an activator, will name each service that it routes to some Revision. Every replica uses it.
     NamesRouted,
     /// The sender routes requests for this service to some Revision. Every replica uses it.
-    Routed(Name),
+    Routed(NamespacedName),
     /// The sender no longer routes requests for this service to a Revision.
-    RoutedNoMore(Name),
+    RoutedNoMore(NamespacedName),
     /// The sender has named every pod.
     Synced,
 }
 
 /// State of one pod, as the agent on its node observes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodSeen {
+pub struct PodObservation {
     /// Uid of the pod.
     pub uid: String,
     /// Address and port that the pod serves on, read from its own network namespace.

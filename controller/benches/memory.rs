@@ -7,15 +7,15 @@
 use std::{alloc::System, fs, io::Write as _, path::Path, sync::Arc, time::Instant};
 
 use common::{
-    node::Orders,
+    node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{Activity, Decision, Name, Path as Way},
+    wire::{ConnectionPath as Way, NamespacedName, RevisionActivity, ScaleDecision},
 };
 use controller::{
-    files::{self, Files},
-    machine::{Event, Machine},
-    shared::Shared,
-    world::{Kind, World},
+    files::{self, LocalFiles},
+    machine::{ControllerEvent, ControllerStateMachine},
+    shared::ControllerRuntime,
+    world::{ClusterState, ConditionType},
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tokio::sync::watch;
@@ -41,11 +41,14 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
         fs::write(folder.join(format!("manifests/default_sleeper-{at}.yaml")), manifest(at))?;
     }
     let (empty, started) = (live(), Instant::now());
-    let (orders, _ordered) = watch::channel(Orders::default());
-    let shared = Arc::new(Shared::new(Machine::new(World::default(), Outbox::new()), orders));
-    let files = Files::open(folder, Arc::clone(&shared)).map_err(std::io::Error::other)?;
+    let (orders, _ordered) = watch::channel(LocalNodeSpec::default());
+    let shared = Arc::new(ControllerRuntime::new(
+        ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
+        orders,
+    ));
+    let files = LocalFiles::open(folder, Arc::clone(&shared)).map_err(std::io::Error::other)?;
     for at in 0..services {
-        shared.step(Event::Decide(asleep(at)));
+        shared.step(ControllerEvent::Decide(asleep(at)));
     }
     // Cancelled at once: it writes everything that is due, then returns.
     let ended = CancellationToken::new();
@@ -55,7 +58,7 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     let bytes = (live() - empty) / services;
     let ready = shared.look(|machine| {
         let apps = machine.world().apps.values();
-        apps.filter(|app| app.conditions.is_true(Kind::ServiceReady)).count()
+        apps.filter(|app| app.conditions.is_true(ConditionType::ServiceReady)).count()
     });
     assert_eq!(ready, services, "every service is ready");
     drop(files);
@@ -71,13 +74,13 @@ fn live() -> usize {
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-fn asleep(at: usize) -> Decision {
-    Decision {
-        revision: Name::new("default", format!("sleeper-{at}-00001")),
+fn asleep(at: usize) -> ScaleDecision {
+    ScaleDecision {
+        revision: NamespacedName::new("default", format!("sleeper-{at}-00001")),
         wanted: Some(0),
         path: Way::Activator,
         activators: 0,
-        activity: Activity::Inactive,
+        activity: RevisionActivity::Inactive,
         stable: 0.0,
         panic: 0.0,
         target: 70.0,

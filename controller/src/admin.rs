@@ -8,14 +8,14 @@ use prometheus_client::{
 };
 
 use crate::{
-    machine::{Effects, Machine},
-    shared::Shared,
-    world::{Kind, Stage},
+    machine::{ControllerEffects, ControllerStateMachine},
+    shared::ControllerRuntime,
+    world::{ConditionType, PodStage},
 };
 
 /// Counters, gauges and histograms of the controller's own work, under the prefix `rouse_controller`.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub struct ControllerMetrics {
     steps: Histogram,
     started: Counter,
     stopped: Counter,
@@ -24,7 +24,7 @@ pub struct Metrics {
     subscribers: Gauge,
 }
 
-impl Default for Metrics {
+impl Default for ControllerMetrics {
     fn default() -> Self {
         // 10 µs to about 0.3 s.
         let bounds = (0..16).map(|power| 1e-5 * f64::from(1_u32 << power));
@@ -39,9 +39,9 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ControllerMetrics {
     /// Records one event: the duration of its step, and the pods that it started and stopped.
-    pub fn stepped(&self, effects: &Effects, took: Duration) {
+    pub fn stepped(&self, effects: &ControllerEffects, took: Duration) {
         self.steps.observe(took.as_secs_f64());
         self.started.inc_by(effects.start.len().try_into().unwrap_or(u64::MAX));
         self.stopped.inc_by(effects.stop.len().try_into().unwrap_or(u64::MAX));
@@ -77,19 +77,19 @@ impl Metrics {
 }
 
 /// Registry and readiness checks of the controller.
-pub fn admin(shared: &Arc<Shared>) -> common::admin::Admin {
+pub fn admin(shared: &Arc<ControllerRuntime>) -> common::admin::AdminState {
     let mut registry = Registry::default();
     shared.metrics.register(&mut registry);
-    registry.register_collector(Box::new(Counts(Arc::clone(shared))));
+    registry.register_collector(Box::new(ObjectCountCollector(Arc::clone(shared))));
     // The controller serves routes as soon as its endpoint is open, so it never has a not-ready reason.
-    common::admin::Admin { registry, troubles: Box::new(Vec::new) }
+    common::admin::AdminState { registry, troubles: Box::new(Vec::new) }
 }
 
 /// Collector that counts the world's objects at each scrape.
 #[derive(Debug)]
-struct Counts(Arc<Shared>);
+struct ObjectCountCollector(Arc<ControllerRuntime>);
 
-impl prometheus_client::collector::Collector for Counts {
+impl prometheus_client::collector::Collector for ObjectCountCollector {
     fn encode(
         &self,
         mut encoder: prometheus_client::encoding::DescriptorEncoder<'_>,
@@ -106,20 +106,20 @@ impl prometheus_client::collector::Collector for Counts {
     }
 }
 
-fn counts(machine: &Machine) -> [(&'static str, &'static str, i64); 5] {
+fn counts(machine: &ControllerStateMachine) -> [(&'static str, &'static str, i64); 5] {
     let (mut services, mut ready) = (0, 0);
     let (mut serving, mut draining, mut stopping) = (0, 0, 0);
     for app in machine.world().apps.values() {
         // Configurations and Routes of their own are apps too, but have no Service condition.
         if app.service.is_some() {
             services += 1;
-            ready += i64::from(app.conditions.is_true(Kind::ServiceReady));
+            ready += i64::from(app.conditions.is_true(ConditionType::ServiceReady));
         }
         for (_, pod) in app.pods() {
             match pod.stage {
-                Stage::Serving => serving += 1,
-                Stage::Draining { .. } => draining += 1,
-                Stage::Stopping { .. } => stopping += 1,
+                PodStage::Serving => serving += 1,
+                PodStage::Draining { .. } => draining += 1,
+                PodStage::Stopping { .. } => stopping += 1,
             }
         }
     }

@@ -13,9 +13,10 @@ use std::{
 use bytes::Bytes;
 use common::{
     link::{self, LinkError},
-    tls::{self, peer::Denied},
+    tls::{self, peer::PeerDeniedError},
     wire::{
-        self, Part, PodItem, Revision, Role, RouteChange, ScaleItem, Subscriber,
+        self, ComponentReplica, ComponentRole, PodReportItem, RevisionEntry, RouteChange,
+        ScaleItem, ServerComponent,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -30,15 +31,15 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use crate::{
-    deciders::{self, Deciders},
-    identity::Issuer,
-    machine::Event,
-    shared::{Following, Shared, Told},
+    deciders::{self, AutoscalerElection},
+    identity::CertificateIssuer,
+    machine::ControllerEvent,
+    shared::{ControllerRuntime, RouteTableSubscription, RouteTableUpdate},
 };
 
 pub mod stream;
 
-use stream::{Encoded, Watch, encode};
+use stream::{EncodedPieces, RouteStreamSource, encode};
 
 /// Delay of route updates to agents and autoscalers, compared with activators.
 ///
@@ -48,7 +49,7 @@ const AFTER_ACTIVATORS: Duration = Duration::from_millis(1);
 
 /// Serves the three services (Routes, Pods, Scale) at `endpoint` until `shutdown`.
 pub async fn serve(
-    shared: Arc<Shared>,
+    shared: Arc<ControllerRuntime>,
     endpoint: &str,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
@@ -57,19 +58,19 @@ pub async fn serve(
 
 /// Serves the three services, and with `issuer` also its certificates; at `https://` only to peers that it admits.
 pub async fn serve_to(
-    shared: Arc<Shared>,
+    shared: Arc<ControllerRuntime>,
     endpoint: &str,
-    issuer: Option<&Arc<Issuer>>,
+    issuer: Option<&Arc<CertificateIssuer>>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
-    let border = Border {
+    let border = ControllerGrpc {
         shared,
         streams: Arc::new(AtomicU64::new(1)),
         deciders: Arc::default(),
         shutdown: shutdown.clone(),
     };
     let router = link::server()
-        .add_service(stream::Server::new(border.clone()))
+        .add_service(stream::RouteStreamServer::new(border.clone()))
         .add_service(PodsServer::new(border.clone()))
         .add_service(ScaleServer::new(border.clone()));
     let door = issuer.map(|issuer| issuer.door());
@@ -86,56 +87,63 @@ pub async fn serve_to(
 
 /// The state behind all three gRPC services, cloned into each of them.
 #[derive(Clone, Debug)]
-struct Border {
-    shared: Arc<Shared>,
+struct ControllerGrpc {
+    shared: Arc<ControllerRuntime>,
     streams: Arc<AtomicU64>,
-    deciders: Arc<Mutex<Deciders>>,
+    deciders: Arc<Mutex<AutoscalerElection>>,
     shutdown: CancellationToken,
 }
 
-impl Border {
+impl ControllerGrpc {
     /// Changes the election by `news`, and steps the machine with the events that result, in their order.
-    fn decide_by(&self, news: impl FnOnce(&mut Deciders) -> Vec<deciders::Step>) {
+    fn decide_by(
+        &self,
+        news: impl FnOnce(&mut AutoscalerElection) -> Vec<deciders::ElectionEvent>,
+    ) {
         // The lock is held while the machine steps: otherwise the steps of two streams could interleave.
         let mut all = self.deciders.lock().unwrap_or_else(PoisonError::into_inner);
         let before = all.chosen().map(str::to_owned);
         for step in news(&mut all) {
             self.shared.step(match step {
-                deciders::Step::Begin => Event::DecisionsBegin,
-                deciders::Step::Decide(decision) => Event::Decide(decision),
-                deciders::Step::Undecide(revision) => Event::Undecide(revision),
-                deciders::Step::Synced => Event::DecisionsSynced,
+                deciders::ElectionEvent::Begin => ControllerEvent::DecisionsBegin,
+                deciders::ElectionEvent::Decide(decision) => ControllerEvent::Decide(decision),
+                deciders::ElectionEvent::Undecide(revision) => ControllerEvent::Undecide(revision),
+                deciders::ElectionEvent::Synced => ControllerEvent::DecisionsSynced,
             });
         }
         // Autoscalers read the choice in the RouteTable and repeat it in heartbeats, so that all replicas agree.
         if all.chosen() != before.as_deref() {
             info!(before, now = all.chosen(), "another autoscaler's decisions count");
-            self.shared.step(Event::Choose(Part::Autoscaler, all.chosen().map(str::to_owned)));
+            self.shared.step(ControllerEvent::Choose(
+                ServerComponent::Autoscaler,
+                all.chosen().map(str::to_owned),
+            ));
         }
     }
 
     /// Detects autoscalers whose heartbeats have stopped, until shutdown.
     async fn watch_deciders(&self) {
         let mut ticks = tokio::time::interval(deciders::TICK);
-        // `Burst` would count the ticks of a suspended process as silence, before the waiting heartbeats are read.
+        // `BurstTimes` would count the ticks of a suspended process as silence, before the waiting heartbeats are read.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
-            self.decide_by(Deciders::tick);
+            self.decide_by(AutoscalerElection::tick);
         }
     }
 }
 
 #[tonic::async_trait]
-impl Watch for Border {
+impl RouteStreamSource for ControllerGrpc {
     type Items = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
     async fn watch(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status> {
         let peer = tls::peer(&request);
-        let who = Subscriber::try_from(request.into_inner());
+        let who = ComponentReplica::try_from(request.into_inner());
         let who = who.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
         peer.may_be(&who).map_err(|denied| refuse(&denied))?;
-        let follower = Follower::new(self, who);
-        let batches = batches(Following::new(Arc::clone(&self.shared)), follower.who.role);
+        let follower = SubscriberGuard::new(self, who);
+        let batches =
+            batches(RouteTableSubscription::new(Arc::clone(&self.shared)), follower.who.role);
         let pieces = batches.flat_map(move |batch| {
             // The closure owns the follower: however the stream ends, dropping it counts one subscriber less.
             let _ = &follower;
@@ -153,42 +161,47 @@ impl Watch for Border {
 }
 
 /// The encoded pieces of a batch, with the update that they come from, so that other streams can share it meanwhile.
-struct Sent {
-    pieces: Encoded,
-    _told: Told,
+struct EncodedBatch {
+    pieces: EncodedPieces,
+    _told: RouteTableUpdate,
 }
 
 /// Encoded batches of the RouteTable for one subscription.
-fn batches(following: Following, role: Role) -> impl Stream<Item = Sent> + Send {
+fn batches(
+    following: RouteTableSubscription,
+    role: ComponentRole,
+) -> impl Stream<Item = EncodedBatch> + Send {
     futures::stream::unfold(following, move |mut following| async move {
         let told = following.next().await;
         let pieces = match &told {
-            Told::Whole(whole) => whole.encoded(role, |routes| encode(routes, role, shape)),
-            Told::News(routes) => encode(routes, role, shape),
+            RouteTableUpdate::Whole(whole) => {
+                whole.encoded(role, |routes| encode(routes, role, shape))
+            }
+            RouteTableUpdate::News(routes) => encode(routes, role, shape),
         };
-        if role != Role::Activator {
+        if role != ComponentRole::Activator {
             tokio::time::sleep(AFTER_ACTIVATORS).await;
         }
-        Some((Sent { pieces, _told: told }, following))
+        Some((EncodedBatch { pieces, _told: told }, following))
     })
 }
 
 /// Registration of a subscriber to the routes; dropping it ends the registration.
 #[derive(Debug)]
-struct Follower {
-    shared: Arc<Shared>,
-    who: Subscriber,
+struct SubscriberGuard {
+    shared: Arc<ControllerRuntime>,
+    who: ComponentReplica,
 }
 
-impl Follower {
-    fn new(border: &Border, who: Subscriber) -> Self {
+impl SubscriberGuard {
+    fn new(border: &ControllerGrpc, who: ComponentReplica) -> Self {
         info!(role = ?who.role, name = who.name, "routes followed");
         border.shared.metrics.follows(1);
         Self { shared: Arc::clone(&border.shared), who }
     }
 }
 
-impl Drop for Follower {
+impl Drop for SubscriberGuard {
     fn drop(&mut self) {
         info!(role = ?self.who.role, name = self.who.name, "routes no longer followed");
         self.shared.metrics.follows(-1);
@@ -197,81 +210,83 @@ impl Drop for Follower {
 
 /// Registration of an agent or activator that reports pods; dropping it reports the stream's end to the machine.
 #[derive(Debug)]
-struct Reporter {
-    shared: Arc<Shared>,
-    who: Subscriber,
+struct PodReportStream {
+    shared: Arc<ControllerRuntime>,
+    who: ComponentReplica,
     stream: u64,
 }
 
-impl Reporter {
-    fn new(border: &Border, who: Subscriber) -> Self {
+impl PodReportStream {
+    fn new(border: &ControllerGrpc, who: ComponentReplica) -> Self {
         let stream = border.streams.fetch_add(1, Ordering::Relaxed);
-        border.shared.step(Event::ReportBegin(who.clone(), stream));
+        border.shared.step(ControllerEvent::ReportBegin(who.clone(), stream));
         Self { shared: Arc::clone(&border.shared), who, stream }
     }
 
     /// Turns one item of a PodReport into an event and steps the machine.
-    fn take(&self, item: PodItem) {
+    fn take(&self, item: PodReportItem) {
         let (who, stream) = (self.who.clone(), self.stream);
         self.shared.step(match item {
-            PodItem::Seen(seen) => Event::Seen(who, seen),
-            PodItem::Gone(uid) => Event::Unseen(who, uid),
-            PodItem::Avoided(uid) => Event::Avoided(who, stream, uid),
-            PodItem::AvoidedNoMore(uid) => Event::AvoidedNoMore(who, stream, uid),
-            PodItem::NamesRouted => Event::NamesRouted(who, stream),
-            PodItem::Routed(name) => Event::Routed(who, stream, name, true),
-            PodItem::RoutedNoMore(name) => Event::Routed(who, stream, name, false),
-            PodItem::Synced => Event::ReportSynced(who, stream),
+            PodReportItem::Seen(seen) => ControllerEvent::Seen(who, seen),
+            PodReportItem::Gone(uid) => ControllerEvent::Unseen(who, uid),
+            PodReportItem::Avoided(uid) => ControllerEvent::Avoided(who, stream, uid),
+            PodReportItem::AvoidedNoMore(uid) => ControllerEvent::AvoidedNoMore(who, stream, uid),
+            PodReportItem::NamesRouted => ControllerEvent::NamesRouted(who, stream),
+            PodReportItem::Routed(name) => ControllerEvent::Routed(who, stream, name, true),
+            PodReportItem::RoutedNoMore(name) => ControllerEvent::Routed(who, stream, name, false),
+            PodReportItem::Synced => ControllerEvent::ReportSynced(who, stream),
             // Versions compare within one stream only, so the world cannot use them. `Sender` has created this
             // reporter.
-            PodItem::Applied(_) | PodItem::Sender(_) => return,
+            PodReportItem::Applied(_) | PodReportItem::Sender(_) => return,
         });
     }
 }
 
-impl Drop for Reporter {
+impl Drop for PodReportStream {
     fn drop(&mut self) {
-        self.shared.step(Event::ReportEnd(self.who.clone(), self.stream));
+        self.shared.step(ControllerEvent::ReportEnd(self.who.clone(), self.stream));
     }
 }
 
 /// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
 /// activators. Allowed sources and the request log are for activators.
-fn shape(change: RouteChange, role: Role) -> Option<RouteChange> {
+fn shape(change: RouteChange, role: ComponentRole) -> Option<RouteChange> {
     match (role, change) {
-        (Role::Agent, RouteChange::Revision(it)) => {
-            Some(RouteChange::Revision(Revision { policy: None, sources: None, ..it }))
+        (ComponentRole::Agent, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(RevisionEntry { policy: None, sources: None, ..it }))
         }
-        (Role::Activator, RouteChange::Revision(it)) => {
-            Some(RouteChange::Revision(Revision { policy: None, ..it }))
+        (ComponentRole::Activator, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(RevisionEntry { policy: None, ..it }))
         }
-        (Role::Autoscaler, RouteChange::Revision(it)) => {
-            Some(RouteChange::Revision(Revision { sources: None, ..it }))
+        (ComponentRole::Autoscaler, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(RevisionEntry { sources: None, ..it }))
         }
-        (Role::Autoscaler, RouteChange::Service(_)) => None,
-        (Role::Agent | Role::Autoscaler, RouteChange::Settings(it)) => {
+        (ComponentRole::Autoscaler, RouteChange::Service(_)) => None,
+        (ComponentRole::Agent | ComponentRole::Autoscaler, RouteChange::Settings(it)) => {
             // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
-            wire::Settings { request_log: None, edge: wire::Edge::default(), ..it }
+            wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }
                 .said()
                 .map(RouteChange::Settings)
         }
-        (Role::Agent | Role::Activator | Role::Autoscaler, change) => Some(change),
+        (ComponentRole::Agent | ComponentRole::Activator | ComponentRole::Autoscaler, change) => {
+            Some(change)
+        }
     }
 }
 
 #[tonic::async_trait]
-impl Pods for Border {
+impl Pods for ControllerGrpc {
     async fn report(
         &self,
         request: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::peer(&request);
-        let mut gate = Gate::new(&self.shutdown);
-        let (stop, mut from) = (gate.stop.clone(), None::<Reporter>);
-        let each = |item: PodItem| {
+        let mut gate = StreamAuthorization::new(&self.shutdown);
+        let (stop, mut from) = (gate.stop.clone(), None::<PodReportStream>);
+        let each = |item: PodReportItem| {
             let allowed = match (&item, &from) {
-                (PodItem::Sender(who), _) => {
-                    peer.may(who, "report", &[Role::Agent, Role::Activator])
+                (PodReportItem::Sender(who), _) => {
+                    peer.may(who, "report", &[ComponentRole::Agent, ComponentRole::Activator])
                 }
                 (_, Some(from)) => peer.may_report(&from.who, &item),
                 // Before `Sender` there is no identity to check the item against.
@@ -281,8 +296,8 @@ impl Pods for Border {
                 return;
             }
             // A second `Sender` replaces the first: dropping the old reporter ends its registration.
-            if let PodItem::Sender(who) = item {
-                from = Some(Reporter::new(self, who));
+            if let PodReportItem::Sender(who) = item {
+                from = Some(PodReportStream::new(self, who));
                 return;
             }
             if let Some(from) = &from {
@@ -295,17 +310,19 @@ impl Pods for Border {
 }
 
 #[tonic::async_trait]
-impl Scale for Border {
+impl Scale for ControllerGrpc {
     async fn decide(
         &self,
         request: Request<Streaming<raw::ScaleItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let peer = tls::peer(&request);
-        let mut gate = Gate::new(&self.shutdown);
-        let (stop, mut decider) = (gate.stop.clone(), Decider::new(self));
+        let mut gate = StreamAuthorization::new(&self.shutdown);
+        let (stop, mut decider) = (gate.stop.clone(), DecisionStream::new(self));
         let each = |item: ScaleItem| {
             let allowed = match &item {
-                ScaleItem::Sender(who) => peer.may(who, "decide scale", &[Role::Autoscaler]),
+                ScaleItem::Sender(who) => {
+                    peer.may(who, "decide scale", &[ComponentRole::Autoscaler])
+                }
                 // Without a sender the election does not know the stream, and ignores its items.
                 _ => Ok(()),
             };
@@ -319,18 +336,18 @@ impl Scale for Border {
 }
 
 /// Check of a stream's items against its peer's identity: the first item that is not allowed ends the stream.
-struct Gate {
+struct StreamAuthorization {
     stop: CancellationToken,
-    denied: Option<Denied>,
+    denied: Option<PeerDeniedError>,
 }
 
-impl Gate {
+impl StreamAuthorization {
     fn new(shutdown: &CancellationToken) -> Self {
         Self { stop: shutdown.child_token(), denied: None }
     }
 
     /// Returns true if the item may be processed. After the first that is not allowed, none is.
-    fn passes(&mut self, allowed: Result<(), Denied>) -> bool {
+    fn passes(&mut self, allowed: Result<(), PeerDeniedError>) -> bool {
         if let (Err(denied), None) = (allowed, &self.denied) {
             self.denied = Some(denied);
             self.stop.cancel();
@@ -347,19 +364,19 @@ impl Gate {
     }
 }
 
-fn refuse(denied: &Denied) -> Status {
+fn refuse(denied: &PeerDeniedError) -> Status {
     warn!(%denied, "stream refused");
     tls::status(denied)
 }
 
 /// Registration of one autoscaler's stream; dropping it removes the stream from the election.
-struct Decider {
-    border: Border,
+struct DecisionStream {
+    border: ControllerGrpc,
     stream: u64,
 }
 
-impl Decider {
-    fn new(border: &Border) -> Self {
+impl DecisionStream {
+    fn new(border: &ControllerGrpc) -> Self {
         let stream = border.streams.fetch_add(1, Ordering::Relaxed);
         Self { border: border.clone(), stream }
     }
@@ -378,7 +395,7 @@ impl Decider {
     }
 }
 
-impl Drop for Decider {
+impl Drop for DecisionStream {
     fn drop(&mut self) {
         self.border.decide_by(|all| all.end(self.stream));
     }

@@ -12,7 +12,7 @@ use crate::{
     kube::cache::hash,
     observe,
     restore::array,
-    world::{Stamp, World},
+    world::{ClusterState, UnixMillis},
 };
 
 /// Time after a rejection during which a node gets no bound pods, in ms.
@@ -31,7 +31,7 @@ const ANYWHERE: [&str; 5] = ["configMap", "secret", "projected", "emptyDir", "do
 
 /// Facts about a node that decide whether pods may be bound to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
     ready: bool,
     /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
@@ -39,10 +39,10 @@ pub struct Node {
     /// Hashes of the names of the images on the node, sorted.
     images: Box<[u64]>,
     /// Time of the node's last rejection of a pod.
-    refused: Option<Stamp>,
+    refused: Option<UnixMillis>,
 }
 
-impl Node {
+impl NodeState {
     /// Reads a Node object; `before` holds the earlier facts, of which the last rejection is kept.
     pub fn of(object: &Value, before: Option<&Self>) -> Self {
         let status = &object["status"];
@@ -71,12 +71,12 @@ impl Node {
     }
 
     /// Records that the node has rejected a pod at `now`.
-    pub fn shun(&mut self, now: Stamp) {
+    pub fn shun(&mut self, now: UnixMillis) {
         self.refused = Some(now);
     }
 
     /// Returns true if a pod with these image hashes may be bound to the node at `now`.
-    fn takes(&self, images: &[u64], now: Stamp) -> bool {
+    fn takes(&self, images: &[u64], now: UnixMillis) -> bool {
         let shunned = self.refused.is_some_and(|at| now < at.plus_ms(SHUNNED_MS));
         self.open && !shunned && images.iter().all(|it| self.images.binary_search(it).is_ok())
     }
@@ -92,7 +92,12 @@ pub fn refuser(pod: &Value) -> Option<&str> {
 
 /// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, it takes the
 /// one with the fewest pods of the same Revision; the random `chance` breaks ties.
-pub fn place<'a>(world: &'a World, pod: &Value, chance: u64, now: Stamp) -> Option<&'a str> {
+pub fn place<'a>(
+    world: &'a ClusterState,
+    pod: &Value,
+    chance: u64,
+    now: UnixMillis,
+) -> Option<&'a str> {
     let spec = &pod["spec"];
     if !is_free(spec) {
         return None;
@@ -111,7 +116,7 @@ pub fn place<'a>(world: &'a World, pod: &Value, chance: u64, now: Stamp) -> Opti
 }
 
 /// Number of pods of the same Revision, by node.
-fn siblings<'a>(world: &'a World, pod: &Value) -> BTreeMap<&'a str, usize> {
+fn siblings<'a>(world: &'a ClusterState, pod: &Value) -> BTreeMap<&'a str, usize> {
     let mut load = BTreeMap::new();
     let owner = observe::app(pod);
     let app = owner.and_then(|owner| world.apps.get(&owner));

@@ -27,13 +27,13 @@ pub mod slices;
 pub mod subset;
 
 pub use names::{child_name, tagged};
-pub use resource::Resource;
+pub use resource::ResourceKind;
 
 /// A complete object, ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Object {
+pub struct ChildObject {
     /// Kind of the object, with its API group.
-    pub resource: Resource,
+    pub resource: ResourceKind,
     /// Namespace of the object; empty for a cluster-scoped one.
     pub namespace: String,
     /// Name of the object, without its namespace.
@@ -42,9 +42,9 @@ pub struct Object {
     pub body: Value,
 }
 
-impl Object {
+impl ChildObject {
     /// Builds an object from its metadata and the other top-level fields.
-    pub(crate) fn new(resource: Resource, meta: ObjectMeta, rest: impl Serialize) -> Self {
+    pub(crate) fn new(resource: ResourceKind, meta: ObjectMeta, rest: impl Serialize) -> Self {
         let (namespace, name) = (meta.namespace.clone(), meta.name.clone());
         let mut body = value(rest);
         if let Value::Object(fields) = &mut body {
@@ -64,16 +64,16 @@ fn value(it: impl Serialize) -> Value {
 
 /// The object that controls another one, for its owner reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner<'a> {
+pub struct OwnerObject<'a> {
     /// Kind of the owner, with its API group.
-    pub resource: Resource,
+    pub resource: ResourceKind,
     /// Name of the owner, which is in the same namespace.
     pub name: &'a str,
     /// UID of the owner, as the API server gave it.
     pub uid: &'a str,
 }
 
-impl Owner<'_> {
+impl OwnerObject<'_> {
     /// Owner reference that makes this object the controller of another one.
     pub fn reference(&self) -> OwnerReference {
         OwnerReference {
@@ -89,7 +89,7 @@ impl Owner<'_> {
 
 /// A Revision, as far as its child objects depend on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Revision<'a> {
+pub struct RevisionView<'a> {
     /// Namespace of the Revision and of all its children.
     pub namespace: &'a str,
     /// Name of the Revision, without its namespace.
@@ -110,10 +110,10 @@ pub struct Revision<'a> {
     pub digests: &'a [(Box<str>, Box<str>)],
 }
 
-impl<'a> Revision<'a> {
+impl<'a> RevisionView<'a> {
     /// The Revision as the owner of its children.
-    pub fn owner(&self) -> Owner<'a> {
-        Owner { resource: Resource::Revision, name: self.name, uid: self.uid }
+    pub fn owner(&self) -> OwnerObject<'a> {
+        OwnerObject { resource: ResourceKind::Revision, name: self.name, uid: self.uid }
     }
 
     /// Returns true if its pods speak HTTP/2 without TLS (a port named `h2c`).
@@ -133,7 +133,7 @@ impl<'a> Revision<'a> {
 
 /// Settings of operators for pods, from `config-deployment`, `config-defaults` and `config-features`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct DeploymentSettings {
     /// Time within which a Deployment must make progress, in seconds (`progress-deadline`).
     pub progress_deadline_seconds: i32,
     /// True if pods of a Revision prefer different nodes (`default-affinity-type`).
@@ -151,7 +151,7 @@ pub struct Config {
     pub wait_for_drain: bool,
 }
 
-impl Default for Config {
+impl Default for DeploymentSettings {
     fn default() -> Self {
         Self {
             progress_deadline_seconds: 600,
@@ -167,19 +167,23 @@ impl Default for Config {
 
 /// Facts of a Revision that change while its spec stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct RevisionScaleInputs {
     /// Number of pods that a new Deployment starts with.
     pub replicas: i32,
     /// Reachability of the Revision by Routes.
-    pub reachability: scaling::Reachability,
+    pub reachability: scaling::RevisionReachability,
     /// Path of new connections to the Revision.
-    pub mode: scaling::Mode,
+    pub mode: scaling::ServerlessServiceMode,
     /// Number of activators that serve the Revision; 0: all of them.
     pub activators: i32,
 }
 
 /// All child objects of a Revision.
-pub fn of_revision(revision: &Revision<'_>, config: &Config, parts: &Parts) -> Vec<Object> {
+pub fn of_revision(
+    revision: &RevisionView<'_>,
+    config: &DeploymentSettings,
+    parts: &RevisionScaleInputs,
+) -> Vec<ChildObject> {
     let mut all = vec![
         deployment::deployment(revision, config, parts.replicas),
         services::private(revision),

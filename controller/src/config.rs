@@ -5,14 +5,14 @@ use std::{
     path::PathBuf,
 };
 
-use common::replicas::Endpoint;
-use common::wire::{Activator, is_label, is_subdomain};
+use common::replicas::ReplicaEndpoint;
+use common::wire::{ActivatorEntry, is_label, is_subdomain};
 
-use crate::{policy::AutoscalerConfig, world::Settings};
+use crate::{policy::ScalePolicyConfig, world::ControllerSettings};
 
 /// Start-up options of the controller, on any platform.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Config {
+pub struct ControllerConfig {
     /// Name of the node; a DNS label.
     #[arg(long = "controller-node", env = "ROUSE_NODE", default_value = "rouse")]
     pub node: String,
@@ -50,7 +50,7 @@ pub struct Config {
     pub activators: Vec<IpAddr>,
 }
 
-impl Default for Config {
+impl Default for ControllerConfig {
     fn default() -> Self {
         Self {
             node: "rouse".into(),
@@ -68,7 +68,7 @@ impl Default for Config {
 
 /// Further start-up options of the controller on Kubernetes.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Cluster {
+pub struct KubernetesConfig {
     /// Uses the API server that FILE names; without it that of the pod's own cluster.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -90,10 +90,12 @@ pub struct Cluster {
     pub webhook_url: Option<String>,
 }
 
-impl Cluster {
+impl KubernetesConfig {
     /// Refuses values that cannot work, with the rule that is broken.
-    pub fn validate(&self) -> Result<(), BadConfig> {
-        let bad = |name, value: &str, rule| Err(BadConfig { name, value: value.into(), rule });
+    pub fn validate(&self) -> Result<(), ControllerConfigError> {
+        let bad = |name, value: &str, rule| {
+            Err(ControllerConfigError { name, value: value.into(), rule })
+        };
         if !is_label(&self.system_namespace) {
             return bad("system-namespace", &self.system_namespace, "must be a DNS label");
         }
@@ -113,17 +115,17 @@ impl Cluster {
 /// A start-up option with an unusable value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {value:?}: {rule}")]
-pub struct BadConfig {
+pub struct ControllerConfigError {
     name: &'static str,
     value: String,
     rule: &'static str,
 }
 
-impl Config {
+impl ControllerConfig {
     /// Refuses values that cannot work, with the rule that is broken.
-    pub fn validate(&self) -> Result<(), BadConfig> {
+    pub fn validate(&self) -> Result<(), ControllerConfigError> {
         let bad = |name, value: &dyn std::fmt::Display, rule| {
-            Err(BadConfig { name, value: value.to_string(), rule })
+            Err(ControllerConfigError { name, value: value.to_string(), rule })
         };
         if !is_label(&self.node) {
             return bad("node", &self.node, "must be a DNS label");
@@ -134,7 +136,7 @@ impl Config {
         if !self.state.is_absolute() {
             return bad("state", &self.state.display(), "must be an absolute path");
         }
-        if self.listen.parse::<Endpoint>().is_err() {
+        if self.listen.parse::<ReplicaEndpoint>().is_err() {
             let rule = "must be unix:/path, http://IP:PORT or https://IP:PORT";
             return bad("listen", &self.listen, rule);
         }
@@ -148,20 +150,20 @@ impl Config {
     }
 
     /// World settings that follow from the options. `boot` identifies this boot of the machine.
-    pub fn settings(&self, boot: String, autoscaler: AutoscalerConfig) -> Settings {
-        let activator = Activator {
+    pub fn settings(&self, boot: String, autoscaler: ScalePolicyConfig) -> ControllerSettings {
+        let activator = ActivatorEntry {
             name: self.node.clone(),
             node: self.node.clone(),
             zone: String::new(),
             addresses: self.activators.clone(),
         };
-        Settings {
+        ControllerSettings {
             domain: self.domain.clone(),
             node: self.node.clone(),
             boot,
             autoscaler,
             activators: vec![activator],
-            ..Settings::default()
+            ..ControllerSettings::default()
         }
     }
 }

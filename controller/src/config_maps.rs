@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     parse::{Problem, line},
-    policy::AutoscalerConfig,
+    policy::ScalePolicyConfig,
 };
 
 mod autoscaler;
@@ -32,30 +32,30 @@ pub mod network;
 pub mod observability;
 pub mod template;
 
-pub use certmanager::CertManager;
-pub use defaults::Defaults;
-pub use deployment::Deployment;
-pub use domain::Domain;
+pub use certmanager::CertManagerConfig;
+pub use defaults::RevisionDefaults;
+pub use deployment::DeploymentConfig;
+pub use domain::DomainConfig;
 pub use features::{Features, Flag, SecureDefaults};
-pub use gc::Gc;
-pub use keys::{Keys, read};
-pub use leader_election::LeaderElection;
-pub use logging::Logging;
-pub use network::Network;
-pub use observability::Observability;
+pub use gc::GcConfig;
+pub use keys::{ConfigMapReader, read};
+pub use leader_election::LeaderElectionConfig;
+pub use logging::LoggingConfig;
+pub use network::NetworkConfig;
+pub use observability::ObservabilityConfig;
 
 /// Settings of one ConfigMap, as a type.
-pub trait ConfigMap: Default {
+pub trait ConfigMapSettings: Default {
     /// Name of the ConfigMap in the system namespace.
     const NAME: &'static str;
 
     /// Reads the settings from `keys`. Errors are added to `keys`; if there are any, the returned value is dropped.
-    fn read(keys: &mut Keys<'_>) -> Self;
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self;
 }
 
 /// A ConfigMap that could be read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Read<T> {
+pub struct ParsedConfigMap<T> {
     /// The settings that it holds.
     pub value: T,
     /// Warnings on accepted keys: those of older releases, and unknown ones.
@@ -64,7 +64,7 @@ pub struct Read<T> {
 
 /// An event to report on a ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ConfigMapEvent {
     /// True for Kubernetes' event type `Warning`, false for `Normal`.
     pub is_warning: bool,
     /// Reason of the event: `ConfigRefused`, `ConfigAccepted`, `ConfigHint` or `ConfigDeleted`.
@@ -73,7 +73,7 @@ pub struct Event {
     pub message: String,
 }
 
-impl Event {
+impl ConfigMapEvent {
     fn new(is_warning: bool, reason: &'static str, message: String) -> Self {
         Self { is_warning, reason, message }
     }
@@ -81,11 +81,11 @@ impl Event {
 
 /// Consequences of an update of one ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Update {
+pub struct ConfigMapUpdate {
     /// True if a setting in force has changed, so that everything must be planned again.
     pub is_changed: bool,
     /// Events to report on the ConfigMap.
-    pub events: Vec<Event>,
+    pub events: Vec<ConfigMapEvent>,
 }
 
 /// Declares the ConfigMaps once: field and type of each.
@@ -95,7 +95,7 @@ macro_rules! configs {
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Configs {
             $($(#[$doc])* pub $field: Arc<$type>,)*
-            seen: BTreeMap<&'static str, Seen>,
+            seen: BTreeMap<&'static str, LatestConfigMap>,
         }
 
         /// Names of the ConfigMaps that are read.
@@ -103,10 +103,10 @@ macro_rules! configs {
 
         impl Configs {
             /// Applies the data of one ConfigMap, or its deletion. Names outside [`NAMES`] change nothing.
-            pub fn update(&mut self, name: &str, data: Option<&BTreeMap<String, String>>) -> Update {
+            pub fn update(&mut self, name: &str, data: Option<&BTreeMap<String, String>>) -> ConfigMapUpdate {
                 match name {
                     $(<$type>::NAME => follow(&mut self.$field, &mut self.seen, data),)*
-                    _ => Update::default(),
+                    _ => ConfigMapUpdate::default(),
                 }
             }
         }
@@ -142,34 +142,34 @@ macro_rules! configs {
 
 configs! {
     /// Settings of `config-autoscaler`: scaling.
-    autoscaler: AutoscalerConfig;
+    autoscaler: ScalePolicyConfig;
     /// Settings of `config-certmanager`, which have no effect.
-    certmanager: CertManager;
+    certmanager: CertManagerConfig;
     /// Settings of `config-defaults`: defaults of Revisions.
-    defaults: Defaults;
+    defaults: RevisionDefaults;
     /// Settings of `config-deployment`: pods and digests.
-    deployment: Deployment;
+    deployment: DeploymentConfig;
     /// Settings of `config-domain`: domains of Routes.
-    domain: Domain;
+    domain: DomainConfig;
     /// Settings of `config-features`: permitted fields of pods.
     features: Features;
     /// Settings of `config-gc`: retention of Revisions.
-    gc: Gc;
+    gc: GcConfig;
     /// Settings of `config-leader-election`: timing of the lease.
-    leader_election: LeaderElection;
+    leader_election: LeaderElectionConfig;
     /// Settings of `config-logging`: log levels.
-    logging: Logging;
+    logging: LoggingConfig;
     /// Settings of `config-network`: names, rollouts, gateways.
-    network: Network;
+    network: NetworkConfig;
     /// Settings of `config-observability`: request logs, log URLs.
-    observability: Observability;
+    observability: ObservabilityConfig;
     /// Settings of `config-tracing`, which have no effect any more.
-    tracing: observability::OldTracing;
+    tracing: observability::TracingConfig;
 }
 
 impl Configs {
     /// Applies a ConfigMap as the API server holds it, or its deletion.
-    pub fn observe(&mut self, name: &str, object: Option<&serde_json::Value>) -> Update {
+    pub fn observe(&mut self, name: &str, object: Option<&serde_json::Value>) -> ConfigMapUpdate {
         // A ConfigMap without keys has no `data` field at all.
         let data = object.map(|it| {
             let pairs = it["data"].as_object().into_iter().flatten();
@@ -189,7 +189,7 @@ impl Configs {
 
 /// Record of the latest data of one ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct LatestConfigMap {
     /// Hash of the data, so that a watch that begins again reports nothing twice.
     hash: u64,
     /// Reason for which the data were refused; none if they are in force.
@@ -197,25 +197,25 @@ struct Seen {
 }
 
 /// Applies the data of one ConfigMap to its settings `have`: the common part of every [`Configs::update`].
-fn follow<T: ConfigMap + PartialEq + fmt::Debug>(
+fn follow<T: ConfigMapSettings + PartialEq + fmt::Debug>(
     have: &mut Arc<T>,
-    seen: &mut BTreeMap<&'static str, Seen>,
+    seen: &mut BTreeMap<&'static str, LatestConfigMap>,
     data: Option<&BTreeMap<String, String>>,
-) -> Update {
+) -> ConfigMapUpdate {
     let Some(data) = data else {
         // A ConfigMap that never existed is no event.
         let known = seen.remove(T::NAME).is_some();
         let message = format!("{} is gone: its defaults hold", T::NAME);
-        let gone = known.then(|| Event::new(false, "ConfigDeleted", message));
+        let gone = known.then(|| ConfigMapEvent::new(false, "ConfigDeleted", message));
         let is_changed = replace(have, T::default());
-        return Update { is_changed, events: gone.into_iter().collect() };
+        return ConfigMapUpdate { is_changed, events: gone.into_iter().collect() };
     };
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);
     let hash = hasher.finish();
     // Equal data were reported already, also if they were refused.
     let was_refused = match seen.entry(T::NAME) {
-        Entry::Occupied(seen) if seen.get().hash == hash => return Update::default(),
+        Entry::Occupied(seen) if seen.get().hash == hash => return ConfigMapUpdate::default(),
         Entry::Occupied(seen) => seen.get().refused.is_some(),
         Entry::Vacant(_) => false,
     };
@@ -224,17 +224,18 @@ fn follow<T: ConfigMap + PartialEq + fmt::Debug>(
             // `have` stays as it is: the last valid settings remain in force.
             let why = line(&problems);
             let message = format!("{}: {why}. The settings before it hold", T::NAME);
-            seen.insert(T::NAME, Seen { hash, refused: Some(why) });
-            let event = Event::new(true, "ConfigRefused", message);
-            Update { is_changed: false, events: vec![event] }
+            seen.insert(T::NAME, LatestConfigMap { hash, refused: Some(why) });
+            let event = ConfigMapEvent::new(true, "ConfigRefused", message);
+            ConfigMapUpdate { is_changed: false, events: vec![event] }
         }
-        Ok(Read { value, warnings }) => {
-            seen.insert(T::NAME, Seen { hash, refused: None });
-            let hint = |it| Event::new(true, "ConfigHint", format!("{}: {it}", T::NAME));
-            let again = || Event::new(false, "ConfigAccepted", format!("{} is in force", T::NAME));
+        Ok(ParsedConfigMap { value, warnings }) => {
+            seen.insert(T::NAME, LatestConfigMap { hash, refused: None });
+            let hint = |it| ConfigMapEvent::new(true, "ConfigHint", format!("{}: {it}", T::NAME));
+            let again =
+                || ConfigMapEvent::new(false, "ConfigAccepted", format!("{} is in force", T::NAME));
             let events = was_refused.then(again).into_iter();
             let events = events.chain(warnings.into_iter().map(hint)).collect();
-            Update { is_changed: replace(have, value), events }
+            ConfigMapUpdate { is_changed: replace(have, value), events }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::knative::{
     caching::{ImageSpec, ImageStatus},
     domain::{DomainMappingSpec, DomainMappingStatus},
     networking::{
-        ClusterDomainClaimSpec, NoStatus, ServerlessServiceSpec, ServerlessServiceStatus,
+        ClusterDomainClaimSpec, EmptyStatus, ServerlessServiceSpec, ServerlessServiceStatus,
     },
 };
 
@@ -22,7 +22,7 @@ mod rules;
 mod schema;
 
 /// One kind: names, columns and schemas of its definition.
-struct Kind {
+struct CrdKind {
     group: &'static str,
     version: &'static str,
     kind: &'static str,
@@ -31,20 +31,20 @@ struct Kind {
     categories: &'static [&'static str],
     scope: &'static str,
     labels: &'static [&'static str],
-    columns: &'static [Column],
+    columns: &'static [PrinterColumn],
     about: &'static str,
     spec: Value,
     status: Value,
 }
 
 /// A column of `kubectl get`: title, type, JSON path.
-type Column = (&'static str, &'static str, &'static str);
+type PrinterColumn = (&'static str, &'static str, &'static str);
 
-const READY: Column = ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status");
-const REASON: Column = ("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason");
-const URL: Column = ("URL", "string", ".status.url");
-const CREATED: Column = ("LatestCreated", "string", ".status.latestCreatedRevisionName");
-const LATEST_READY: Column = ("LatestReady", "string", ".status.latestReadyRevisionName");
+const READY: PrinterColumn = ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status");
+const REASON: PrinterColumn = ("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason");
+const URL: PrinterColumn = ("URL", "string", ".status.url");
+const CREATED: PrinterColumn = ("LatestCreated", "string", ".status.latestCreatedRevisionName");
+const LATEST_READY: PrinterColumn = ("LatestReady", "string", ".status.latestReadyRevisionName");
 const USER: &[&str] = &["all", "knative", "serving"];
 const ADDRESSABLE: &str = "duck.knative.dev/addressable";
 const PODSPECABLE: &str = "duck.knative.dev/podspecable";
@@ -66,8 +66,8 @@ pub fn all() -> Vec<Value> {
     kinds.into_iter().map(definition).collect()
 }
 
-fn service() -> Kind {
-    Kind {
+fn service() -> CrdKind {
+    CrdKind {
         plural: "services",
         short: &["kservice", "ksvc"],
         labels: &[ADDRESSABLE, PODSPECABLE],
@@ -77,8 +77,8 @@ fn service() -> Kind {
     }
 }
 
-fn configuration() -> Kind {
-    Kind {
+fn configuration() -> CrdKind {
+    CrdKind {
         plural: "configurations",
         short: &["config", "cfg"],
         labels: &[PODSPECABLE],
@@ -88,8 +88,8 @@ fn configuration() -> Kind {
     }
 }
 
-fn revision() -> Kind {
-    Kind {
+fn revision() -> CrdKind {
+    CrdKind {
         plural: "revisions",
         short: &["rev"],
         columns: &[
@@ -109,8 +109,8 @@ fn revision() -> Kind {
     }
 }
 
-fn route() -> Kind {
-    Kind {
+fn route() -> CrdKind {
+    CrdKind {
         plural: "routes",
         short: &["rt"],
         labels: &[ADDRESSABLE],
@@ -120,8 +120,8 @@ fn route() -> Kind {
     }
 }
 
-fn domain_mapping() -> Kind {
-    Kind {
+fn domain_mapping() -> CrdKind {
+    CrdKind {
         version: "v1beta1",
         plural: "domainmappings",
         short: &["dm"],
@@ -131,8 +131,8 @@ fn domain_mapping() -> Kind {
     }
 }
 
-fn pod_autoscaler() -> Kind {
-    Kind {
+fn pod_autoscaler() -> CrdKind {
+    CrdKind {
         group: "autoscaling.internal.knative.dev",
         plural: "podautoscalers",
         short: &["kpa", "pa"],
@@ -148,8 +148,8 @@ fn pod_autoscaler() -> Kind {
     }
 }
 
-fn metric() -> Kind {
-    Kind {
+fn metric() -> CrdKind {
+    CrdKind {
         group: "autoscaling.internal.knative.dev",
         plural: "metrics",
         categories: &["knative-internal", "autoscaling"],
@@ -159,8 +159,8 @@ fn metric() -> Kind {
     }
 }
 
-fn serverless_service() -> Kind {
-    Kind {
+fn serverless_service() -> CrdKind {
+    CrdKind {
         group: "networking.internal.knative.dev",
         plural: "serverlessservices",
         short: &["sks"],
@@ -178,8 +178,8 @@ fn serverless_service() -> Kind {
     }
 }
 
-fn cluster_domain_claim() -> Kind {
-    Kind {
+fn cluster_domain_claim() -> CrdKind {
+    CrdKind {
         group: "networking.internal.knative.dev",
         plural: "clusterdomainclaims",
         short: &["cdc"],
@@ -187,12 +187,12 @@ fn cluster_domain_claim() -> Kind {
         scope: "Cluster",
         columns: &[("Namespace", "string", ".spec.namespace")],
         about: "Which namespace may map a domain.",
-        ..internal::<ClusterDomainClaimSpec, NoStatus>("ClusterDomainClaim")
+        ..internal::<ClusterDomainClaimSpec, EmptyStatus>("ClusterDomainClaim")
     }
 }
 
-fn image() -> Kind {
-    Kind {
+fn image() -> CrdKind {
+    CrdKind {
         group: "caching.internal.knative.dev",
         plural: "images",
         short: &["img"],
@@ -203,12 +203,17 @@ fn image() -> Kind {
     }
 }
 
-fn serving<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> Kind {
-    Kind { group: "serving.knative.dev", version: "v1", categories: USER, ..internal::<S, T>(kind) }
+fn serving<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
+    CrdKind {
+        group: "serving.knative.dev",
+        version: "v1",
+        categories: USER,
+        ..internal::<S, T>(kind)
+    }
 }
 
-fn internal<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> Kind {
-    Kind {
+fn internal<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
+    CrdKind {
         group: "",
         version: "v1alpha1",
         kind,
@@ -224,7 +229,7 @@ fn internal<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> Kind {
     }
 }
 
-fn definition(it: Kind) -> Value {
+fn definition(it: CrdKind) -> Value {
     let name = format!("{}.{}", it.plural, it.group);
     let mut labels = json!({
         "app.kubernetes.io/part-of": "rouse",
@@ -233,8 +238,7 @@ fn definition(it: Kind) -> Value {
     for label in it.labels {
         labels[*label] = "true".into();
     }
-    let column =
-        |(title, kind, path): &Column| json!({"name": title, "type": kind, "jsonPath": path});
+    let column = |(title, kind, path): &PrinterColumn| json!({"name": title, "type": kind, "jsonPath": path});
     let columns: Vec<Value> = it.columns.iter().map(column).collect();
     let mut root = json!({
         "type": "object",

@@ -26,9 +26,9 @@ use std::{
     time::Duration,
 };
 
-use common::wire::{Alive, Decision, Name};
+use common::wire::{AutoscalerHeartbeat, NamespacedName, ScaleDecision};
 
-/// Interval between two calls of [`Deciders::tick`].
+/// Interval between two calls of [`AutoscalerElection::tick`].
 pub const TICK: Duration = Duration::from_millis(100);
 /// Ticks without a heartbeat after which an autoscaler is passed over. Two heartbeats come in four ticks.
 pub const SILENT: u64 = 7;
@@ -43,21 +43,21 @@ const AWAITED: u64 = 10;
 
 /// An event for the machine that results from the election.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum ElectionEvent {
     /// Start of a whole set of decisions.
     Begin,
     /// One decision, of the active autoscaler.
-    Decide(Decision),
+    Decide(ScaleDecision),
     /// The Revision has no decision any more.
-    Undecide(Name),
+    Undecide(NamespacedName),
     /// End of the set: Revisions that it did not name have no decision.
     Synced,
 }
 
 /// The autoscalers with open streams, and the active one of them.
 #[derive(Clone, Debug, Default)]
-pub struct Deciders {
-    all: BTreeMap<u64, Decider>,
+pub struct AutoscalerElection {
+    all: BTreeMap<u64, AutoscalerCandidate>,
     counts: Option<u64>,
     /// Number of ticks so far.
     now: u64,
@@ -69,27 +69,27 @@ pub struct Deciders {
 
 /// One autoscaler's stream, with its latest decisions and heartbeat.
 #[derive(Clone, Debug)]
-struct Decider {
+struct AutoscalerCandidate {
     name: String,
     is_whole: bool,
     /// Latest heartbeat; none from an autoscaler of an earlier release, which is live while its stream is open.
-    heard: Option<Heard>,
-    decisions: BTreeMap<Name, Decision>,
+    heard: Option<ReceivedHeartbeat>,
+    decisions: BTreeMap<NamespacedName, ScaleDecision>,
 }
 
 /// Latest heartbeat of an autoscaler, in this replica's ticks.
 #[derive(Clone, Debug)]
-struct Heard {
+struct ReceivedHeartbeat {
     /// Tick at which the heartbeat arrived.
     at: u64,
     /// Tick since which the sender has received usage; below 0: before the first tick.
     since: i64,
-    alive: Alive,
+    alive: AutoscalerHeartbeat,
     /// Tick since which it has had fewer reporters than another live autoscaler.
     short_since: Option<u64>,
 }
 
-impl Deciders {
+impl AutoscalerElection {
     /// Name of the active autoscaler.
     pub fn chosen(&self) -> Option<&str> {
         self.counts.and_then(|stream| self.all.get(&stream)).map(|it| it.name.as_str())
@@ -101,9 +101,9 @@ impl Deciders {
     }
 
     /// Records that the autoscaler `name` has opened the stream with this number.
-    pub fn begin(&mut self, stream: u64, name: &str) -> Vec<Step> {
+    pub fn begin(&mut self, stream: u64, name: &str) -> Vec<ElectionEvent> {
         let ended = self.end(stream);
-        let decider = Decider {
+        let decider = AutoscalerCandidate {
             name: name.to_owned(),
             is_whole: false,
             heard: None,
@@ -114,7 +114,7 @@ impl Deciders {
     }
 
     /// Records a heartbeat on a stream.
-    pub fn alive(&mut self, stream: u64, alive: Alive) -> Vec<Step> {
+    pub fn alive(&mut self, stream: u64, alive: AutoscalerHeartbeat) -> Vec<ElectionEvent> {
         let now = self.now;
         let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
         let tick_ms = u64::try_from(TICK.as_millis()).unwrap_or(u64::MAX);
@@ -127,12 +127,12 @@ impl Deciders {
             Some(_) | None => said,
         };
         let short_since = before.and_then(|it| it.short_since);
-        it.heard = Some(Heard { at: now, since, alive, short_since });
+        it.heard = Some(ReceivedHeartbeat { at: now, since, alive, short_since });
         self.choose()
     }
 
     /// Counts another [`TICK`], and detects silent autoscalers.
-    pub fn tick(&mut self) -> Vec<Step> {
+    pub fn tick(&mut self) -> Vec<ElectionEvent> {
         self.now += 1;
         let now = self.now;
         let living = self.all.values().filter(|it| !it.is_silent(now));
@@ -147,22 +147,22 @@ impl Deciders {
     }
 
     /// Records a decision on a stream.
-    pub fn decide(&mut self, stream: u64, decision: Decision) -> Vec<Step> {
+    pub fn decide(&mut self, stream: u64, decision: ScaleDecision) -> Vec<ElectionEvent> {
         let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
         // All decisions are kept, so that an autoscaler that becomes active has its whole set ready.
         it.decisions.insert(decision.revision.clone(), decision.clone());
-        self.if_it_counts(stream, Step::Decide(decision))
+        self.if_it_counts(stream, ElectionEvent::Decide(decision))
     }
 
     /// Records that a stream has no decision for the Revision any more.
-    pub fn undecide(&mut self, stream: u64, revision: Name) -> Vec<Step> {
+    pub fn undecide(&mut self, stream: u64, revision: NamespacedName) -> Vec<ElectionEvent> {
         let Some(it) = self.all.get_mut(&stream) else { return Vec::new() };
         it.decisions.remove(&revision);
-        self.if_it_counts(stream, Step::Undecide(revision))
+        self.if_it_counts(stream, ElectionEvent::Undecide(revision))
     }
 
     /// Records that a stream has sent its whole set of decisions.
-    pub fn synced(&mut self, stream: u64) -> Vec<Step> {
+    pub fn synced(&mut self, stream: u64) -> Vec<ElectionEvent> {
         if let Some(it) = self.all.get_mut(&stream) {
             it.is_whole = true;
         }
@@ -170,7 +170,7 @@ impl Deciders {
     }
 
     /// Records the end of a stream. The last decisions stay in force until another autoscaler becomes active.
-    pub fn end(&mut self, stream: u64) -> Vec<Step> {
+    pub fn end(&mut self, stream: u64) -> Vec<ElectionEvent> {
         self.all.remove(&stream);
         if self.counts == Some(stream) {
             self.counts = None;
@@ -179,12 +179,12 @@ impl Deciders {
     }
 
     /// The step, if the stream is the active autoscaler's.
-    fn if_it_counts(&self, stream: u64, step: Step) -> Vec<Step> {
+    fn if_it_counts(&self, stream: u64, step: ElectionEvent) -> Vec<ElectionEvent> {
         if self.counts == Some(stream) { vec![step] } else { Vec::new() }
     }
 
     /// Activates the first by rank. If that is a change, returns its whole set of decisions.
-    fn choose(&mut self) -> Vec<Step> {
+    fn choose(&mut self) -> Vec<ElectionEvent> {
         let first = self.first();
         let Some(first) = first.filter(|first| self.counts != Some(*first)) else {
             return Vec::new();
@@ -196,18 +196,18 @@ impl Deciders {
         }
         (self.counts, self.has_chosen) = (Some(first), true);
         let decisions = self.all.get(&first).into_iter().flat_map(|it| it.decisions.values());
-        let decisions = decisions.cloned().map(Step::Decide);
-        [Step::Begin].into_iter().chain(decisions).chain([Step::Synced]).collect()
+        let decisions = decisions.cloned().map(ElectionEvent::Decide);
+        [ElectionEvent::Begin].into_iter().chain(decisions).chain([ElectionEvent::Synced]).collect()
     }
 
     /// Stream of the autoscaler that should be active.
     fn first(&self) -> Option<u64> {
         let named = self.named();
         let living = self.all.values().filter(|it| it.is_whole && !it.is_silent(self.now));
-        let oldest = living.filter_map(Decider::fills_since).min().unwrap_or(0);
+        let oldest = living.filter_map(AutoscalerCandidate::fills_since).min().unwrap_or(0);
         // Tuples compare field by field, in the order of the table above. `Reverse` prefers the newer of two streams of
         // one autoscaler.
-        let rank = |(stream, it): &(&u64, &Decider)| {
+        let rank = |(stream, it): &(&u64, &AutoscalerCandidate)| {
             let knows = it.is_full() && it.sees_all(self.now);
             let later = it.fills_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
             // Differences of a few ticks come from delays of messages.
@@ -239,7 +239,7 @@ impl Deciders {
     }
 }
 
-impl Decider {
+impl AutoscalerCandidate {
     fn is_silent(&self, now: u64) -> bool {
         self.heard.as_ref().is_some_and(|it| now - it.at >= SILENT)
     }

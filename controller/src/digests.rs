@@ -18,6 +18,6 @@ pub mod registry;
 pub mod resolver;
 
 pub use credentials::{Keyring, PullSecret};
-pub use queue::{Account, Answer, Wanted};
-pub use registry::Registries;
-pub use resolver::{PullSecrets, Resolver};
+pub use queue::{DigestRequest, DigestStatus, PullAccount};
+pub use registry::RegistryClient;
+pub use resolver::{DigestResolver, PullSecretSource};

@@ -13,7 +13,7 @@ use common::wire::{is_label, is_subdomain};
 use crate::{
     children::tagged,
     config_maps::{
-        Domain, Network,
+        DomainConfig, NetworkConfig,
         network::{domain_values, tag_values},
     },
     knative::key,
@@ -21,11 +21,11 @@ use crate::{
 
 /// Settings from which host names follow.
 #[derive(Clone, Copy, Debug)]
-pub struct Names<'a> {
+pub struct HostNameRules<'a> {
     /// Templates and scheme, from `config-network`.
-    pub network: &'a Network,
+    pub network: &'a NetworkConfig,
     /// Domains by label, from `config-domain`.
-    pub domain: &'a Domain,
+    pub domain: &'a DomainConfig,
     /// Domain of Routes for which `config-domain` has none; empty: they are private, as in Knative.
     pub default_domain: &'a str,
     /// Domain of names inside the cluster, such as `cluster.local`.
@@ -34,7 +34,7 @@ pub struct Names<'a> {
 
 /// A Route, as far as its host names depend on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Route<'a> {
+pub struct RouteHostInputs<'a> {
     /// Name of the Route, without its namespace.
     pub name: &'a str,
     /// Namespace of the Route.
@@ -47,7 +47,7 @@ pub struct Route<'a> {
 
 /// One name of a Route: its own, or that of a tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RouteHost {
     /// Tag of the target; `None`: the Route itself.
     pub tag: Option<String>,
     /// Name of the placeholder, without its namespace.
@@ -62,7 +62,7 @@ pub struct Target {
 
 /// Reason for which a name cannot be given, as shown in the Route's conditions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NameError {
+pub enum HostNameError {
     /// A template of `config-network` fails with the Route's values.
     #[error("domain name error: error executing the {which}: {why}")]
     Template {
@@ -93,15 +93,15 @@ pub enum NameError {
     },
 }
 
-impl Names<'_> {
+impl HostNameRules<'_> {
     /// The name of a Route, or of one of its tags. `hidden` returns true for placeholders whose own label makes them
     /// private.
     pub fn target(
         &self,
-        route: &Route<'_>,
+        route: &RouteHostInputs<'_>,
         tag: Option<&str>,
         hidden: impl Fn(&str) -> bool,
-    ) -> Result<Target, NameError> {
+    ) -> Result<RouteHost, HostNameError> {
         let name = self.service(route.name, tag)?;
         let is_local = self.is_local(route) || hidden(&name);
         let host = if is_local {
@@ -110,33 +110,33 @@ impl Names<'_> {
             self.public_host(route, &name)?
         };
         let url = format!("{}://{host}", self.scheme(is_local));
-        Ok(Target { tag: tag.map(str::to_owned), name, is_local, host, url })
+        Ok(RouteHost { tag: tag.map(str::to_owned), name, is_local, host, url })
     }
 
     /// Name of the placeholder of a Route, or of one of its tags.
-    pub fn service(&self, route: &str, tag: Option<&str>) -> Result<String, NameError> {
+    pub fn service(&self, route: &str, tag: Option<&str>) -> Result<String, HostNameError> {
         let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
         let name = match &self.network.tag_template {
             None => tagged(Some(tag), route),
             Some(template) => template
                 .render(&tag_values(route, tag))
-                .map_err(|why| NameError::Template { which: "TagTemplate", why })?,
+                .map_err(|why| HostNameError::Template { which: "TagTemplate", why })?,
         };
         // Only a label can be the name of a Service, and templates may yield any text.
         if is_label(&name) {
             Ok(name)
         } else {
-            Err(NameError::Service { name, tag: tag.to_owned() })
+            Err(HostNameError::Service { name, tag: tag.to_owned() })
         }
     }
 
     /// Returns true if the whole Route is private: by its label, or because no public domain matches it.
-    pub fn is_local(&self, route: &Route<'_>) -> bool {
+    pub fn is_local(&self, route: &RouteHostInputs<'_>) -> bool {
         is_hidden(route.labels) || self.domain(route).is_none()
     }
 
     /// Public domain that matches a Route; none if it is private.
-    fn domain(&self, route: &Route<'_>) -> Option<&str> {
+    fn domain(&self, route: &RouteHostInputs<'_>) -> Option<&str> {
         // A domain `svc.<cluster domain>` in `config-domain` makes its Routes private, as in Knative.
         let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
         let default = Some(self.default_domain).filter(|it| !it.is_empty());
@@ -144,7 +144,11 @@ impl Names<'_> {
     }
 
     /// Public host of a name, by the domain template.
-    fn public_host(&self, route: &Route<'_>, name: &str) -> Result<String, NameError> {
+    fn public_host(
+        &self,
+        route: &RouteHostInputs<'_>,
+        name: &str,
+    ) -> Result<String, HostNameError> {
         let domain = self.domain(route).unwrap_or_default();
         let host = match &self.network.domain_template {
             None => format!("{name}.{}.{domain}", route.namespace),
@@ -153,14 +157,14 @@ impl Names<'_> {
                 let values = domain_values(name, route.namespace, domain, annotations, labels);
                 template
                     .render(&values)
-                    .map_err(|why| NameError::Template { which: "DomainTemplate", why })?
+                    .map_err(|why| HostNameError::Template { which: "DomainTemplate", why })?
             }
         };
         // A single label is no name in public DNS.
         if host.contains('.') && is_subdomain(&host) {
             Ok(host)
         } else {
-            Err(NameError::Host { host })
+            Err(HostNameError::Host { host })
         }
     }
 
@@ -176,7 +180,7 @@ impl Names<'_> {
     }
 
     /// `status.address.url` of a Route: private names are served without TLS.
-    pub fn address(&self, route: &Route<'_>) -> String {
+    pub fn address(&self, route: &RouteHostInputs<'_>) -> String {
         format!("http://{}", self.local_host(route.name, route.namespace))
     }
 
@@ -187,13 +191,17 @@ impl Names<'_> {
 
     /// All hosts of a target, public and private. With `tag-header-based-routing` the header `Knative-Serving-Tag`
     /// chooses among the tags of these.
-    pub fn hosts(&self, target: &Target, namespace: &str) -> Vec<String> {
+    pub fn hosts(&self, target: &RouteHost, namespace: &str) -> Vec<String> {
         let public = (!target.is_local).then(|| target.host.clone());
         public.into_iter().chain(self.local_hosts(&target.name, namespace)).collect()
     }
 
     /// Hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
-    pub fn tag_hosts(&self, targets: &[Target], namespace: &str) -> BTreeMap<String, Vec<String>> {
+    pub fn tag_hosts(
+        &self,
+        targets: &[RouteHost],
+        namespace: &str,
+    ) -> BTreeMap<String, Vec<String>> {
         let tagged = targets.iter().filter_map(|it| Some((it.tag.clone()?, it)));
         tagged.map(|(tag, it)| (tag, self.hosts(it, namespace))).collect()
     }
@@ -211,24 +219,24 @@ fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_maps::{ConfigMap, read};
+    use crate::config_maps::{ConfigMapSettings, read};
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect()
     }
 
-    fn config<T: ConfigMap>(pairs: &[(&str, &str)]) -> T {
+    fn config<T: ConfigMapSettings>(pairs: &[(&str, &str)]) -> T {
         read(&map(pairs)).unwrap().value
     }
 
-    struct Case {
-        network: Network,
-        domain: Domain,
+    struct HostNameCase {
+        network: NetworkConfig,
+        domain: DomainConfig,
         labels: BTreeMap<String, String>,
         annotations: BTreeMap<String, String>,
     }
 
-    impl Case {
+    impl HostNameCase {
         fn new(network: &[(&str, &str)], domain: &[(&str, &str)], labels: &[(&str, &str)]) -> Self {
             Self {
                 network: config(network),
@@ -238,15 +246,15 @@ mod tests {
             }
         }
 
-        fn target(&self, tag: Option<&str>, hidden: &str) -> Result<Target, NameError> {
+        fn target(&self, tag: Option<&str>, hidden: &str) -> Result<RouteHost, HostNameError> {
             let (labels, annotations) = (&self.labels, &self.annotations);
-            let route = Route { name: "shop", namespace: "team", labels, annotations };
+            let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
             self.names().target(&route, tag, |name| name == hidden)
         }
 
-        fn names(&self) -> Names<'_> {
+        fn names(&self) -> HostNameRules<'_> {
             let (network, domain) = (&self.network, &self.domain);
-            Names { network, domain, default_domain: "", cluster_domain: "c1.local" }
+            HostNameRules { network, domain, default_domain: "", cluster_domain: "c1.local" }
         }
 
         fn url(&self, tag: Option<&str>) -> String {
@@ -279,7 +287,7 @@ mod tests {
                 "http://www.example.com",
             ),
         ] {
-            assert_eq!(Case::new(network, PUBLIC, &[]).url(tag), url, "{network:?}");
+            assert_eq!(HostNameCase::new(network, PUBLIC, &[]).url(tag), url, "{network:?}");
         }
     }
 
@@ -297,19 +305,23 @@ mod tests {
             (&[], &[], inside),
             (&[("svc.c1.local", "")], &[], inside),
         ] {
-            assert_eq!(Case::new(own, domains, labels).url(None), url, "{domains:?} {labels:?}");
+            assert_eq!(
+                HostNameCase::new(own, domains, labels).url(None),
+                url,
+                "{domains:?} {labels:?}"
+            );
         }
     }
 
     #[test]
     fn a_default_domain_is_for_routes_that_no_other_is_for() {
-        let case = Case::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
-        let names = Names { default_domain: "localhost", ..case.names() };
+        let case = HostNameCase::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
+        let names = HostNameRules { default_domain: "localhost", ..case.names() };
         let (labels, prod) = (map(&[]), map(&[("app", "prod")]));
         let hidden = map(&[("networking.knative.dev/visibility", "cluster-local")]);
         let url = |labels| {
             let annotations = &case.annotations;
-            let route = Route { name: "shop", namespace: "team", labels, annotations };
+            let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
             names.target(&route, None, |_| false).unwrap().url
         };
         assert_eq!(url(&labels), "http://shop.team.localhost");
@@ -319,9 +331,9 @@ mod tests {
 
     #[test]
     fn a_label_on_the_placeholder_hides_one_tag() {
-        let case = Case::new(&[("default-external-scheme", "https")], PUBLIC, &[]);
+        let case = HostNameCase::new(&[("default-external-scheme", "https")], PUBLIC, &[]);
         let tag = case.target(Some("v1"), "v1-shop").unwrap();
-        let want = Target {
+        let want = RouteHost {
             tag: Some("v1".into()),
             name: "v1-shop".into(),
             is_local: true,
@@ -340,17 +352,17 @@ mod tests {
 
     #[test]
     fn what_can_be_no_name_is_told_with_what_to_change() {
-        let one = Case::new(&[("domain-template", "{{.Name}}")], PUBLIC, &[]);
-        assert_eq!(one.target(None, ""), Err(NameError::Host { host: "shop".into() }));
+        let one = HostNameCase::new(&[("domain-template", "{{.Name}}")], PUBLIC, &[]);
+        assert_eq!(one.target(None, ""), Err(HostNameError::Host { host: "shop".into() }));
         let upper = &[("domain-template", "{{index .Labels \"zone\"}}x.{{.Domain}}")];
-        let upper = Case::new(upper, PUBLIC, &[("zone", "EU")]);
-        let want = NameError::Host { host: "EUx.example.com".into() };
+        let upper = HostNameCase::new(upper, PUBLIC, &[("zone", "EU")]);
+        let want = HostNameError::Host { host: "EUx.example.com".into() };
         assert_eq!(upper.target(None, ""), Err(want));
         let long = "t".repeat(60);
         let written = &[("tag-template", "{{.Tag}}-{{.Name}}")];
-        let said = Case::new(written, PUBLIC, &[]).target(Some(&long), "").unwrap_err();
+        let said = HostNameCase::new(written, PUBLIC, &[]).target(Some(&long), "").unwrap_err();
         let name = format!("{long}-shop");
-        assert_eq!(said, NameError::Service { name, tag: long });
+        assert_eq!(said, HostNameError::Service { name, tag: long });
         assert!(said.to_string().contains("see tag-template in config-network"));
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::wire::{Name, is_label};
+use common::wire::{NamespacedName, is_label};
 use notify::{EventKind, RecursiveMode, Watcher as _, event::AccessKind};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -18,14 +18,14 @@ use tracing::{info, warn};
 
 mod known;
 
-use known::{FileStamp, Known};
+use known::{FileStamp, ManifestIndex};
 
 use crate::{
-    machine::Event,
-    parse::{self, Document},
-    render::{ObjectKey, ObjectKind},
-    restore::{self, Objects},
-    shared::Shared,
+    machine::ControllerEvent,
+    parse::{self, ManifestDocument},
+    render::{KnativeObjectKey, KnativeObjectKind},
+    restore::{self, StoredAppObjects},
+    shared::ControllerRuntime,
 };
 
 /// Time for which changes are gathered before they are read or written.
@@ -35,7 +35,7 @@ const BATCH: usize = 16;
 
 /// Error of one of the two folders.
 #[derive(Debug, thiserror::Error)]
-pub enum FilesError {
+pub enum LocalFilesError {
     /// The folder cannot be created or read.
     #[error("cannot use folder {path}")]
     Folder {
@@ -58,41 +58,42 @@ pub enum FilesError {
 
 /// The two folders, which lie in the node's state folder.
 #[derive(Debug)]
-pub struct Files {
-    shared: Arc<Shared>,
+pub struct LocalFiles {
+    shared: Arc<ControllerRuntime>,
     manifests: PathBuf,
     objects: PathBuf,
     /// Manifest files that were read, and the services they name.
-    known: Known,
+    known: ManifestIndex,
     /// Number of manifest files read so far.
     reads: u64,
 }
 
-impl Files {
+impl LocalFiles {
     /// Opens the folders, restores the objects of the last run, then reads every manifest.
-    pub fn open(state: &Path, shared: Arc<Shared>) -> Result<Self, FilesError> {
+    pub fn open(state: &Path, shared: Arc<ControllerRuntime>) -> Result<Self, LocalFilesError> {
         let (manifests, objects) = (state.join("manifests"), state.join("objects"));
         for path in [&manifests, &objects] {
             fs::create_dir_all(path)
-                .map_err(|source| FilesError::Folder { path: path.clone(), source })?;
+                .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
         }
-        let known = Known::new(&manifests);
+        let known = ManifestIndex::new(&manifests);
         let mut files = Self { shared, manifests, objects, known, reads: 0 };
         files.restore()?;
         Ok(files)
     }
 
-    fn restore(&mut self) -> Result<(), FilesError> {
+    fn restore(&mut self) -> Result<(), LocalFilesError> {
         let mut read = read_objects(&self.objects)?;
         let boot = self.shared.settings().boot.clone();
-        let known: Vec<Name> = read.apps.keys().cloned().collect();
+        let known: Vec<NamespacedName> = read.apps.keys().cloned().collect();
         // Objects come before manifests: a manifest applied to an unknown service would create a new one.
         for (name, objects) in std::mem::take(&mut read.apps) {
-            self.shared.step(Event::Restore(name, Box::new(restore::app(&objects, &boot))));
+            self.shared
+                .step(ControllerEvent::Restore(name, Box::new(restore::app(&objects, &boot))));
         }
         self.changed().iter().for_each(|path| self.read(path));
         let removed = known.iter().filter(|name| !self.known.names(name));
-        removed.for_each(|name| self.shared.step(Event::Delete(name.clone())));
+        removed.for_each(|name| self.shared.step(ControllerEvent::Delete(name.clone())));
         self.shared.read_back();
         let services = self.shared.look(|machine| machine.world().apps.len());
         info!(services, objects = read.keys.len(), "objects read");
@@ -120,7 +121,7 @@ impl Files {
         let documents = match fs::read_to_string(path) {
             Ok(text) => parse::documents(&text, &settings.autoscaler),
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(error) => vec![Document::Refused(None, format!("cannot be read: {error}"))],
+            Err(error) => vec![ManifestDocument::Refused(None, format!("cannot be read: {error}"))],
         };
         let before = self.known.remove(path);
         let mut named = Vec::new();
@@ -128,31 +129,31 @@ impl Files {
         let only = documents.len() == 1;
         for document in documents {
             match document {
-                Document::Service(name, manifest) => {
+                ManifestDocument::Service(name, manifest) => {
                     named.push(name.clone());
-                    self.shared.step(Event::Apply(name, manifest));
+                    self.shared.step(ControllerEvent::Apply(name, manifest));
                 }
-                Document::Refused(name, why) => {
+                ManifestDocument::Refused(name, why) => {
                     warn!(file = %path.display(), why, "manifest refused");
                     let own = before.first().filter(|_| only).cloned();
                     if let Some(name) = name.or(own).or_else(|| name_from(path).filter(|_| only)) {
                         named.push(name.clone());
-                        self.shared.step(Event::Refuse(name, why));
+                        self.shared.step(ControllerEvent::Refuse(name, why));
                     }
                 }
             }
         }
-        let left = |name: &Name| !named.contains(name) && !self.known.names(name);
-        let gone: Vec<Name> = before.into_iter().filter(left).collect();
-        gone.into_iter().for_each(|name| self.shared.step(Event::Delete(name)));
+        let left = |name: &NamespacedName| !named.contains(name) && !self.known.names(name);
+        let gone: Vec<NamespacedName> = before.into_iter().filter(left).collect();
+        gone.into_iter().for_each(|name| self.shared.step(ControllerEvent::Delete(name)));
         if let Some(stamp) = stamp {
             self.known.insert(path, stamp, named);
         }
     }
 
     /// Removes the objects among `keys` that the world no longer has.
-    fn write_all(&self, keys: &BTreeSet<ObjectKey>) {
-        let orphan = |key: &&ObjectKey| {
+    fn write_all(&self, keys: &BTreeSet<KnativeObjectKey>) {
+        let orphan = |key: &&KnativeObjectKey| {
             self.shared.look(|machine| crate::want::shown(machine.world(), key).is_none())
         };
         for key in keys.iter().filter(orphan) {
@@ -161,11 +162,11 @@ impl Files {
     }
 
     /// Watches `manifests/` until `shutdown`, and reads what changes.
-    pub async fn watch(mut self, shutdown: CancellationToken) -> Result<(), FilesError> {
-        let failed = |source| FilesError::Watch { path: self.manifests.clone(), source };
-        let watched = Watched::open(&self.manifests).map_err(failed)?;
+    pub async fn watch(mut self, shutdown: CancellationToken) -> Result<(), LocalFilesError> {
+        let failed = |source| LocalFilesError::Watch { path: self.manifests.clone(), source };
+        let watched = WatchedFolder::open(&self.manifests).map_err(failed)?;
         // Files may have changed between the first reading and the first watch.
-        let mut changes = Changes { anything: true, ..Changes::default() };
+        let mut changes = FolderChanges { anything: true, ..FolderChanges::default() };
         loop {
             if changes.anything {
                 changes.files.extend(self.changed());
@@ -184,7 +185,11 @@ impl Files {
 }
 
 /// Writes objects as they change until `shutdown`, and then the remaining ones.
-pub async fn keep_writing(shared: Arc<Shared>, state: PathBuf, shutdown: CancellationToken) {
+pub async fn keep_writing(
+    shared: Arc<ControllerRuntime>,
+    state: PathBuf,
+    shutdown: CancellationToken,
+) {
     let objects = state.join("objects");
     loop {
         let ended = tokio::select! {
@@ -206,7 +211,7 @@ pub async fn keep_writing(shared: Arc<Shared>, state: PathBuf, shutdown: Cancell
     }
 }
 
-fn write_changed(shared: &Shared, folder: &Path) {
+fn write_changed(shared: &ControllerRuntime, folder: &Path) {
     loop {
         let batch = shared.take_objects(BATCH);
         if batch.is_empty() {
@@ -220,7 +225,7 @@ fn write_changed(shared: &Shared, folder: &Path) {
 }
 
 /// Writes or removes one object. A reader sees either the old file or the new one, and never a part.
-fn write(folder: &Path, key: &ObjectKey, object: Option<&Value>) {
+fn write(folder: &Path, key: &KnativeObjectKey, object: Option<&Value>) {
     let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
     let path = folder.join(format!("{}.yaml", key.name.name));
     let done = match object {
@@ -251,19 +256,19 @@ fn replace(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
 
 /// All objects on disk, grouped by service.
 #[derive(Debug, Default)]
-struct Read {
-    apps: BTreeMap<Name, Objects>,
-    keys: BTreeSet<ObjectKey>,
+struct StoredObjects {
+    apps: BTreeMap<NamespacedName, StoredAppObjects>,
+    keys: BTreeSet<KnativeObjectKey>,
 }
 
-fn read_objects(folder: &Path) -> Result<Read, FilesError> {
-    let mut out = Read::default();
-    for kind in ObjectKind::ALL {
+fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
+    let mut out = StoredObjects::default();
+    for kind in KnativeObjectKind::ALL {
         let mut paths = BTreeSet::new();
         walk(&folder.join(kind.plural()), &mut paths);
         for path in paths {
             let read = fs::read_to_string(&path)
-                .map_err(|source| FilesError::Folder { path: path.clone(), source })?;
+                .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
             // Objects are written as JSON, which is tried first; an edited file may be YAML.
             let json = serde_json::from_str(&read);
             let object: Value = match json.or_else(|_| serde_norway::from_str(&read)) {
@@ -280,33 +285,35 @@ fn read_objects(folder: &Path) -> Result<Read, FilesError> {
 }
 
 /// Adds one object to the service that owns it.
-fn sort_in(out: &mut Read, kind: ObjectKind, object: Value) {
+fn sort_in(out: &mut StoredObjects, kind: KnativeObjectKind, object: Value) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let meta = &object["metadata"];
-    let name = Name::new(text(&meta["namespace"]), text(&meta["name"]));
-    out.keys.insert(ObjectKey { kind, name: name.clone() });
-    if kind == ObjectKind::Service {
+    let name = NamespacedName::new(text(&meta["namespace"]), text(&meta["name"]));
+    out.keys.insert(KnativeObjectKey { kind, name: name.clone() });
+    if kind == KnativeObjectKind::Service {
         out.apps.entry(name).or_default().service = object;
         return;
     }
     let owner = match kind {
-        ObjectKind::Revision | ObjectKind::Pod => {
+        KnativeObjectKind::Revision | KnativeObjectKind::Pod => {
             text(&meta["labels"][crate::knative::key::SERVICE])
         }
-        ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
-            name.name.to_string()
-        }
+        KnativeObjectKind::Service
+        | KnativeObjectKind::Configuration
+        | KnativeObjectKind::Route => name.name.to_string(),
         // They follow from the Revision, and hold no state to restore.
-        ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => return,
+        KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => return,
     };
     // Services are read first, so an object without one is an orphan.
-    let Some(app) = out.apps.get_mut(&Name::new(name.namespace, owner)) else { return };
+    let Some(app) = out.apps.get_mut(&NamespacedName::new(name.namespace, owner)) else { return };
     match kind {
-        ObjectKind::Service | ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => {}
-        ObjectKind::Configuration => app.configuration = object,
-        ObjectKind::Route => app.route = object,
-        ObjectKind::Revision => app.revisions.push(object),
-        ObjectKind::Pod => app.pods.push(object),
+        KnativeObjectKind::Service
+        | KnativeObjectKind::PodAutoscaler
+        | KnativeObjectKind::ServerlessService => {}
+        KnativeObjectKind::Configuration => app.configuration = object,
+        KnativeObjectKind::Route => app.route = object,
+        KnativeObjectKind::Revision => app.revisions.push(object),
+        KnativeObjectKind::Pod => app.pods.push(object),
     }
 }
 
@@ -329,14 +336,14 @@ fn is_manifest(path: &Path) -> bool {
 }
 
 /// Name for a manifest without one, from its file name.
-fn name_from(path: &Path) -> Option<Name> {
+fn name_from(path: &Path) -> Option<NamespacedName> {
     let stem = path.file_stem()?.to_str()?.to_ascii_lowercase();
-    is_label(&stem).then(|| Name::new("default", stem))
+    is_label(&stem).then(|| NamespacedName::new("default", stem))
 }
 
 /// Changes below a watched folder.
 #[derive(Debug, Default)]
-struct Changes {
+struct FolderChanges {
     files: BTreeSet<PathBuf>,
     /// A folder was created or removed, or events were lost: everything must be compared.
     anything: bool,
@@ -344,14 +351,14 @@ struct Changes {
 
 /// A folder that is watched recursively.
 #[derive(Debug)]
-struct Watched {
-    changes: Arc<(Mutex<Changes>, Notify)>,
+struct WatchedFolder {
+    changes: Arc<(Mutex<FolderChanges>, Notify)>,
     _watcher: notify::RecommendedWatcher,
 }
 
-impl Watched {
+impl WatchedFolder {
     fn open(folder: &Path) -> notify::Result<Self> {
-        let changes = Arc::new((Mutex::<Changes>::default(), Notify::new()));
+        let changes = Arc::new((Mutex::<FolderChanges>::default(), Notify::new()));
         let told = Arc::clone(&changes);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<_>| {
             let mut changes = told.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -363,7 +370,7 @@ impl Watched {
     }
 
     /// Waits for changes. One command often touches several files, so they are gathered for a moment.
-    async fn next(&self) -> Changes {
+    async fn next(&self) -> FolderChanges {
         loop {
             self.changes.1.notified().await;
             tokio::time::sleep(GATHER).await;
@@ -376,7 +383,7 @@ impl Watched {
     }
 }
 
-fn note(changes: &mut Changes, event: notify::Result<notify::Event>) {
+fn note(changes: &mut FolderChanges, event: notify::Result<notify::Event>) {
     let Ok(event) = event else {
         changes.anything = true;
         return;

@@ -11,48 +11,48 @@ use std::{
     hash::{Hash, Hasher as _},
 };
 
-use common::wire::{Name, Role};
+use common::wire::{ComponentRole, NamespacedName};
 
 /// Identifier of an agent or activator, from role and name. An agent has its node's name, an activator its pod's.
-pub fn named(role: Role, name: &str) -> String {
+pub fn named(role: ComponentRole, name: &str) -> String {
     format!("{role:?}/{name}")
 }
 
 /// Agents and activators, with the draining pods that each has acknowledged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Followers {
-    all: BTreeMap<String, Follower>,
+pub struct DrainAcks {
+    all: BTreeMap<String, ReporterAcks>,
     /// Agents and activators that run according to the API server, each with its pod.
     expected: BTreeMap<String, String>,
 }
 
 /// Reports of one agent or activator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Follower {
+struct ReporterAcks {
     /// Number of its newest stream of reports.
     stream: u64,
     avoids: BTreeSet<String>,
     /// Pods acknowledged on an earlier stream, and not yet on the newest one. `synced` removes them.
     unnamed: BTreeSet<String>,
     /// Services that it routes to a Revision; `None`: it does not report them.
-    routed: Option<Routed>,
+    routed: Option<RoutedServices>,
 }
 
 /// Services by the hashes of their names: an activator may have tens of thousands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Routed {
+struct RoutedServices {
     all: BTreeSet<u64>,
     /// True once its newest stream has named all of them.
     is_whole: bool,
 }
 
-fn hash(name: &Name) -> u64 {
+fn hash(name: &NamespacedName) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     name.hash(&mut hasher);
     hasher.finish()
 }
 
-impl Followers {
+impl DrainAcks {
     /// Records a new stream of `who`, which sends its acknowledgements again.
     pub fn begin(&mut self, who: &str, stream: u64) {
         let follower = self.all.entry(who.to_owned()).or_default();
@@ -70,7 +70,7 @@ impl Followers {
     }
 
     /// Records that `who` routes this service to a Revision, or with `leads` false that it no longer does.
-    pub fn routed(&mut self, who: &str, stream: u64, name: &Name, leads: bool) {
+    pub fn routed(&mut self, who: &str, stream: u64, name: &NamespacedName, leads: bool) {
         // Without `names_routed` before it, a report of services is of no known extent.
         if let Some(routed) = self.current(who, stream).and_then(|it| it.routed.as_mut()) {
             _ = if leads { routed.all.insert(hash(name)) } else { routed.all.remove(&hash(name)) };
@@ -79,7 +79,7 @@ impl Followers {
 
     /// Returns true if all that report their services route this one to a Revision. One of an earlier release, or one
     /// that has not named all yet, is not waited for.
-    pub fn all_route(&self, name: &Name) -> bool {
+    pub fn all_route(&self, name: &NamespacedName) -> bool {
         let hash = hash(name);
         let mut say = self.all.values().filter_map(|it| it.routed.as_ref());
         say.all(|it| !it.is_whole || it.all.contains(&hash))
@@ -170,7 +170,7 @@ impl Followers {
     }
 
     /// The reports of `who`, if `stream` is its newest: late items of an older stream have no effect.
-    fn current(&mut self, who: &str, stream: u64) -> Option<&mut Follower> {
+    fn current(&mut self, who: &str, stream: u64) -> Option<&mut ReporterAcks> {
         self.all.get_mut(who).filter(|it| it.stream == stream)
     }
 }
@@ -179,13 +179,13 @@ impl Followers {
 mod tests {
     use super::*;
 
-    fn missing(followers: &Followers) -> Vec<&str> {
+    fn missing(followers: &DrainAcks) -> Vec<&str> {
         followers.missing("p").collect()
     }
 
     #[test]
     fn a_pod_is_left_once_everybody_says_so() {
-        let mut all = Followers::default();
+        let mut all = DrainAcks::default();
         assert!(all.all_avoid("p"));
         all.begin("agent/n1", 1);
         all.begin("activator/a", 2);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_new_stream_keeps_what_it_names_and_nothing_else() {
-        let mut all = Followers::default();
+        let mut all = DrainAcks::default();
         all.begin("a", 1);
         all.avoids("a", 1, "p");
         all.avoids("a", 1, "q");
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn who_runs_and_does_not_report_is_missed() {
-        let mut all = Followers::default();
+        let mut all = DrainAcks::default();
         all.expect("agent/n1", "agent-x");
         assert_eq!(missing(&all), ["agent/n1"]);
         all.begin("agent/n1", 1);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn word_from_before_a_pod_worked_again_does_not_count() {
-        let mut all = Followers::default();
+        let mut all = DrainAcks::default();
         all.begin("a", 1);
         all.avoids("a", 1, "p");
         all.forget("p");

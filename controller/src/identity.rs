@@ -17,8 +17,8 @@ use std::{
 };
 
 use common::{
-    link::Door,
-    tls::accept::Bounds,
+    link::TlsAdmission,
+    tls::accept::AcceptLimits,
     wire::raw::{
         IssueReply, IssueRequest,
         identity_server::{Identity, IdentityServer},
@@ -34,8 +34,8 @@ pub mod kube;
 pub mod rotation;
 pub mod sign;
 
-use claim::Reviewed;
-use keep::{Keeper, StoreError};
+use claim::TokenReviewResult;
+use keep::{AuthorityManager, AuthorityStoreError};
 
 /// Longest token in bytes; a projected token is a JWT of about 1 KiB.
 const TOKEN_BYTES: usize = 8 << 10;
@@ -50,37 +50,41 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Source of reviews of service account tokens.
 #[tonic::async_trait]
-pub trait Reviewer: Send + Sync + std::fmt::Debug {
+pub trait TokenReviewer: Send + Sync + std::fmt::Debug {
     /// Reviews a token: the account and pod that it belongs to, according to the API server.
-    async fn review(&self, token: &str) -> Result<Reviewed, StoreError>;
+    async fn review(&self, token: &str) -> Result<TokenReviewResult, AuthorityStoreError>;
 }
 
 /// Issuer of certificates for components.
 #[derive(Debug)]
-pub struct Issuer {
-    keeper: Arc<Keeper>,
-    reviewer: Arc<dyn Reviewer>,
+pub struct CertificateIssuer {
+    keeper: Arc<AuthorityManager>,
+    reviewer: Arc<dyn TokenReviewer>,
     namespace: String,
     turns: Semaphore,
 }
 
-impl Issuer {
+impl CertificateIssuer {
     /// Creates an issuer for the components that run in `namespace`.
-    pub fn new(keeper: Arc<Keeper>, reviewer: Arc<dyn Reviewer>, namespace: &str) -> Arc<Self> {
+    pub fn new(
+        keeper: Arc<AuthorityManager>,
+        reviewer: Arc<dyn TokenReviewer>,
+        namespace: &str,
+    ) -> Arc<Self> {
         let (namespace, turns) = (namespace.to_owned(), Semaphore::new(AT_ONCE));
         Arc::new(Self { keeper, reviewer, namespace, turns })
     }
 
     /// The gRPC service, with its limit of the message size.
-    pub fn service(self: &Arc<Self>) -> IdentityServer<Service> {
-        let service = IdentityServer::new(Service(Arc::clone(self)));
+    pub fn service(self: &Arc<Self>) -> IdentityServer<IdentityGrpcService> {
+        let service = IdentityServer::new(IdentityGrpcService(Arc::clone(self)));
         service.max_decoding_message_size(MESSAGE_BYTES)
     }
 
     /// Admission rule for connections: peers without a certificate are admitted too.
-    pub fn door(&self) -> Door {
+    pub fn door(&self) -> TlsAdmission {
         let credentials = Arc::clone(self.keeper.credentials());
-        Door { credentials, open: true, bounds: Bounds::default() }
+        TlsAdmission { credentials, open: true, bounds: AcceptLimits::default() }
     }
 
     /// Reviews the token, and signs a certificate for the key in the request.
@@ -122,12 +126,12 @@ impl Issuer {
     }
 }
 
-/// The gRPC service of an [`Issuer`].
+/// The gRPC service of an [`CertificateIssuer`].
 #[derive(Debug)]
-pub struct Service(Arc<Issuer>);
+pub struct IdentityGrpcService(Arc<CertificateIssuer>);
 
 #[tonic::async_trait]
-impl Identity for Service {
+impl Identity for IdentityGrpcService {
     async fn issue(&self, request: Request<IssueRequest>) -> Result<Response<IssueReply>, Status> {
         self.0.issue(request.into_inner()).await.map(Response::new)
     }

@@ -22,7 +22,7 @@ pub mod networking;
 /// An object of any Knative kind: the fields that all kinds share, around a `spec` and a `status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Object<S, T> {
+pub struct KnativeObject<S, T> {
     /// API group and version of the kind, such as `serving.knative.dev/v1`.
     pub api_version: String,
     /// Kind of the object, such as `Service`.
@@ -36,13 +36,13 @@ pub struct Object<S, T> {
 }
 
 /// A Service: a Configuration and a Route under one name.
-pub type Service = Object<ServiceSpec, ServiceStatus>;
+pub type KnativeService = KnativeObject<ServiceSpec, ServiceStatus>;
 /// A Configuration: the current template, from which Revisions are made.
-pub type Configuration = Object<ConfigurationSpec, ConfigurationStatus>;
+pub type KnativeConfiguration = KnativeObject<ConfigurationSpec, ConfigurationStatus>;
 /// A Revision: one immutable version of code and configuration.
-pub type Revision = Object<RevisionSpec, RevisionStatus>;
+pub type KnativeRevision = KnativeObject<RevisionSpec, RevisionStatus>;
 /// A Route: the Revisions that serve a name, and their shares of the requests.
-pub type Route = Object<RouteSpec, RouteStatus>;
+pub type KnativeRoute = KnativeObject<RouteSpec, RouteStatus>;
 
 /// Desired state of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -145,7 +145,7 @@ pub struct TrafficTarget {
 /// One condition of an object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Condition {
+pub struct KnativeCondition {
     /// Type of the condition, such as `Ready`.
     pub r#type: String,
     /// `True`, `False` or `Unknown`.
@@ -166,7 +166,7 @@ pub struct Condition {
 /// Address of an object inside the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Address {
+pub struct AddressableUrl {
     /// URL inside the cluster.
     pub url: String,
 }
@@ -178,7 +178,7 @@ pub struct ServiceStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Condition `Ready` and the conditions that it depends on.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
     /// Name of the newest Revision.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub latest_created_revision_name: String,
@@ -189,7 +189,7 @@ pub struct ServiceStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub url: String,
     /// URL from inside the cluster.
-    pub address: Option<Address>,
+    pub address: Option<AddressableUrl>,
     /// Active traffic targets with their shares.
     pub traffic: Vec<TrafficTarget>,
 }
@@ -201,7 +201,7 @@ pub struct ConfigurationStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// The condition `Ready` only.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
     /// Name of the newest Revision.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub latest_created_revision_name: String,
@@ -217,7 +217,7 @@ pub struct RevisionStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Condition `Ready` with the conditions that it depends on, and `Active`.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
     /// `rouse.dev/decision`: reason for the present number of pods; absent until the first scale decision.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -256,12 +256,12 @@ pub struct RouteStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Condition `Ready` and the conditions that it depends on.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
     /// URL from outside the cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub url: String,
     /// URL from inside the cluster.
-    pub address: Option<Address>,
+    pub address: Option<AddressableUrl>,
     /// Active traffic targets with their shares.
     pub traffic: Vec<TrafficTarget>,
     /// Progress of a gradual rollout; absent when none runs.

@@ -16,10 +16,10 @@
 
 use std::fmt;
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use serde_json::Value;
 
-use crate::{children::Resource, want::Owed};
+use crate::{children::ResourceKind, want::RequiredChildren};
 
 pub mod cache;
 pub mod client;
@@ -45,7 +45,7 @@ pub const FIELD_MANAGER: &str = "rouse";
 
 /// Part of an object that is written on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
+pub enum ObjectPart {
     /// Replicas of a Deployment, and the deletion cost of pods that should go. Never waits for another part.
     Scale,
     /// Everything of the object but its status.
@@ -56,28 +56,28 @@ pub enum Part {
 
 /// Name of one part of one object, as the write queue holds it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct ObjectPartKey {
     /// Kind of the object, with its API group.
-    pub resource: Resource,
+    pub resource: ResourceKind,
     /// Part of the object that is meant.
-    pub part: Part,
+    pub part: ObjectPart,
     /// Namespace (empty for a cluster-wide kind) and name of the object.
-    pub name: Name,
+    pub name: NamespacedName,
 }
 
-impl Key {
+impl ObjectPartKey {
     /// Returns the key of a part of an object.
-    pub fn new(resource: Resource, part: Part, name: Name) -> Self {
+    pub fn new(resource: ResourceKind, part: ObjectPart, name: NamespacedName) -> Self {
         Self { resource, part, name }
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectPartKey {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = match self.part {
-            Part::Scale => " scale",
-            Part::Object => "",
-            Part::Status => " status",
+            ObjectPart::Scale => " scale",
+            ObjectPart::Object => "",
+            ObjectPart::Status => " status",
         };
         write!(out, "{}/{}{part}", self.resource, self.name)
     }
@@ -85,27 +85,27 @@ impl fmt::Display for Key {
 
 /// Desired state of one part of an object.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Want {
+pub enum DesiredState {
     /// No desired state: leave the part as it is.
     Any,
     /// The object should not exist, if the controller made it.
     Gone,
-    /// Body to apply; for [`Part::Status`], the status alone.
+    /// Body to apply; for [`ObjectPart::Status`], the status alone.
     Body(Value),
-    /// Number of pods; for [`Part::Scale`] only.
+    /// Number of pods; for [`ObjectPart::Scale`] only.
     Scale {
         /// Number of pods, at least.
         replicas: i64,
         /// Number of pods, at most: a Deployment between both bounds is left alone.
         most: i64,
         /// Pods to remove first if the Deployment is scaled down.
-        leaving: Vec<Name>,
+        leaving: Vec<NamespacedName>,
     },
 }
 
 /// Write error: the reason why an object cannot be written, for conditions and Events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct WriteError {
     /// Reason in one CamelCase word, Knative's where Knative has one.
     pub reason: &'static str,
     /// Explanation in one line, for users.
@@ -113,27 +113,27 @@ pub struct Trouble {
 }
 
 /// Source of desired states, and receiver of the results of writes.
-pub trait Source: Send + Sync + 'static {
+pub trait DesiredStateSource: Send + Sync + 'static {
     /// Reports that this replica becomes or is no longer the leader.
     ///
     /// The writer asks for desired states only after `lead(true)`, since only a leader plans all objects.
     fn lead(&self, leads: bool);
 
     /// Returns the desired state of the part named by `key` at this moment.
-    fn want(&self, key: &Key) -> Want;
+    fn want(&self, key: &ObjectPartKey) -> DesiredState;
 
     /// Reports that the object was created, with this body.
-    fn made(&self, key: &Key, body: &Value);
+    fn made(&self, key: &ObjectPartKey, body: &Value);
 
     /// Reports a write error of the object; `None`: its last write succeeded.
-    fn trouble(&self, key: &Key, trouble: Option<Trouble>);
+    fn trouble(&self, key: &ObjectPartKey, trouble: Option<WriteError>);
 
     /// Returns the child objects that must exist for an app, by the object they belong to.
-    fn owed(&self, app: &Name) -> Vec<Owed>;
+    fn owed(&self, app: &NamespacedName) -> Vec<RequiredChildren>;
 
     /// Reports which of an app's expected objects do not exist; empty: all exist.
-    fn missing(&self, app: &Name, owed: &Owed, missing: &[Key]);
+    fn missing(&self, app: &NamespacedName, owed: &RequiredChildren, missing: &[ObjectPartKey]);
 
     /// Reports that `body` was written `writes` times and undone each time, so that further writes are delayed.
-    fn repeated(&self, key: &Key, body: &Value, writes: u32);
+    fn repeated(&self, key: &ObjectPartKey, body: &Value, writes: u32);
 }

@@ -32,7 +32,7 @@ use common::{
     admin as pages,
     link::LinkError,
     outbox::Outbox,
-    tls::peer::{Holder, Identity, NoIdentity},
+    tls::peer::{CertificateIdentity, CertificateIdentityError, CertificateRole},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -68,31 +68,31 @@ pub mod want;
 pub mod webhook;
 pub mod world;
 
-pub use config::Config;
-use digests::{registry::Registries, resolver::Resolver};
-use identity::{Issuer, keep::Keeper};
-use machine::Machine;
-use shared::Shared;
-use world::{Platform, Settings, World};
+pub use config::ControllerConfig;
+use digests::{registry::RegistryClient, resolver::DigestResolver};
+use identity::{CertificateIssuer, keep::AuthorityManager};
+use machine::ControllerStateMachine;
+use shared::ControllerRuntime;
+use world::{ClusterState, ControllerSettings, PlatformKind};
 
 /// Error that ends the controller.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ControllerError {
     /// The configuration is invalid.
     #[error("cannot start the controller")]
-    Config(#[from] config::BadConfig),
+    Config(#[from] config::ControllerConfigError),
     /// Routes could not be served.
     #[error("cannot serve routes")]
     Link(#[from] LinkError),
     /// Manifests or objects could not be read or written.
     #[error("cannot keep objects")]
-    Files(#[from] files::FilesError),
+    Files(#[from] files::LocalFilesError),
     /// The API server cannot be used.
     #[error("cannot use Kubernetes")]
-    Kubernetes(#[from] kube::client::ClientError),
+    Kubernetes(#[from] kube::client::KubeClientError),
     /// The controller's identity cannot be formed from its node and pod names.
     #[error("cannot name this controller")]
-    Identity(#[from] NoIdentity),
+    Identity(#[from] CertificateIdentityError),
     /// Health and metrics could not be served.
     #[error("cannot serve health and metrics")]
     Admin(#[from] pages::AdminError),
@@ -100,19 +100,21 @@ pub enum Error {
 
 /// Runs the controller with a local node until `shutdown`.
 pub async fn run(
-    config: Config,
-    node: local::Node,
+    config: ControllerConfig,
+    node: local::LocalNodeChannels,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
+) -> Result<(), ControllerError> {
     config.validate()?;
     // The end of this function, for any reason, also ends the tasks it started.
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
-    let settings = config.settings(boot_id(), policy::AutoscalerConfig::default());
-    let world = World { settings: Arc::new(settings), seed: seed(), ..World::default() };
+    let settings = config.settings(boot_id(), policy::ScalePolicyConfig::default());
+    let world =
+        ClusterState { settings: Arc::new(settings), seed: seed(), ..ClusterState::default() };
     let routes = Outbox::starting_at(first_version());
-    let shared = Arc::new(Shared::new(Machine::new(world, routes), node.orders));
-    let files = files::Files::open(&config.state, Arc::clone(&shared))?;
+    let shared =
+        Arc::new(ControllerRuntime::new(ControllerStateMachine::new(world, routes), node.orders));
+    let files = files::LocalFiles::open(&config.state, Arc::clone(&shared))?;
     info!(listen = config.listen, state = %config.state.display(), "controller started");
     let keep = Arc::clone(&shared);
     let stop = || shutdown.clone();
@@ -120,10 +122,10 @@ pub async fn run(
     let writing =
         tokio::spawn(files::keep_writing(Arc::clone(&shared), config.state.clone(), stop()));
     let done = tokio::select! {
-        served = agents::serve(Arc::clone(&shared), &config.listen, stop()) => served.map_err(Error::from),
-        watched = files.watch(stop()) => watched.map_err(Error::from),
+        served = agents::serve(Arc::clone(&shared), &config.listen, stop()) => served.map_err(ControllerError::from),
+        watched = files.watch(stop()) => watched.map_err(ControllerError::from),
         served = pages::serve(config.admin, admin::admin(&shared), axum::Router::new(), stop()) => {
-            served.map_err(Error::from)
+            served.map_err(ControllerError::from)
         }
         () = forever(local::follow(Arc::clone(&shared), node.statuses, stop()), &shutdown) => Ok(()),
         () = keep.keep_time(stop()) => Ok(()),
@@ -143,37 +145,23 @@ async fn forever(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
 
 /// Runs one replica of the controller on Kubernetes until `shutdown`.
 pub async fn run_on_kubernetes(
-    config: Config,
-    cluster: config::Cluster,
+    config: ControllerConfig,
+    cluster: config::KubernetesConfig,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
+) -> Result<(), ControllerError> {
     config.validate()?;
     cluster.validate()?;
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
-    let settings = Settings {
-        platform: Platform::Kubernetes,
-        cluster_domain: cluster.cluster_domain.clone(),
-        namespace: cluster.system_namespace.clone(),
-        pod: cluster.pod.clone(),
-        activators: Vec::new(),
-        ..config.settings(String::new(), policy::AutoscalerConfig::default())
-    };
-    // The holder of the Lease is the leader; no replica is one before it holds the Lease.
-    let leads = false;
-    let world = World { settings: Arc::new(settings), seed: seed(), leads, ..World::default() };
-    let routes = Outbox::starting_at(first_version());
-    // The receiver is dropped: on Kubernetes, pods are created through the API server.
-    let orders = tokio::sync::watch::channel(common::node::Orders::default()).0;
-    let shared = Arc::new(Shared::new(Machine::new(world, routes).loading(), orders));
-    let platform = kube::run::Platform::new(&cluster, Arc::clone(&shared)).await?;
+    let shared = Arc::new(loading_runtime(&config, &cluster));
+    let platform = kube::run::KubernetesPlatform::new(&cluster, Arc::clone(&shared)).await?;
     let identities = identities(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
     // Small, since the receiver only steps the machine.
     let (changed, mut resolved) = tokio::sync::mpsc::channel(64);
-    let secrets = kube::secrets::Secrets::new(platform.client().clone());
-    let resolver = Resolver::new(secrets, Registries::default(), changed);
+    let secrets = kube::secrets::ClusterPullSecrets::new(platform.client().clone());
+    let resolver = DigestResolver::new(secrets, RegistryClient::default(), changed);
     shared.resolve_with(Arc::clone(&resolver));
     let resolving = async {
         while let Some(revision) = resolved.recv().await {
@@ -196,9 +184,9 @@ pub async fn run_on_kubernetes(
     };
     let admin = platform.admin(admin::admin(&shared));
     let done = tokio::select! {
-        served = serving => served.map_err(Error::from),
+        served = serving => served.map_err(ControllerError::from),
         served = pages::serve(config.admin, admin, axum::Router::new(), stop()) => {
-            served.map_err(Error::from)
+            served.map_err(ControllerError::from)
         }
         () = shared.keep_time(stop()) => Ok(()),
         () = platform.run(stop()) => Ok(()),
@@ -213,24 +201,56 @@ pub async fn run_on_kubernetes(
     done
 }
 
+/// Returns a runtime that plans nothing before the API server's objects are known.
+fn loading_runtime(
+    config: &ControllerConfig,
+    cluster: &config::KubernetesConfig,
+) -> ControllerRuntime {
+    let settings = ControllerSettings {
+        platform: PlatformKind::Kubernetes,
+        cluster_domain: cluster.cluster_domain.clone(),
+        namespace: cluster.system_namespace.clone(),
+        pod: cluster.pod.clone(),
+        activators: Vec::new(),
+        ..config.settings(String::new(), policy::ScalePolicyConfig::default())
+    };
+    // The holder of the Lease is the leader; no replica is one before it holds the Lease.
+    let leads = false;
+    let world = ClusterState {
+        settings: Arc::new(settings),
+        seed: seed(),
+        leads,
+        ..ClusterState::default()
+    };
+    let routes = Outbox::starting_at(first_version());
+    // The receiver is dropped: on Kubernetes, pods are created through the API server.
+    let orders = tokio::sync::watch::channel(common::node::LocalNodeSpec::default()).0;
+    ControllerRuntime::new(ControllerStateMachine::new(world, routes).loading(), orders)
+}
+
 /// Keeper of the certificate authorities, and issuer of certificates.
-type Identities = (Arc<Keeper>, Arc<Issuer>);
+type CertificateServices = (Arc<AuthorityManager>, Arc<CertificateIssuer>);
 
 /// Returns keeper and issuer if streams are served over TLS.
 fn identities(
-    config: &Config,
-    cluster: &config::Cluster,
-    platform: &kube::run::Platform,
-) -> Result<Option<Identities>, Error> {
+    config: &ControllerConfig,
+    cluster: &config::KubernetesConfig,
+    platform: &kube::run::KubernetesPlatform,
+) -> Result<Option<CertificateServices>, ControllerError> {
     if !config.listen.starts_with("https://") {
         return Ok(None);
     }
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
-    let own = Identity::new(Holder::Controller, &config.node, &cluster.pod, &cluster.pod)?;
-    let kept = identity::kube::Cluster::new(platform.client(), &cluster.system_namespace);
+    let own = CertificateIdentity::new(
+        CertificateRole::Controller,
+        &config.node,
+        &cluster.pod,
+        &cluster.pod,
+    )?;
+    let kept = identity::kube::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
     let kept = Arc::new(kept);
-    let keeper = Keeper::new(Arc::<identity::kube::Cluster>::clone(&kept), own);
-    let issuer = Issuer::new(Arc::clone(&keeper), kept, &cluster.system_namespace);
+    let keeper = AuthorityManager::new(Arc::<identity::kube::IdentityApiClient>::clone(&kept), own);
+    let issuer = CertificateIssuer::new(Arc::clone(&keeper), kept, &cluster.system_namespace);
     Ok(Some((keeper, issuer)))
 }
 

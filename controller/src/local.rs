@@ -2,31 +2,31 @@
 
 use std::sync::Arc;
 
-use common::node::{Orders, PodStatus};
+use common::node::{LocalNodeSpec, LocalPodStatus};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::{machine::Event, shared::Shared};
+use crate::{machine::ControllerEvent, shared::ControllerRuntime};
 
 /// The controller's ends of the channels to the local node.
 #[derive(Debug)]
-pub struct Node {
+pub struct LocalNodeChannels {
     /// Orders: every pod that should run, and every name with its addresses.
-    pub orders: watch::Sender<Orders>,
+    pub orders: watch::Sender<LocalNodeSpec>,
     /// Statuses of the pods, as the node reports them.
-    pub statuses: mpsc::Receiver<PodStatus>,
+    pub statuses: mpsc::Receiver<LocalPodStatus>,
 }
 
 /// Passes pod statuses to the machine until `shutdown`.
 pub async fn follow(
-    shared: Arc<Shared>,
-    mut statuses: mpsc::Receiver<PodStatus>,
+    shared: Arc<ControllerRuntime>,
+    mut statuses: mpsc::Receiver<LocalPodStatus>,
     shutdown: CancellationToken,
 ) {
     loop {
         tokio::select! {
             status = statuses.recv() => match status {
-                Some(status) => shared.step(Event::Status(status)),
+                Some(status) => shared.step(ControllerEvent::Status(status)),
                 // The node has ended; its last statuses hold until the controller ends too.
                 None => return,
             },

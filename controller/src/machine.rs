@@ -2,7 +2,7 @@
 //!
 //! The machine keeps the world in step with its plan. After each event the affected app is planned and the plan is
 //! applied to the world. The RouteTable's outbox is updated at once; the effects on node, disk and API server are left
-//! in [`Effects`].
+//! in [`ControllerEffects`].
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -10,21 +10,27 @@ use std::{
 };
 
 use common::{
-    node::{self, PodOrder, PodStatus},
+    node::{self, LocalPodSpec, LocalPodStatus},
     outbox::Outbox,
-    wire::{Decision, Name, Part, PodSeen, RouteChange, RouteKey, Subscriber},
+    wire::{
+        ComponentReplica, NamespacedName, PodObservation, RouteChange, RouteKey, ScaleDecision,
+        ServerComponent,
+    },
 };
 use serde_json::Value;
 use smol_str::SmolStr;
 use tracing::info;
 
 use crate::{
-    children::Resource,
-    kube::{Key, Part as ObjectPart, Trouble},
-    network_policies::Client,
-    plan::{self, Facts, Plan},
-    render::ObjectKey,
-    world::{App, Decided, Kind, Manifest, Platform, Pod, Stage, Stamp, Truth, Why, World},
+    children::ResourceKind,
+    kube::{ObjectPart, ObjectPartKey, WriteError},
+    network_policies::PolicyClientPod,
+    plan::{self, AppPlan, TemplateFacts},
+    render::KnativeObjectKey,
+    world::{
+        AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, CurrentDecision,
+        PlatformKind, PodStage, RevisionPod, ServiceManifest, UnixMillis,
+    },
 };
 
 mod allot;
@@ -40,61 +46,61 @@ mod reports;
 mod said;
 mod settings;
 
-pub use digests::Resolved;
-pub use said::{Routes, Said};
-pub use settings::ConfigNews;
+pub use digests::DigestResolution;
+pub use said::{RouteFingerprint, RouteMessageBatch};
+pub use settings::ConfigMapEventRecord;
 
 /// Input of the machine: an observation, a decision, a report or a passed timer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum ControllerEvent {
     /// A user applied a manifest on the local platform.
-    Apply(Name, Manifest),
+    Apply(NamespacedName, ServiceManifest),
     /// A manifest cannot be used, for this reason.
-    Refuse(Name, String),
+    Refuse(NamespacedName, String),
     /// A manifest was deleted.
-    Delete(Name),
+    Delete(NamespacedName),
     /// An app was restored from disk.
-    Restore(Name, Box<App>),
+    Restore(NamespacedName, Box<AppState>),
     /// The active autoscaler sent a scale decision.
-    Decide(Decision),
+    Decide(ScaleDecision),
     /// The active autoscaler has forgotten a Revision.
-    Undecide(Name),
+    Undecide(NamespacedName),
     /// An autoscaler's stream of decisions begins.
     DecisionsBegin,
     /// The autoscaler's stream has named every Revision.
     DecisionsSynced,
     /// The report of an agent or activator begins, on the stream of this number.
-    ReportBegin(Subscriber, u64),
+    ReportBegin(ComponentReplica, u64),
     /// An agent or activator reports the state of a pod.
-    Seen(Subscriber, PodSeen),
+    Seen(ComponentReplica, PodObservation),
     /// An agent or activator no longer sees a pod.
-    Unseen(Subscriber, String),
+    Unseen(ComponentReplica, String),
     /// The subscriber opens no more connections to this draining pod: a drain acknowledgement.
-    Avoided(Subscriber, u64, String),
+    Avoided(ComponentReplica, u64, String),
     /// The subscriber withdraws its drain acknowledgement of the pod.
-    AvoidedNoMore(Subscriber, u64, String),
+    AvoidedNoMore(ComponentReplica, u64, String),
     /// The activator's stream names each service that the activator routes to some Revision.
-    NamesRouted(Subscriber, u64),
+    NamesRouted(ComponentReplica, u64),
     /// The activator does, or no longer does, route requests for this service to some Revision.
-    Routed(Subscriber, u64, Name, bool),
+    Routed(ComponentReplica, u64, NamespacedName, bool),
     /// The subscriber's report has named every pod.
-    ReportSynced(Subscriber, u64),
+    ReportSynced(ComponentReplica, u64),
     /// The subscriber's stream of this number has ended.
-    ReportEnd(Subscriber, u64),
+    ReportEnd(ComponentReplica, u64),
     /// The images of a Revision are resolved to digests, or cannot be resolved.
-    Resolved(Name, Resolved),
+    Resolved(NamespacedName, DigestResolution),
     /// The chosen replica of a component: the leader, or the active autoscaler; `None`: none.
-    Choose(Part, Option<String>),
+    Choose(ServerComponent, Option<String>),
     /// The local node reports the state of a pod.
-    Status(PodStatus),
+    Status(LocalPodStatus),
     /// An object as the API server holds it; `None`: it was deleted.
-    Observe(Resource, Name, Option<Box<Value>>),
+    Observe(ResourceKind, NamespacedName, Option<Box<Value>>),
     /// A pod that NetworkPolicies may admit; `None`: it was deleted.
-    Client(Name, Option<Client>),
+    Client(NamespacedName, Option<PolicyClientPod>),
     /// A write error of an object; `None`: its last write succeeded.
-    Trouble(Key, Option<Trouble>),
+    Trouble(ObjectPartKey, Option<WriteError>),
     /// Child objects of this object of an app do not exist; `None`: all exist.
-    Unmade(Name, Resource, Name, Option<Trouble>),
+    Unmade(NamespacedName, ResourceKind, NamespacedName, Option<WriteError>),
     /// All objects that existed at the start have been observed.
     Known,
     /// True if this replica has become the leader, false if it is no longer.
@@ -105,68 +111,68 @@ pub enum Event {
 
 /// Effects of a step on the local node, the disk, the writer and the event recorder.
 #[derive(Debug, Default)]
-pub struct Effects {
+pub struct ControllerEffects {
     /// Pods that the local node should start.
-    pub start: Vec<PodOrder>,
+    pub start: Vec<LocalPodSpec>,
     /// UIDs of pods that the local node should stop.
     pub stop: Vec<String>,
     /// Names with their addresses, for the local node's DNS; no addresses: the name is deleted.
-    pub names: Vec<(Name, Vec<IpAddr>)>,
+    pub names: Vec<(NamespacedName, Vec<IpAddr>)>,
     /// Objects to write to disk or delete from it, on the local platform.
-    pub objects: Vec<ObjectKey>,
+    pub objects: Vec<KnativeObjectKey>,
     /// Parts of objects that may have to be written, on Kubernetes.
-    pub keys: Vec<Key>,
+    pub keys: Vec<ObjectPartKey>,
     /// Apps whose planned objects should exist soon, so that a check is scheduled.
-    pub planned: Vec<Name>,
+    pub planned: Vec<NamespacedName>,
     /// Events to record on ConfigMaps.
-    pub news: Vec<ConfigNews>,
+    pub news: Vec<ConfigMapEventRecord>,
     /// Revisions whose digests are to be resolved, or are no longer needed.
-    pub resolve: Vec<Name>,
+    pub resolve: Vec<NamespacedName>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused: u64,
 }
 
 /// State machine that is the controller's core.
 #[derive(Debug)]
-pub struct Machine {
-    world: World,
-    routes: Outbox<RouteKey, Said>,
+pub struct ControllerStateMachine {
+    world: ClusterState,
+    routes: Outbox<RouteKey, RouteFingerprint>,
     /// App of each pod, by the pod's UID.
-    owners: HashMap<String, Name>,
-    /// True before [`Event::Known`]: nothing is planned while a part of the objects is unknown.
+    owners: HashMap<String, NamespacedName>,
+    /// True before [`ControllerEvent::Known`]: nothing is planned while a part of the objects is unknown.
     loading: bool,
     /// UIDs of the observed pods, by name.
-    uids: BTreeMap<Name, Box<str>>,
+    uids: BTreeMap<NamespacedName, Box<str>>,
     /// Pods that were observed before their Revision, by the Revision's name and the pod's.
-    early: BTreeMap<Name, BTreeMap<Name, Pod>>,
+    early: BTreeMap<NamespacedName, BTreeMap<NamespacedName, RevisionPod>>,
     /// Pods that each reporter has named, by reporter.
-    reports: BTreeMap<String, reports::Report>,
+    reports: BTreeMap<String, reports::ReporterPods>,
     /// Scale decisions on Revisions that are not observed yet.
-    ahead: BTreeMap<Name, Decided>,
+    ahead: BTreeMap<NamespacedName, CurrentDecision>,
     /// Revisions that the current stream of decisions has not named yet.
-    undecided: Option<BTreeSet<Name>>,
+    undecided: Option<BTreeSet<NamespacedName>>,
     /// Reasons for which Revisions and Routes cannot become as desired.
-    hindrances: BTreeMap<keys::Hindered, BTreeMap<keys::Hindrance, Why>>,
+    hindrances: BTreeMap<keys::BlockedObject, BTreeMap<keys::BlockingCause, ConditionReason>>,
     /// Apps that have draining pods.
-    draining: BTreeSet<Name>,
+    draining: BTreeSet<NamespacedName>,
     /// Apps whose objects may not follow the present settings yet.
-    stale: VecDeque<Name>,
+    stale: VecDeque<NamespacedName>,
     /// Events on ConfigMaps that this replica records only if it becomes the leader.
-    untold: BTreeMap<Name, Vec<ConfigNews>>,
+    untold: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
     /// Number of apps created so far; part of each new UID.
     born: u64,
-    timers: BTreeSet<(Stamp, Name)>,
-    timer_of: BTreeMap<Name, Stamp>,
-    effects: Effects,
+    timers: BTreeSet<(UnixMillis, NamespacedName)>,
+    timer_of: BTreeMap<NamespacedName, UnixMillis>,
+    effects: ControllerEffects,
 }
 
-impl Machine {
+impl ControllerStateMachine {
     /// Returns a machine for `world` that writes to the outbox `routes`.
-    pub fn new(world: World, routes: Outbox<RouteKey, Said>) -> Self {
+    pub fn new(world: ClusterState, routes: Outbox<RouteKey, RouteFingerprint>) -> Self {
         // Fixed activators come from the configuration, so no event announces them.
         for activator in &world.settings.activators {
             let key = RouteKey::Activator(activator.name.clone());
-            routes.set(key, Said::of(&RouteChange::Activator(activator.clone())));
+            routes.set(key, RouteFingerprint::of(&RouteChange::Activator(activator.clone())));
         }
         Self {
             world,
@@ -185,17 +191,17 @@ impl Machine {
             born: 0,
             timers: BTreeSet::new(),
             timer_of: BTreeMap::new(),
-            effects: Effects::default(),
+            effects: ControllerEffects::default(),
         }
     }
 
-    /// Delays all planning until [`Event::Known`].
+    /// Delays all planning until [`ControllerEvent::Known`].
     #[must_use]
     pub fn loading(self) -> Self {
         Self { loading: true, ..self }
     }
 
-    fn known(&mut self, now: Stamp) {
+    fn known(&mut self, now: UnixMillis) {
         self.loading = false;
         // Owners of names first: a plan depends on the names that the app owns.
         self.settle_rivals(now);
@@ -206,63 +212,67 @@ impl Machine {
     }
 
     /// Returns the world as it is now.
-    pub fn world(&self) -> &World {
+    pub fn world(&self) -> &ClusterState {
         &self.world
     }
 
     /// Returns the RouteTable's outbox.
-    pub fn routes(&self) -> &Outbox<RouteKey, Said> {
+    pub fn routes(&self) -> &Outbox<RouteKey, RouteFingerprint> {
         &self.routes
     }
 
-    /// Returns the time at which the next [`Event::Tick`] is due.
-    pub fn next_timer(&self) -> Option<Stamp> {
+    /// Returns the time at which the next [`ControllerEvent::Tick`] is due.
+    pub fn next_timer(&self) -> Option<UnixMillis> {
         self.timers.first().map(|(at, _)| *at)
     }
 
     /// Handles one event and returns its effects.
-    pub fn step(&mut self, now: Stamp, event: Event) -> Effects {
+    pub fn step(&mut self, now: UnixMillis, event: ControllerEvent) -> ControllerEffects {
         match event {
-            Event::Apply(name, manifest) => self.apply(name, manifest, now),
-            Event::Refuse(name, why) => self.refuse(name, &why, now),
-            Event::Delete(name) => self.delete(&name, now),
-            Event::Restore(name, app) => self.restore(name, *app, now),
-            Event::Decide(decision) => self.decide(decision, now),
-            Event::Undecide(revision) => self.undecide(&revision, now),
-            Event::DecisionsBegin => {
+            ControllerEvent::Apply(name, manifest) => self.apply(name, manifest, now),
+            ControllerEvent::Refuse(name, why) => self.refuse(name, &why, now),
+            ControllerEvent::Delete(name) => self.delete(&name, now),
+            ControllerEvent::Restore(name, app) => self.restore(name, *app, now),
+            ControllerEvent::Decide(decision) => self.decide(decision, now),
+            ControllerEvent::Undecide(revision) => self.undecide(&revision, now),
+            ControllerEvent::DecisionsBegin => {
                 self.undecided = Some(self.decided().collect());
             }
-            Event::DecisionsSynced => {
+            ControllerEvent::DecisionsSynced => {
                 for revision in self.undecided.take().into_iter().flatten() {
                     self.undecide(&revision, now);
                 }
             }
-            Event::ReportBegin(who, stream) => self.report_begin(&who, stream, now),
-            Event::Seen(who, seen) => self.see(&who, seen, now),
-            Event::Unseen(who, uid) => self.unsee(&who, &uid, now),
-            Event::Avoided(who, stream, uid) => self.avoid(&who, stream, &uid, true, now),
-            Event::AvoidedNoMore(who, stream, uid) => self.avoid(&who, stream, &uid, false, now),
-            Event::NamesRouted(who, stream) => self.names_routed(&who, stream),
-            Event::Routed(who, stream, name, leads) => {
+            ControllerEvent::ReportBegin(who, stream) => self.report_begin(&who, stream, now),
+            ControllerEvent::Seen(who, seen) => self.see(&who, seen, now),
+            ControllerEvent::Unseen(who, uid) => self.unsee(&who, &uid, now),
+            ControllerEvent::Avoided(who, stream, uid) => self.avoid(&who, stream, &uid, true, now),
+            ControllerEvent::AvoidedNoMore(who, stream, uid) => {
+                self.avoid(&who, stream, &uid, false, now)
+            }
+            ControllerEvent::NamesRouted(who, stream) => self.names_routed(&who, stream),
+            ControllerEvent::Routed(who, stream, name, leads) => {
                 self.routed(&who, stream, &name, leads, now);
             }
-            Event::ReportSynced(who, stream) => self.report_synced(&who, stream, now),
-            Event::ReportEnd(who, stream) => self.report_end(&who, stream, now),
-            Event::Resolved(revision, digests) => self.resolved(&revision, digests, now),
-            Event::Choose(part, chosen) => self.choose(part, chosen),
-            Event::Status(status) => self.status(status, now),
-            Event::Observe(resource, name, object) => {
+            ControllerEvent::ReportSynced(who, stream) => self.report_synced(&who, stream, now),
+            ControllerEvent::ReportEnd(who, stream) => self.report_end(&who, stream, now),
+            ControllerEvent::Resolved(revision, digests) => self.resolved(&revision, digests, now),
+            ControllerEvent::Choose(part, chosen) => self.choose(part, chosen),
+            ControllerEvent::Status(status) => self.status(status, now),
+            ControllerEvent::Observe(resource, name, object) => {
                 self.observe(resource, name, object.as_deref(), now);
             }
-            Event::Client(name, client) => {
+            ControllerEvent::Client(name, client) => {
                 let touched = self.world.network_policies.client(name, client);
                 self.settle_all_of(&touched, now);
             }
-            Event::Trouble(key, trouble) => self.trouble(&key, trouble, now),
-            Event::Unmade(app, of, name, trouble) => self.unmade(app, of, &name, trouble, now),
-            Event::Known => self.known(now),
-            Event::Lead(leads) => self.lead(leads, now),
-            Event::Tick => self.tick(now),
+            ControllerEvent::Trouble(key, trouble) => self.trouble(&key, trouble, now),
+            ControllerEvent::Unmade(app, of, name, trouble) => {
+                self.unmade(app, of, &name, trouble, now)
+            }
+            ControllerEvent::Known => self.known(now),
+            ControllerEvent::Lead(leads) => self.lead(leads, now),
+            ControllerEvent::Tick => self.tick(now),
         }
         // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
         self.settle_rivals(now);
@@ -270,7 +280,7 @@ impl Machine {
         std::mem::take(&mut self.effects)
     }
 
-    fn restore(&mut self, name: Name, mut app: App, now: Stamp) {
+    fn restore(&mut self, name: NamespacedName, mut app: AppState, now: UnixMillis) {
         // Templates from disk are equal but separate; shared, each is in memory only once.
         let texts = app.revisions.iter_mut().map(|it| &mut it.template);
         let texts = texts.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
@@ -283,9 +293,9 @@ impl Machine {
         self.settle(&name, None, true, now);
     }
 
-    fn status(&mut self, status: PodStatus, now: Stamp) {
+    fn status(&mut self, status: LocalPodStatus, now: UnixMillis) {
         let Some(app) = self.owners.get(&status.uid).cloned() else { return };
-        let (uid, gone) = (status.uid.clone(), status.phase == node::PodPhase::Gone);
+        let (uid, gone) = (status.uid.clone(), status.phase == node::LocalPodPhase::Gone);
         let before = self.world.statuses.get(&uid);
         if before == Some(&status) {
             return;
@@ -301,13 +311,13 @@ impl Machine {
         }
     }
 
-    fn pod_object(&self, app: &Name, uid: &str) -> Option<ObjectKey> {
+    fn pod_object(&self, app: &NamespacedName, uid: &str) -> Option<KnativeObjectKey> {
         let mut pods = self.world.apps.get(app)?.pods();
         let (_, pod) = pods.find(|(_, pod)| *pod.uid == *uid)?;
-        Some(ObjectKey::pod(&app.namespace, &pod.name))
+        Some(KnativeObjectKey::pod(&app.namespace, &pod.name))
     }
 
-    fn tick(&mut self, now: Stamp) {
+    fn tick(&mut self, now: UnixMillis) {
         while let Some((at, name)) = self.timers.first().cloned() {
             if at > now {
                 return;
@@ -324,7 +334,13 @@ impl Machine {
     }
 
     /// Plans one app, and the apps whose Routes name its Revisions.
-    fn settle(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
+    fn settle(
+        &mut self,
+        name: &NamespacedName,
+        before: Option<&AppState>,
+        rewrite: bool,
+        now: UnixMillis,
+    ) {
         // Nearly always there is no mapping, and then no copy of the app is needed.
         let is_mapped = !self.world.mapped.is_empty();
         let own = before.or_else(|| self.world.apps.get(name).map(|it| &**it));
@@ -342,9 +358,9 @@ impl Machine {
     }
 
     /// Plans every app of these namespaces.
-    fn settle_all_of(&mut self, namespaces: &BTreeSet<SmolStr>, now: Stamp) {
+    fn settle_all_of(&mut self, namespaces: &BTreeSet<SmolStr>, now: UnixMillis) {
         for namespace in namespaces {
-            let from = self.world.apps.range(Name::new(namespace.clone(), "")..);
+            let from = self.world.apps.range(NamespacedName::new(namespace.clone(), "")..);
             let here = from.map(|(name, _)| name).take_while(|it| it.namespace == *namespace);
             for name in here.cloned().collect::<Vec<_>>() {
                 self.settle(&name, None, false, now);
@@ -353,7 +369,13 @@ impl Machine {
     }
 
     /// Plans one app and applies the plan to the world. `before` is the app before the event changed it.
-    fn settle_one(&mut self, name: &Name, before: Option<&App>, rewrite: bool, now: Stamp) {
+    fn settle_one(
+        &mut self,
+        name: &NamespacedName,
+        before: Option<&AppState>,
+        rewrite: bool,
+        now: UnixMillis,
+    ) {
         if self.loading {
             return;
         }
@@ -364,11 +386,11 @@ impl Machine {
         let before = before.unwrap_or(&current);
         self.say_routes(name, before, &plan);
         match self.world.settings.platform {
-            Platform::Local => {
+            PlatformKind::Local => {
                 self.orders(name, before, plan.app.as_ref());
                 self.objects(name, before, plan.app.as_ref(), rewrite);
             }
-            Platform::Kubernetes => {
+            PlatformKind::Kubernetes => {
                 let keys = keys::changed(name, before, plan.app.as_ref(), &self.world);
                 if self.world.leads && keys.iter().any(|it| it.part == ObjectPart::Object) {
                     self.effects.planned.push(name.clone());
@@ -385,7 +407,7 @@ impl Machine {
             self.forget(name);
             return;
         };
-        let drains = |(_, pod): (_, &Pod)| matches!(pod.stage, Stage::Draining { .. });
+        let drains = |(_, pod): (_, &RevisionPod)| matches!(pod.stage, PodStage::Draining { .. });
         if app.pods().any(drains) {
             self.draining.insert(name.clone());
         } else {
@@ -396,11 +418,11 @@ impl Machine {
     }
 
     /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
-    fn say_routes(&self, name: &Name, before: &App, plan: &Plan) {
+    fn say_routes(&self, name: &NamespacedName, before: &AppState, plan: &AppPlan) {
         let mut said = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
-            self.routes.set(key.clone(), Said::of(change));
+            self.routes.set(key.clone(), RouteFingerprint::of(change));
             said.insert(key);
         }
         // Another app may have taken over the name, whose subject must stay.
@@ -413,9 +435,9 @@ impl Machine {
         }
     }
 
-    fn orders(&mut self, name: &Name, before: &App, after: Option<&App>) {
-        let ordered = |pod: &Pod| !matches!(pod.stage, Stage::Stopping { .. });
-        let uids = |app: &App| -> BTreeSet<Box<str>> {
+    fn orders(&mut self, name: &NamespacedName, before: &AppState, after: Option<&AppState>) {
+        let ordered = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
+        let uids = |app: &AppState| -> BTreeSet<Box<str>> {
             app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
         };
         let (had, has) = (uids(before), after.map(uids).unwrap_or_default());
@@ -423,7 +445,7 @@ impl Machine {
             // An order holds until it is withdrawn, so each pod is ordered once.
             let known = self.owners.contains_key(&*pod.uid);
             if ordered(pod) && !known {
-                let facts = Facts::of(revision, &self.world);
+                let facts = TemplateFacts::of(revision, &self.world);
                 self.effects.start.push(facts.order(name, revision, pod));
                 self.owners.insert(pod.uid.to_string(), name.clone());
             }
@@ -437,14 +459,20 @@ impl Machine {
         for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
             self.owners.remove(&*pod.uid);
             self.forget_reports(&pod.uid);
-            self.effects.objects.push(ObjectKey::pod(&name.namespace, &pod.name));
+            self.effects.objects.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
         }
     }
 
-    fn objects(&mut self, name: &Name, before: &App, after: Option<&App>, rewrite: bool) {
+    fn objects(
+        &mut self,
+        name: &NamespacedName,
+        before: &AppState,
+        after: Option<&AppState>,
+        rewrite: bool,
+    ) {
         let out = &mut self.effects.objects;
-        let gone = after.is_none_or(App::leaving);
-        let own = |app: &App| {
+        let gone = after.is_none_or(AppState::leaving);
+        let own = |app: &AppState| {
             let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
             (
                 app.conditions.clone(),
@@ -454,18 +482,19 @@ impl Machine {
             )
         };
         if rewrite || gone || after.is_some_and(|app| own(app) != own(before)) {
-            out.extend(ObjectKey::of_app(name));
-            let names = |app: &App, none: bool| -> Vec<(Name, Vec<IpAddr>)> {
+            out.extend(KnativeObjectKey::of_app(name));
+            let names = |app: &AppState, none: bool| -> Vec<(NamespacedName, Vec<IpAddr>)> {
                 let all = app.allotted().iter().map(|it| {
                     let host = plan::host_name(it, &name.name);
                     let addresses = self.world.settings.addresses(&it.addresses);
                     let addresses = if none { Vec::new() } else { addresses };
-                    (Name::new(name.namespace.clone(), host), addresses)
+                    (NamespacedName::new(name.namespace.clone(), host), addresses)
                 });
                 all.collect()
             };
             // A name that has another owner by now is in that owner's effects.
-            let is_others = |it: &Name| self.world.app_named(it).is_some_and(|app| app != *name);
+            let is_others =
+                |it: &NamespacedName| self.world.app_named(it).is_some_and(|app| app != *name);
             let now = after.filter(|_| !gone).map(|app| names(app, false)).unwrap_or_default();
             let old = names(before, true).into_iter();
             self.effects.names.extend(
@@ -478,21 +507,21 @@ impl Machine {
         for revision in after {
             let old = before.revision(&revision.name);
             if rewrite || old != Some(revision) {
-                out.extend(ObjectKey::of_revision(&name.namespace, &revision.name));
+                out.extend(KnativeObjectKey::of_revision(&name.namespace, &revision.name));
             }
             for pod in &revision.pods {
                 let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
                 if had != Some(pod) {
-                    out.push(ObjectKey::pod(&name.namespace, &pod.name));
+                    out.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
                 }
             }
         }
         let lost =
             before.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
-        out.extend(lost.flat_map(|it| ObjectKey::of_revision(&name.namespace, &it.name)));
+        out.extend(lost.flat_map(|it| KnativeObjectKey::of_revision(&name.namespace, &it.name)));
     }
 
-    fn set_timer(&mut self, name: &Name, at: Option<Stamp>) {
+    fn set_timer(&mut self, name: &NamespacedName, at: Option<UnixMillis>) {
         if let Some(old) = self.timer_of.remove(name) {
             self.timers.remove(&(old, name.clone()));
         }
@@ -502,7 +531,7 @@ impl Machine {
         }
     }
 
-    fn forget(&mut self, name: &Name) {
+    fn forget(&mut self, name: &NamespacedName) {
         self.draining.remove(name);
         self.forget_hindrances(name);
         self.world.apps.remove(name);
@@ -511,8 +540,8 @@ impl Machine {
 }
 
 /// Returns every subject that the app may have in the RouteTable, in the order in which they are to be removed.
-fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
-    let full = |own: &str| Name::new(name.namespace.clone(), own);
+fn keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey> {
+    let full = |own: &str| NamespacedName::new(name.namespace.clone(), own);
     // Services first, so that no stream ever has a service without its Revision.
     let services =
         app.allotted().iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
@@ -521,7 +550,7 @@ fn keys(name: &Name, app: &App) -> impl Iterator<Item = RouteKey> {
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
 }
 
-fn log_changes(name: &Name, before: &App, after: &App) {
+fn log_changes(name: &NamespacedName, before: &AppState, after: &AppState) {
     for revision in &after.revisions {
         let from = before.revision(&revision.name).map_or(0, |it| it.desired);
         if from != revision.desired {
@@ -529,12 +558,12 @@ fn log_changes(name: &Name, before: &App, after: &App) {
             info!(revision = key, from, to = revision.desired, ready = revision.actual, "scaled");
         }
     }
-    let ready = |app: &App| app.conditions.get(Kind::ServiceReady);
+    let ready = |app: &AppState| app.conditions.get(ConditionType::ServiceReady);
     if ready(before) != ready(after) {
         let (ready, why) = match ready(after) {
-            Truth::True(_) => ("True", None),
-            Truth::Unknown(why) => ("Unknown", why),
-            Truth::False(why) => ("False", Some(why)),
+            ConditionStatus::True(_) => ("True", None),
+            ConditionStatus::Unknown(why) => ("Unknown", why),
+            ConditionStatus::False(why) => ("False", Some(why)),
         };
         let reason = why.as_ref().map(|why| &*why.reason);
         let message = why.as_ref().map(|why| &*why.message);

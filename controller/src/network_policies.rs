@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use common::wire::{Block, Name, Sources};
+use common::wire::{AllowedSources, IpBlock, NamespacedName};
 use k8s_openapi::{
     api::networking::v1::{
         NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
@@ -26,50 +26,50 @@ use smol_str::SmolStr;
 
 use crate::children::pod::PORT_NAME;
 
-type Labels = BTreeMap<String, String>;
+type LabelMap = BTreeMap<String, String>;
 
 /// NetworkPolicies, and the namespaces and pods whose labels they select.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkPolicies {
-    policies: BTreeMap<Name, Policy>,
+    policies: BTreeMap<NamespacedName, IngressPolicy>,
     /// Labels of each namespace, by its name.
-    namespaces: BTreeMap<SmolStr, Labels>,
+    namespaces: BTreeMap<SmolStr, LabelMap>,
     /// Pods that have an address of their own, which policies may admit as clients.
-    clients: BTreeMap<Name, Client>,
+    clients: BTreeMap<NamespacedName, PolicyClientPod>,
 }
 
 /// A pod that may be a client, with its labels and addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
-    labels: Labels,
+pub struct PolicyClientPod {
+    labels: LabelMap,
     addresses: Vec<IpAddr>,
 }
 
 /// A policy that restricts ingress traffic.
 #[derive(Clone, Debug)]
-struct Policy {
+struct IngressPolicy {
     /// Selector of the pods that the policy protects, by their labels.
     pods: Selector,
-    rules: Vec<Rule>,
+    rules: Vec<IngressRule>,
 }
 
 #[derive(Clone, Debug)]
-struct Rule {
+struct IngressRule {
     /// Ports that the rule admits; an empty list means all ports.
-    ports: Vec<Port>,
+    ports: Vec<AdmittedPort>,
     /// Peers that the rule admits; an empty list means all clients.
-    from: Vec<Peer>,
+    from: Vec<AdmittedPeer>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Port {
+enum AdmittedPort {
     Range(u16, u16),
     Name(String),
 }
 
 #[derive(Clone, Debug)]
-enum Peer {
-    Block(Block),
+enum AdmittedPeer {
+    Block(IpBlock),
     Pods {
         /// Selector of the peers' namespaces; `None`: only the policy's own namespace.
         namespaces: Option<Selector>,
@@ -79,9 +79,9 @@ enum Peer {
 
 impl NetworkPolicies {
     /// Sets or, with `None`, removes a policy. Returns the namespaces in which this may change the admitted sources.
-    pub fn policy(&mut self, name: Name, object: Option<&Value>) -> BTreeSet<SmolStr> {
+    pub fn policy(&mut self, name: NamespacedName, object: Option<&Value>) -> BTreeSet<SmolStr> {
         let touched = [name.namespace.clone()].into();
-        match object.and_then(Policy::read) {
+        match object.and_then(IngressPolicy::read) {
             Some(policy) => drop(self.policies.insert(name, policy)),
             None if self.policies.remove(&name).is_none() => return BTreeSet::new(),
             None => {}
@@ -100,11 +100,15 @@ impl NetworkPolicies {
             None => drop(self.namespaces.remove(name)),
         }
         // Only policies that select namespaces by label can see a difference.
-        self.holding(|peer| matches!(peer, Peer::Pods { namespaces: Some(_), .. }))
+        self.holding(|peer| matches!(peer, AdmittedPeer::Pods { namespaces: Some(_), .. }))
     }
 
     /// Sets or, with `None`, removes a client pod. Returns the namespaces whose admitted sources may change.
-    pub fn client(&mut self, name: Name, client: Option<Client>) -> BTreeSet<SmolStr> {
+    pub fn client(
+        &mut self,
+        name: NamespacedName,
+        client: Option<PolicyClientPod>,
+    ) -> BTreeSet<SmolStr> {
         let before = match client {
             Some(client) => self.clients.insert(name.clone(), client),
             None => self.clients.remove(&name),
@@ -114,10 +118,11 @@ impl NetworkPolicies {
             return BTreeSet::new();
         }
         // Both states count: a pod that changes its labels may leave one policy and enter another.
-        let all: Vec<&Client> = before.iter().chain(after).collect();
+        let all: Vec<&PolicyClientPod> = before.iter().chain(after).collect();
         let names = self.policies.iter().filter(|(policy, it)| {
             let peers = it.rules.iter().flat_map(|rule| &rule.from);
-            let lets_in = |peer: &Peer| all.iter().any(|it| self.lets_in(peer, policy, &name, it));
+            let lets_in =
+                |peer: &AdmittedPeer| all.iter().any(|it| self.lets_in(peer, policy, &name, it));
             peers.into_iter().any(lets_in)
         });
         names.map(|(policy, _)| policy.namespace.clone()).collect()
@@ -125,16 +130,16 @@ impl NetworkPolicies {
 
     /// Returns true if the controller must watch all pods, since a policy admits some by their labels.
     pub fn needs_clients(&self) -> bool {
-        !self.holding(|peer| matches!(peer, Peer::Pods { .. })).is_empty()
+        !self.holding(|peer| matches!(peer, AdmittedPeer::Pods { .. })).is_empty()
     }
 
     /// Returns the sources that may connect to pods of `namespace` with these labels at this port; `None`: all sources.
     pub fn sources(
         &self,
         namespace: &SmolStr,
-        labels: impl FnOnce() -> Labels,
+        labels: impl FnOnce() -> LabelMap,
         port: u16,
-    ) -> Option<Arc<Sources>> {
+    ) -> Option<Arc<AllowedSources>> {
         let mut here = self.of(namespace).peekable();
         // Nearly all namespaces have no policy: without one the labels are not even computed.
         here.peek()?;
@@ -142,7 +147,7 @@ impl NetworkPolicies {
         let mut selecting = here.filter(|(_, it)| it.pods.matches(&labels)).peekable();
         // Pods that no policy selects are open to all; pods that one selects only to what some rule admits.
         selecting.peek()?;
-        let mut sources = Sources::default();
+        let mut sources = AllowedSources::default();
         for (name, rule) in
             selecting.flat_map(|(name, it)| it.rules.iter().map(move |it| (name, it)))
         {
@@ -158,20 +163,20 @@ impl NetworkPolicies {
         Some(Arc::new(sources))
     }
 
-    fn of(&self, namespace: &SmolStr) -> impl Iterator<Item = (&Name, &Policy)> {
-        let from = Name::new(namespace.clone(), "");
+    fn of(&self, namespace: &SmolStr) -> impl Iterator<Item = (&NamespacedName, &IngressPolicy)> {
+        let from = NamespacedName::new(namespace.clone(), "");
         self.policies.range(from..).take_while(move |(name, _)| name.namespace == *namespace)
     }
 
     /// Returns the namespaces with a policy that has such a peer.
-    fn holding(&self, is_such: impl Fn(&Peer) -> bool) -> BTreeSet<SmolStr> {
-        let such = |it: &Policy| it.rules.iter().flat_map(|rule| &rule.from).any(&is_such);
+    fn holding(&self, is_such: impl Fn(&AdmittedPeer) -> bool) -> BTreeSet<SmolStr> {
+        let such = |it: &IngressPolicy| it.rules.iter().flat_map(|rule| &rule.from).any(&is_such);
         let names = self.policies.iter().filter(|(_, it)| such(it));
         names.map(|(name, _)| name.namespace.clone()).collect()
     }
 
-    fn add(&self, peer: &Peer, policy: &Name, sources: &mut Sources) {
-        if let Peer::Block(block) = peer {
+    fn add(&self, peer: &AdmittedPeer, policy: &NamespacedName, sources: &mut AllowedSources) {
+        if let AdmittedPeer::Block(block) = peer {
             sources.blocks.push(block.clone());
             return;
         }
@@ -180,8 +185,14 @@ impl NetworkPolicies {
         sources.addresses.extend(such.flat_map(|(_, it)| it.addresses.iter().copied()));
     }
 
-    fn lets_in(&self, peer: &Peer, policy: &Name, name: &Name, client: &Client) -> bool {
-        let Peer::Pods { namespaces, pods } = peer else { return false };
+    fn lets_in(
+        &self,
+        peer: &AdmittedPeer,
+        policy: &NamespacedName,
+        name: &NamespacedName,
+        client: &PolicyClientPod,
+    ) -> bool {
+        let AdmittedPeer::Pods { namespaces, pods } = peer else { return false };
         let is_there = match namespaces {
             None => name.namespace == policy.namespace,
             Some(selector) => {
@@ -193,7 +204,7 @@ impl NetworkPolicies {
     }
 }
 
-impl Client {
+impl PolicyClientPod {
     /// Reads a pod, if it has an address of its own and still runs: the network may give that of an ended pod to
     /// another.
     pub fn read(object: &Value) -> Option<Self> {
@@ -209,7 +220,7 @@ impl Client {
     }
 }
 
-impl Policy {
+impl IngressPolicy {
     /// Reads a policy, if it restricts ingress traffic.
     fn read(object: &Value) -> Option<Self> {
         let spec: NetworkPolicySpec = serde_json::from_value(object["spec"].clone()).ok()?;
@@ -218,17 +229,17 @@ impl Policy {
         if !types.is_empty() && !types.iter().any(|it| it == "Ingress") {
             return None;
         }
-        let rules = spec.ingress.unwrap_or_default().into_iter().map(Rule::from).collect();
+        let rules = spec.ingress.unwrap_or_default().into_iter().map(IngressRule::from).collect();
         Some(Self { pods: selector(spec.pod_selector.unwrap_or_default())?, rules })
     }
 }
 
-impl From<NetworkPolicyIngressRule> for Rule {
+impl From<NetworkPolicyIngressRule> for IngressRule {
     fn from(it: NetworkPolicyIngressRule) -> Self {
         let (ports, from) = (it.ports.unwrap_or_default(), it.from.unwrap_or_default());
         // A rule or peer that cannot be read must admit no source; an empty list would admit all.
-        let none = || Port::Range(1, 0);
-        let nobody = || Peer::Pods { namespaces: None, pods: nothing() };
+        let none = || AdmittedPort::Range(1, 0);
+        let nobody = || AdmittedPeer::Pods { namespaces: None, pods: nothing() };
         Self {
             ports: ports.into_iter().map(|it| port(it).unwrap_or_else(none)).collect(),
             from: from.into_iter().map(|it| peer(it).unwrap_or_else(nobody)).collect(),
@@ -236,12 +247,12 @@ impl From<NetworkPolicyIngressRule> for Rule {
     }
 }
 
-impl Rule {
+impl IngressRule {
     fn covers(&self, port: u16) -> bool {
         self.ports.is_empty()
             || self.ports.iter().any(|it| match it {
-                Port::Range(first, last) => (*first..=*last).contains(&port),
-                Port::Name(name) => name == PORT_NAME,
+                AdmittedPort::Range(first, last) => (*first..=*last).contains(&port),
+                AdmittedPort::Name(name) => name == PORT_NAME,
             })
     }
 }
@@ -255,34 +266,35 @@ fn selector(it: LabelSelector) -> Option<Selector> {
     it.try_into().ok()
 }
 
-fn port(it: NetworkPolicyPort) -> Option<Port> {
+fn port(it: NetworkPolicyPort) -> Option<AdmittedPort> {
     if it.protocol.is_some_and(|it| it != "TCP") {
         return None;
     }
     let number = |it: i32| u16::try_from(it).ok();
     match it.port {
-        None => Some(Port::Range(0, u16::MAX)),
-        Some(IntOrString::String(name)) => Some(Port::Name(name)),
-        Some(IntOrString::Int(first)) => {
-            Some(Port::Range(number(first)?, it.end_port.map_or_else(|| number(first), number)?))
-        }
+        None => Some(AdmittedPort::Range(0, u16::MAX)),
+        Some(IntOrString::String(name)) => Some(AdmittedPort::Name(name)),
+        Some(IntOrString::Int(first)) => Some(AdmittedPort::Range(
+            number(first)?,
+            it.end_port.map_or_else(|| number(first), number)?,
+        )),
     }
 }
 
-fn peer(it: NetworkPolicyPeer) -> Option<Peer> {
+fn peer(it: NetworkPolicyPeer) -> Option<AdmittedPeer> {
     if let Some(block) = it.ip_block {
         let except = block.except.unwrap_or_default();
         let except = except.iter().map(|it| it.parse().ok()).collect::<Option<_>>()?;
-        return Some(Peer::Block(Block { net: block.cidr.parse().ok()?, except }));
+        return Some(AdmittedPeer::Block(IpBlock { net: block.cidr.parse().ok()?, except }));
     }
     let namespaces = match it.namespace_selector {
         None => None,
         Some(it) => Some(selector(it)?),
     };
-    Some(Peer::Pods { namespaces, pods: selector(it.pod_selector.unwrap_or_default())? })
+    Some(AdmittedPeer::Pods { namespaces, pods: selector(it.pod_selector.unwrap_or_default())? })
 }
 
-fn labels(object: &Value) -> Labels {
+fn labels(object: &Value) -> LabelMap {
     let all = object["metadata"]["labels"].as_object().into_iter().flatten();
     all.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
 }

@@ -8,24 +8,26 @@ use std::{
 };
 
 use common::{
-    node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
-    wire::{Activator, Name, Part, Replica},
+    node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
+    wire::{ActivatorEntry, NamespacedName, ServerComponent, ServerReplica},
 };
 use serde_json::Value;
 
 use crate::{
     children::services::ACTIVATOR_PORT,
-    config_maps::{Defaults, Features},
+    config_maps::{Features, RevisionDefaults},
     knative::key,
     kube::cache::applied,
-    parse::{self, Platform, Rules},
-    policy::{self, AutoscalerConfig},
+    parse::{self, AdmissionPlatform, AdmissionRules},
+    policy::{self, ScalePolicyConfig},
     render,
     restore::{self, array, text},
     rollout::{self, Rollout},
     world::{
-        Claim, Conditions, Configuration, Kind, Kubelet, Mapping, Meta, Owner, Pairs, Placed,
-        Placeholder, Pod, Revision, Route, Routing, Service, Stage, Stamp, Truth, Uid, Why,
+        AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
+        ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, KubePodStatus,
+        KubeletReadiness, ObjectMetaSummary, ObjectOwner, PlaceholderState, PodStage, RevisionPod,
+        RouteState, RoutingState, ServiceState, Uid, UnixMillis,
     },
 };
 
@@ -35,9 +37,9 @@ pub const DRAINING: &str = "rouse.dev/draining";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Returns an object's namespace and name.
-pub fn name(object: &Value) -> Name {
+pub fn name(object: &Value) -> NamespacedName {
     let field = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
-    Name::new(field("namespace"), field("name"))
+    NamespacedName::new(field("namespace"), field("name"))
 }
 
 fn is_deleted(object: &Value) -> bool {
@@ -52,48 +54,52 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][key].as_str()
 }
 
-fn pairs(object: &Value, field: &str) -> Pairs {
+fn pairs(object: &Value, field: &str) -> CompactStringMap {
     let map = serde_json::from_value(object["metadata"][field].clone());
-    map.ok().as_ref().map(Pairs::from).unwrap_or_default()
+    map.ok().as_ref().map(CompactStringMap::from).unwrap_or_default()
 }
 
 /// Reads a Service. One that breaks a rule, which the webhook would have refused, keeps the manifest in force before.
-pub fn service(object: &Value, config: &AutoscalerConfig, before: Option<&Service>) -> Service {
+pub fn service(
+    object: &Value,
+    config: &ScalePolicyConfig,
+    before: Option<&ServiceState>,
+) -> ServiceState {
     let (meta, leaving) = (restore::meta(object), is_deleted(object));
-    let (defaults, features) = (Defaults::default(), Features::default());
-    let rules = Rules {
-        platform: Platform::Kubernetes,
+    let (defaults, features) = (RevisionDefaults::default(), Features::default());
+    let rules = AdmissionRules {
+        platform: AdmissionPlatform::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: config,
         cluster_domain: "cluster.local",
     };
     match parse::observed(object, rules) {
-        Ok((_, manifest)) => Service { meta, manifest, refused: None, leaving },
+        Ok((_, manifest)) => ServiceState { meta, manifest, refused: None, leaving },
         Err(problems) => {
             let manifest = before.map(|it| it.manifest.clone()).unwrap_or_default();
-            Service { meta, manifest, refused: Some(parse::line(&problems).into()), leaving }
+            ServiceState { meta, manifest, refused: Some(parse::line(&problems).into()), leaving }
         }
     }
 }
 
 /// Returns the owner of an object: the Service of its own name, none, or another object.
-fn owner(object: &Value) -> Owner {
+fn owner(object: &Value) -> ObjectOwner {
     let all = object["metadata"]["ownerReferences"].as_array();
     let controller = all.into_iter().flatten().find(|it| it["controller"] == true);
     match controller {
-        None => Owner::Nobody,
+        None => ObjectOwner::Nobody,
         Some(it) if it["kind"] == "Service" && it["name"] == object["metadata"]["name"] => {
-            Owner::Service
+            ObjectOwner::Service
         }
-        Some(_) => Owner::Other,
+        Some(_) => ObjectOwner::Other,
     }
 }
 
 /// Reads a Configuration with the name of its latest ready Revision.
-pub fn configuration(object: &Value) -> Configuration {
+pub fn configuration(object: &Value) -> ConfigurationState {
     let template = &object["spec"]["template"];
-    Configuration {
+    ConfigurationState {
         meta: restore::meta(object),
         owner: owner(object),
         revision: text(&template["metadata"]["name"]),
@@ -106,10 +112,16 @@ pub fn configuration(object: &Value) -> Configuration {
 }
 
 /// Reads a Route, without the allocations of its names.
-pub fn route(object: &Value) -> Route {
+pub fn route(object: &Value) -> RouteState {
     let owner = owner(object);
-    let own = |field| if owner == Owner::Service { Pairs::default() } else { pairs(object, field) };
-    Route {
+    let own = |field| {
+        if owner == ObjectOwner::Service {
+            CompactStringMap::default()
+        } else {
+            pairs(object, field)
+        }
+    };
+    RouteState {
         meta: restore::meta(object),
         owner,
         labels: own("labels"),
@@ -131,9 +143,9 @@ fn rollout(object: &Value) -> Option<Box<Rollout>> {
 }
 
 /// Returns the app of a Revision or of a Revision's child object: the app of its Configuration.
-pub fn app(object: &Value) -> Option<Name> {
+pub fn app(object: &Value) -> Option<NamespacedName> {
     let configuration = label(object, key::CONFIGURATION)?;
-    Some(Name::new(name(object).namespace, configuration))
+    Some(NamespacedName::new(name(object).namespace, configuration))
 }
 
 /// Returns the name of the Revision that an object was made for.
@@ -142,41 +154,44 @@ pub fn made_for(object: &Value) -> Option<&str> {
 }
 
 /// Reads a Revision as a newly observed one, without pods and decisions.
-pub fn revision(object: &Value) -> Revision {
+pub fn revision(object: &Value) -> AppRevision {
     let name = name(object).name;
     let generation = label(object, key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
     let routing = match label(object, key::ROUTING_STATE) {
-        Some("active") => Routing::Active,
-        Some("reserve") => Routing::Reserve,
-        _ => Routing::Pending,
+        Some("active") => RoutingState::Active,
+        Some("reserve") => RoutingState::Reserve,
+        _ => RoutingState::Pending,
     };
-    let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(Stamp::parse);
+    let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(UnixMillis::parse);
     // A container of a registry that is skipped has an entry without digest: that too is a final result.
     let digest =
         |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"]).unwrap_or_default()));
     let digests = array(&object["status"]["containerStatuses"])
         .chain(array(&object["status"]["initContainerStatuses"]));
-    let mut conditions = Conditions::default();
+    let mut conditions = ConditionSet::default();
     restore::conditions(&mut conditions, object, &render::REVISION);
     // A new leader has not seen the crash, and only a pod that works clears the failure.
-    let failure = match conditions.get(Kind::RevisionHealthy) {
-        Truth::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
-        Truth::True(_) | Truth::Unknown(_) | Truth::False(_) => None,
+    let failure = match conditions.get(ConditionType::RevisionHealthy) {
+        ConditionStatus::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
+        ConditionStatus::True(_) | ConditionStatus::Unknown(_) | ConditionStatus::False(_) => None,
     };
-    Revision {
+    AppRevision {
         failure,
-        meta: Meta { generation: generation.unwrap_or_default(), ..restore::meta(object) },
+        meta: ObjectMetaSummary {
+            generation: generation.unwrap_or_default(),
+            ..restore::meta(object)
+        },
         template: template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
         routing: (routing, since.unwrap_or_default()),
         // The condition means that resources were available once; only an exceeded deadline sets it back later.
-        reached: conditions.is_true(Kind::RevisionResources),
+        reached: conditions.is_true(ConditionType::RevisionResources),
         digests: digests.filter_map(digest).collect(),
         conditions,
         name: name.as_str().into(),
         leaving: is_deleted(object),
-        is_orphan: owner(object) == Owner::Nobody,
-        ..Revision::default()
+        is_orphan: owner(object) == ObjectOwner::Nobody,
+        ..AppRevision::default()
     }
 }
 
@@ -205,34 +220,34 @@ pub fn is_horizontal(object: &Value) -> bool {
 }
 
 /// Returns the reason why a Deployment's pods cannot be made, from its condition `ReplicaFailure`.
-pub fn deployment(object: &Value) -> Option<Why> {
+pub fn deployment(object: &Value) -> Option<ConditionReason> {
     let conditions = || array(&object["status"]["conditions"]);
     let failed =
         conditions().find(|it| it["type"] == "ReplicaFailure" && it["status"] == "True")?;
     let word = |field: &str| failed[field].as_str().unwrap_or_default().to_owned();
-    Some(Why::new(word("reason"), word("message")))
+    Some(ConditionReason::new(word("reason"), word("message")))
 }
 
 /// Reads a pod and its status; `None` once all its containers have ended for good.
-pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
+pub fn pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
     let meta = &object["metadata"];
     let status = &object["status"];
     if matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) {
         return None;
     }
     let deleted = is_deleted(object);
-    let since = annotation(object, DRAINING).and_then(Stamp::parse);
+    let since = annotation(object, DRAINING).and_then(UnixMillis::parse);
     let uid: Box<str> = text(&meta["uid"])?;
-    let pod = Pod {
+    let pod = RevisionPod {
         uid: uid.clone(),
         name: text(&meta["name"])?,
         created: restore::meta(object).created,
-        met: Stamp::default(),
+        met: UnixMillis::default(),
         was_ready: false,
         steady: None,
-        stage: Stage::Serving,
+        stage: PodStage::Serving,
         remembered: None,
-        placed: Some(Box::new(Placed {
+        placed: Some(Box::new(KubePodStatus {
             node: text(&object["spec"]["nodeName"]).unwrap_or_default(),
             kubelet: kubelet(status),
             deleted,
@@ -242,14 +257,14 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
     };
     let phase = match status["phase"].as_str() {
         // A deletion timestamp counts before the phase, which stays `Running` until the containers end.
-        _ if deleted => PodPhase::Terminating,
-        Some("Running") => PodPhase::Running,
-        _ => PodPhase::Pending,
+        _ if deleted => LocalPodPhase::Terminating,
+        Some("Running") => LocalPodPhase::Running,
+        _ => LocalPodPhase::Pending,
     };
     let init = array(&status["initContainerStatuses"]).map(|it| container(it, true));
     let all = init.chain(array(&status["containerStatuses"]).map(|it| container(it, false)));
-    let ready = pod.placed.as_ref().is_some_and(|it| it.kubelet == Kubelet::Ready);
-    let status = PodStatus {
+    let ready = pod.placed.as_ref().is_some_and(|it| it.kubelet == KubeletReadiness::Ready);
+    let status = LocalPodStatus {
         uid: uid.into(),
         phase,
         addresses: addresses(status),
@@ -259,25 +274,25 @@ pub fn pod(object: &Value) -> Option<(Pod, PodStatus)> {
     Some((pod, status))
 }
 
-/// Returns the kubelet's view of readiness. [`Kubelet::Lost`] depends on the earlier state, which the caller knows.
+/// Returns the kubelet's view of readiness. [`KubeletReadiness::Lost`] depends on the earlier state, which the caller knows.
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
-/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets. [`World`](crate::world::World)
+/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets. [`ClusterState`](crate::world::ClusterState)
 /// decides about such a node.
-fn kubelet(status: &Value) -> Kubelet {
+fn kubelet(status: &Value) -> KubeletReadiness {
     let mut conditions = array(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
     match conditions.any(|it| is_ready(it) && it["status"] == "True") {
-        true => Kubelet::Ready,
-        false => Kubelet::Waits,
+        true => KubeletReadiness::Ready,
+        false => KubeletReadiness::Waits,
     }
 }
 
-fn unschedulable(status: &Value) -> Option<Why> {
+fn unschedulable(status: &Value) -> Option<ConditionReason> {
     let mut conditions = array(&status["conditions"]);
     let it = conditions.find(|it| it["type"] == "PodScheduled" && it["status"] == "False")?;
     let word = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
-    Some(Why::new(word("reason"), word("message")))
+    Some(ConditionReason::new(word("reason"), word("message")))
 }
 
 /// Returns the addresses of a pod, IPv4 first.
@@ -291,13 +306,13 @@ fn addresses(status: &Value) -> Vec<IpAddr> {
 }
 
 /// Reads the state of a container. An init container is expected to end, any other one to run.
-fn container(it: &Value, is_init: bool) -> ContainerStatus {
+fn container(it: &Value, is_init: bool) -> LocalContainerStatus {
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
     let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
     let ended = state.get("terminated").filter(|it| !is_init || it["exitCode"] != 0);
     let state = if let Some(ended) = ended {
-        ContainerState::Terminated {
+        LocalContainerState::Terminated {
             code: code(&ended["exitCode"]).unwrap_or(-1),
             reason: word(&ended["reason"]),
             message: word(&ended["message"]),
@@ -305,19 +320,23 @@ fn container(it: &Value, is_init: bool) -> ContainerStatus {
     } else if let Some(waiting) = state.get("waiting") {
         // For a crashing container the message of its last end explains more than the kubelet's back-off message.
         let message = if last.is_object() { &last["message"] } else { &waiting["message"] };
-        ContainerState::Waiting {
+        LocalContainerState::Waiting {
             reason: word(&waiting["reason"]),
             message: word(message),
             last_exit: code(&last["exitCode"]),
         }
     } else if is_init || state.get("running").is_some() {
         // An init container that ended well does not keep the pod from becoming ready.
-        ContainerState::Running
+        LocalContainerState::Running
     } else {
         // The kubelet has not reported on the container yet.
-        ContainerState::Waiting { reason: String::new(), message: String::new(), last_exit: None }
+        LocalContainerState::Waiting {
+            reason: String::new(),
+            message: String::new(),
+            last_exit: None,
+        }
     };
-    ContainerStatus {
+    LocalContainerStatus {
         name: word(&it["name"]),
         state,
         restarts: it["restartCount"].as_u64().and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
@@ -326,7 +345,7 @@ fn container(it: &Value, is_init: bool) -> ContainerStatus {
 }
 
 /// Reads a placeholder: the ClusterIPs and the port allocated to a name of a Route.
-pub fn placeholder(object: &Value) -> Option<Placeholder> {
+pub fn placeholder(object: &Value) -> Option<PlaceholderState> {
     label(object, key::ROUTE)?;
     let given = array(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
     let mut addresses: Vec<IpAddr> = given.filter_map(|it| it.parse().ok()).collect();
@@ -338,11 +357,11 @@ pub fn placeholder(object: &Value) -> Option<Placeholder> {
     // An unreadable UID counts as no owner: then the claimants' age decides about the name.
     let owner = owner.and_then(|it| Uid::parse(it["uid"].as_str()?)).unwrap_or_default();
     let created = restore::meta(object).created;
-    Some(Placeholder { addresses: addresses.into(), port, hidden, owner, created })
+    Some(PlaceholderState { addresses: addresses.into(), port, hidden, owner, created })
 }
 
 /// Reads a DomainMapping, without its conditions.
-pub fn mapping(object: &Value) -> Mapping {
+pub fn mapping(object: &Value) -> DomainMappingState {
     let (own, to) = (name(object), &object["spec"]["ref"]);
     let word = |field: &str| to[field].as_str().unwrap_or_default();
     let group = word("apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
@@ -352,20 +371,22 @@ pub fn mapping(object: &Value) -> Mapping {
     let namespace = Some(word("namespace")).filter(|it| !it.is_empty());
     let http = key::HTTP_PROTOCOL.iter().find_map(|it| annotation(object, it));
     let secret = object["spec"]["tls"]["secretName"].as_str();
-    Mapping {
+    DomainMappingState {
         meta: restore::meta(object),
         kind: kind.into(),
-        target: Name::new(namespace.unwrap_or(&own.namespace), word("name")),
+        target: NamespacedName::new(namespace.unwrap_or(&own.namespace), word("name")),
         secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         http: http.map(Into::into),
-        conditions: Conditions::default(),
+        conditions: ConditionSet::default(),
         leaving: is_deleted(object),
     }
 }
 
 /// Reads a ClusterDomainClaim: the namespace that may use the domain.
-pub fn claim(object: &Value) -> Claim {
-    Claim { namespace: object["spec"]["namespace"].as_str().unwrap_or_default().to_owned() }
+pub fn claim(object: &Value) -> DomainClaimState {
+    DomainClaimState {
+        namespace: object["spec"]["namespace"].as_str().unwrap_or_default().to_owned(),
+    }
 }
 
 /// Returns the zone of a node, if it has one.
@@ -375,16 +396,16 @@ pub fn zone(object: &Value) -> Option<String> {
 
 /// A pod of one of Rouse's own components.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Own {
+pub enum ComponentPod {
     /// An activator, with its readiness for requests.
-    Activator(Activator, Standing),
+    Activator(ActivatorEntry, ActivatorReadiness),
     /// The agent of one node.
     Agent {
         /// Name of the node that the agent runs on.
         node: String,
     },
     /// A replica of the controller or the autoscaler.
-    Replica(Part, Replica),
+    Replica(ServerComponent, ServerReplica),
 }
 
 /// Port at which controllers accept streams.
@@ -393,7 +414,7 @@ const CONTROLLER_PORT: u16 = 7100;
 const AUTOSCALER_PORT: u16 = 7110;
 
 /// Returns the component that a pod of the system namespace runs, by its label `app`.
-pub fn own(object: &Value) -> Option<Own> {
+pub fn own(object: &Value) -> Option<ComponentPod> {
     let status = &object["status"];
     // An evicted pod stays as an object until the garbage collector or an operator removes it.
     let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
@@ -404,23 +425,25 @@ pub fn own(object: &Value) -> Option<Own> {
         // A replica that is being deleted takes no new streams, so it has no address any more.
         let address = addresses(status).first().copied().filter(|_| !is_deleted(object))?;
         let address = SocketAddr::new(address, port);
-        Some(Own::Replica(part, Replica { name: name(object).name.into(), address }))
+        Some(ComponentPod::Replica(part, ServerReplica { name: name(object).name.into(), address }))
     };
     match label(object, "app")? {
-        "activator" => activator(object).map(|(it, standing)| Own::Activator(it, standing)),
+        "activator" => {
+            activator(object).map(|(it, standing)| ComponentPod::Activator(it, standing))
+        }
         "rouse-agent" => {
             let node = text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
-            Some(Own::Agent { node: node.into() })
+            Some(ComponentPod::Agent { node: node.into() })
         }
-        "controller" => replica(Part::Controller, CONTROLLER_PORT),
-        "autoscaler" => replica(Part::Autoscaler, AUTOSCALER_PORT),
+        "controller" => replica(ServerComponent::Controller, CONTROLLER_PORT),
+        "autoscaler" => replica(ServerComponent::Autoscaler, AUTOSCALER_PORT),
         _ => None,
     }
 }
 
-fn activator(object: &Value) -> Option<(Activator, Standing)> {
+fn activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
     let status = &object["status"];
-    let activator = Activator {
+    let activator = ActivatorEntry {
         name: name(object).name.into(),
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
@@ -428,9 +451,9 @@ fn activator(object: &Value) -> Option<(Activator, Standing)> {
     };
     // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
     let standing = match kubelet(status) {
-        _ if is_deleted(object) => Standing::Leaving,
-        Kubelet::Ready => Standing::Ready,
-        Kubelet::Waits | Kubelet::Lost => Standing::Waits,
+        _ if is_deleted(object) => ActivatorReadiness::Leaving,
+        KubeletReadiness::Ready => ActivatorReadiness::Ready,
+        KubeletReadiness::Waits | KubeletReadiness::Lost => ActivatorReadiness::Waits,
     };
     Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
 }
@@ -442,7 +465,7 @@ pub fn targets(object: &Value) -> Vec<&str> {
 
 /// Readiness of an activator for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ActivatorReadiness {
     /// The activator is not ready yet, or not at present.
     Waits,
     /// The activator is ready for requests.

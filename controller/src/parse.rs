@@ -2,20 +2,20 @@
 //!
 //! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
 //! refused here is refused there for the same reason. Both platforms use the same functions. [`service`] reads a file
-//! of the local node into a [`Manifest`]; [`admit`] defaults and validates objects for a Kubernetes API server.
+//! of the local node into a [`ServiceManifest`]; [`admit`] defaults and validates objects for a Kubernetes API server.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use common::wire::{Name, is_label};
+use common::wire::{NamespacedName, is_label};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use crate::{
-    config_maps::{Defaults, Features},
+    config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
-    policy::{self, AutoscalerConfig},
-    world::{Manifest, Pairs, Traffic},
+    policy::{self, ScalePolicyConfig},
+    world::{CompactStringMap, ServiceManifest, TrafficSpec},
 };
 
 pub mod admit;
@@ -40,8 +40,8 @@ mod volume;
 
 pub(crate) use defaults::{RESPONSE_START, serving_index};
 pub use problem::{Problem, line};
-use rules::Parent;
-pub use rules::{Platform, Rules};
+use rules::TemplateParent;
+pub use rules::{AdmissionPlatform, AdmissionRules};
 use typed::{keys, typed};
 
 /// Longest name on the local node that leaves room for `-00001`; Knative cuts longer ones and adds a hash.
@@ -49,25 +49,25 @@ const MAX_NAME: usize = 57;
 
 /// Result of one document of a manifest file.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Document {
+pub enum ManifestDocument {
     /// A service to run, by its name.
-    Service(Name, Manifest),
+    Service(NamespacedName, ServiceManifest),
     /// A document that cannot be used: its name, as far as it is readable, and the reason.
-    Refused(Option<Name>, String),
+    Refused(Option<NamespacedName>, String),
 }
 
 /// Parses every document of a file.
-pub fn documents(text: &str, config: &AutoscalerConfig) -> Vec<Document> {
+pub fn documents(text: &str, config: &ScalePolicyConfig) -> Vec<ManifestDocument> {
     let mut out = Vec::new();
     for document in serde_norway::Deserializer::from_str(text) {
         match Value::deserialize(document) {
             Ok(Value::Null) => {}
             Ok(value) => out.push(match service(&value, config) {
-                Ok((name, manifest)) => Document::Service(name, manifest),
-                Err(problems) => Document::Refused(name_of(&value), line(&problems)),
+                Ok((name, manifest)) => ManifestDocument::Service(name, manifest),
+                Err(problems) => ManifestDocument::Refused(name_of(&value), line(&problems)),
             }),
             Err(error) => {
-                out.push(Document::Refused(None, format!("not readable as YAML: {error}")));
+                out.push(ManifestDocument::Refused(None, format!("not readable as YAML: {error}")));
                 // The parser cannot find the next document after a syntax error.
                 break;
             }
@@ -77,7 +77,10 @@ pub fn documents(text: &str, config: &AutoscalerConfig) -> Vec<Document> {
 }
 
 /// Checks one Service for the local node and fills in defaults.
-pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manifest), Vec<Problem>> {
+pub fn service(
+    value: &Value,
+    config: &ScalePolicyConfig,
+) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     let Value::Object(object) = value else {
         return Err(vec![Problem::new("", "must be an object with apiVersion, kind and metadata")]);
@@ -101,7 +104,7 @@ pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manife
         }
     };
     keys(&spec, "spec", &["template", "traffic"], &mut problems);
-    let (defaults, features) = (Defaults::default(), Features::default());
+    let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let rules = local(&defaults, &features, config);
     let template = template(&mut spec, &meta, &name.name, &rules, &mut problems);
     let traffic = traffic(&mut spec, &mut problems);
@@ -112,11 +115,16 @@ pub fn service(value: &Value, config: &AutoscalerConfig) -> Result<(Name, Manife
 }
 
 /// Returns warnings about a Service for the local node: settings without effect, and retired names.
-pub fn warnings(value: &Value, config: &AutoscalerConfig) -> Vec<Problem> {
-    let (defaults, features) = (Defaults::default(), Features::default());
+pub fn warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Problem> {
+    let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let rules = local(&defaults, &features, config);
-    let question =
-        admit::Question { kind: admit::Kind::Service, object: value, old: None, user: None, rules };
+    let question = admit::AdmissionRequest {
+        kind: admit::AdmittedKind::Service,
+        object: value,
+        old: None,
+        user: None,
+        rules,
+    };
     admit::validate(&question).warnings
 }
 
@@ -124,16 +132,24 @@ pub fn warnings(value: &Value, config: &AutoscalerConfig) -> Vec<Problem> {
 ///
 /// Admission judged the Service by the settings of its time, and present settings do not invalidate it. Only content
 /// that cannot be read or run at all is refused. A Service that never passed admission gets its defaults here.
-pub fn observed(value: &Value, rules: Rules<'_>) -> Result<(Name, Manifest), Vec<Problem>> {
+pub fn observed(
+    value: &Value,
+    rules: AdmissionRules<'_>,
+) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
     let fresh = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
-    let question =
-        admit::Question { kind: admit::Kind::Service, object: value, old: None, user: None, rules };
+    let question = admit::AdmissionRequest {
+        kind: admit::AdmittedKind::Service,
+        object: value,
+        old: None,
+        user: None,
+        rules,
+    };
     let mut filled = if fresh { admit::default(&question).0 } else { value.clone() };
     let meta: ObjectMeta = typed(filled.get("metadata"), "metadata", &mut problems);
     let (name, namespace) = (meta.name.clone(), meta.namespace.clone());
-    let name = Name::new(namespace.unwrap_or_default(), name.unwrap_or_default());
+    let name = NamespacedName::new(namespace.unwrap_or_default(), name.unwrap_or_default());
     let Some(Value::Object(spec)) = filled.get_mut("spec") else {
         return Err(vec![Problem::missing("spec")]);
     };
@@ -160,7 +176,7 @@ fn whole_template(
             problems.push(Problem::new(AT, format!("wrong type: {error}")));
             RevisionTemplate::default()
         });
-    let parent = Parent { name: service, generate_name: "" };
+    let parent = TemplateParent { name: service, generate_name: "" };
     metadata::revision_name(&template.metadata, parent, problems);
     let images = template.spec.pod.containers.iter().map(|it| it.image.as_deref());
     // A wrong type leaves an empty template, which is not a missing container besides.
@@ -185,15 +201,17 @@ fn own_metadata(meta: ObjectMeta) -> ObjectMeta {
 }
 
 fn manifest(
-    name: Name,
+    name: NamespacedName,
     meta: &ObjectMeta,
     template: &RevisionTemplate,
-    traffic: Arc<[Traffic]>,
-) -> Result<(Name, Manifest), Vec<Problem>> {
+    traffic: Arc<[TrafficSpec]>,
+) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let text = serde_json::to_string(template)
         .map_err(|error| vec![Problem::new("spec.template", error.to_string())])?;
-    let pairs = |map: Option<&BTreeMap<String, String>>| map.map(Pairs::from).unwrap_or_default();
-    let manifest = Manifest {
+    let pairs = |map: Option<&BTreeMap<String, String>>| {
+        map.map(CompactStringMap::from).unwrap_or_default()
+    };
+    let manifest = ServiceManifest {
         labels: pairs(meta.labels.as_ref()),
         annotations: pairs(meta.annotations.as_ref()),
         revision: template.metadata.name.as_deref().map(Into::into),
@@ -204,22 +222,22 @@ fn manifest(
 }
 
 fn local<'a>(
-    defaults: &'a Defaults,
+    defaults: &'a RevisionDefaults,
     features: &'a Features,
-    autoscaler: &'a AutoscalerConfig,
-) -> Rules<'a> {
-    let platform = Platform::Local;
-    Rules { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
+    autoscaler: &'a ScalePolicyConfig,
+) -> AdmissionRules<'a> {
+    let platform = AdmissionPlatform::Local;
+    AdmissionRules { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
 }
 
 /// Returns the name in a document, as far as it can be read.
-fn name_of(value: &Value) -> Option<Name> {
+fn name_of(value: &Value) -> Option<NamespacedName> {
     let field =
         |name| value.get("metadata").and_then(|meta| meta.get(name)).and_then(Value::as_str);
     let namespace = field("namespace").unwrap_or("default");
     field("name")
         .filter(|name| is_label(name) && is_label(namespace))
-        .map(|name| Name::new(namespace, name))
+        .map(|name| NamespacedName::new(namespace, name))
 }
 
 fn kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
@@ -236,7 +254,11 @@ fn kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     Err(vec![Problem::invalid("kind", found).advise(advice)])
 }
 
-fn check_name(meta: &ObjectMeta, raw: Option<&Value>, problems: &mut Vec<Problem>) -> Name {
+fn check_name(
+    meta: &ObjectMeta,
+    raw: Option<&Value>,
+    problems: &mut Vec<Problem>,
+) -> NamespacedName {
     // A wrong type elsewhere in the metadata, already reported, leaves `meta` empty, but the raw object may hold the
     // name.
     let written = raw.and_then(|meta| meta.get("name")).filter(|name| !name.is_null());
@@ -255,14 +277,14 @@ fn check_name(meta: &ObjectMeta, raw: Option<&Value>, problems: &mut Vec<Problem
     if !is_label(&namespace) {
         problems.push(Problem::invalid("metadata.namespace", &namespace));
     }
-    Name::new(namespace, name)
+    NamespacedName::new(namespace, name)
 }
 
 fn template(
     spec: &mut Map<String, Value>,
     service: &ObjectMeta,
     name: &str,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) -> RevisionTemplate {
     const META: &str = "spec.template.metadata";
@@ -275,7 +297,7 @@ fn template(
     keys(template, "spec.template", &["metadata", "spec"], problems);
     let meta: ObjectMeta = typed(template.get("metadata"), META, problems);
     let spec = template::spec(template.get("spec"), "spec.template.spec", rules, problems);
-    metadata::revision_name(&meta, Parent { name, generate_name: "" }, problems);
+    metadata::revision_name(&meta, TemplateParent { name, generate_name: "" }, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
     let at = format!("{META}.annotations");
     template::annotations(&annotations, &spec, &at, rules, problems);
@@ -291,7 +313,7 @@ fn template(
 }
 
 /// Checks traffic targets. No targets at all mean everything to the latest Revision.
-fn traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[Traffic]> {
+fn traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[TrafficSpec]> {
     defaults::traffic(spec, true);
     let before = problems.len();
     let targets: Vec<TrafficTarget> = typed(spec.get("traffic"), "spec.traffic", problems);
@@ -300,7 +322,7 @@ fn traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[T
         traffic::check(&targets, true, problems);
     }
     let percent = |target: &TrafficTarget| target.percent.and_then(|it| u8::try_from(it).ok());
-    let own = |target: &TrafficTarget| Traffic {
+    let own = |target: &TrafficTarget| TrafficSpec {
         tag: target.tag.as_deref().filter(|tag| !tag.is_empty()).map(Into::into),
         revision: target.revision_name.as_deref().filter(|name| !name.is_empty()).map(Into::into),
         configuration: None,

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::wire::{Aggregation, Metric, ScalePolicy};
+use common::wire::{ScaleMetric, ScalePolicy, WindowAggregation};
 
 use crate::parse::Problem;
 
@@ -32,7 +32,7 @@ pub const HPA: &str = "hpa.autoscaling.knative.dev";
 
 /// Autoscaler class of a Revision, by which its autoscaler is selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Class {
+pub enum AutoscalerClass {
     /// Scaled by Rouse's autoscaler.
     #[default]
     Kpa,
@@ -42,7 +42,7 @@ pub enum Class {
     Foreign,
 }
 
-impl Class {
+impl AutoscalerClass {
     /// Returns the class in a Revision's annotations.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         match annotations.get(&format!("{PREFIX}class")).map(|it| it.trim()) {
@@ -55,7 +55,7 @@ impl Class {
 
 /// Checked settings of Knative's `config-autoscaler`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AutoscalerConfig {
+pub struct ScalePolicyConfig {
     /// Policy of a Revision without annotations.
     pub policy: ScalePolicy,
     /// Value of `requests-per-second-target-default`; 200 by default.
@@ -66,14 +66,14 @@ pub struct AutoscalerConfig {
     pub allow_zero_initial_scale: bool,
 }
 
-impl Default for AutoscalerConfig {
+impl Default for ScalePolicyConfig {
     fn default() -> Self {
         let policy = ScalePolicy::default();
         Self { policy, rps_target: 200.0, max_scale_limit: 0, allow_zero_initial_scale: true }
     }
 }
 
-impl AutoscalerConfig {
+impl ScalePolicyConfig {
     /// Returns the policy of a Revision with these annotations and `containerConcurrency`, or every broken rule.
     ///
     /// `path` is the path of the annotations in the object, for the messages.
@@ -96,8 +96,12 @@ impl AutoscalerConfig {
         path: &str,
     ) -> (ScalePolicy, Vec<Problem>) {
         let path = format!("{path}.");
-        let mut read =
-            Reader { values: annotations, prefix: PREFIX, path: &path, problems: Vec::new() };
+        let mut read = AnnotationReader {
+            values: annotations,
+            prefix: PREFIX,
+            path: &path,
+            problems: Vec::new(),
+        };
         // Every annotation overrides one default; an invalid one leaves the default in force.
         let mut p = self.policy.clone();
         read.class();
@@ -120,7 +124,7 @@ impl AutoscalerConfig {
     }
 
     /// Reads minimum, maximum and activation scale, and checks them against each other.
-    fn scales(&self, read: &mut Reader<'_>, p: &mut ScalePolicy) {
+    fn scales(&self, read: &mut AnnotationReader<'_>, p: &mut ScalePolicy) {
         let (mut min, mut max) = (0, 0);
         read.count(&mut min, &["min-scale", "minScale"], 0..=MAX_SCALE);
         read.count(&mut max, &["max-scale", "maxScale"], 0..=MAX_SCALE);
@@ -143,14 +147,14 @@ impl AutoscalerConfig {
     }
 
     /// Reads metric, target and utilization (knative/serving `pkg/reconciler/autoscaling/resources/target.go`).
-    fn target(&self, read: &mut Reader<'_>, p: &mut ScalePolicy, limit: u32) {
+    fn target(&self, read: &mut AnnotationReader<'_>, p: &mut ScalePolicy, limit: u32) {
         let class = read.get(&["class"]).map_or(KPA, |(_, class)| class);
         match read.get(&["metric"]).map(|(_, value)| value) {
             // The default target and utilization of `rps` replace those of concurrency; annotations may override both
             // below.
             Some("rps") if class == KPA => {
                 (p.metric, p.total, p.utilization) =
-                    (Metric::Rps, self.rps_target, RPS_UTILIZATION);
+                    (ScaleMetric::Rps, self.rps_target, RPS_UTILIZATION);
             }
             Some(other) if other != "concurrency" && class == KPA => {
                 let problem = Problem::invalid(read.at("metric"), other);
@@ -167,7 +171,7 @@ impl AutoscalerConfig {
             match text.parse::<f64>() {
                 Ok(target) if target.is_finite() && target >= TARGET_MIN => {
                     // A target above the hard limit could never be reached, so no further pod would be added.
-                    let bounded = limit > 0 && p.metric == Metric::Concurrency;
+                    let bounded = limit > 0 && p.metric == ScaleMetric::Concurrency;
                     p.total = if bounded { target.min(f64::from(limit)) } else { target };
                 }
                 Ok(_) => {
@@ -185,14 +189,14 @@ impl AutoscalerConfig {
 }
 
 /// Reader of values by name, which collects broken rules.
-struct Reader<'a> {
+struct AnnotationReader<'a> {
     values: &'a BTreeMap<String, String>,
     prefix: &'a str,
     path: &'a str,
     problems: Vec<Problem>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> AnnotationReader<'a> {
     /// Returns the first of the alternate names that is set, with its value.
     fn get(&self, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
         let value = |name: &&'static str| self.values.get(&format!("{}{name}", self.prefix));
@@ -361,13 +365,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn aggregation(&mut self, to: &mut Aggregation) {
+    fn aggregation(&mut self, to: &mut WindowAggregation) {
         let names = ["metric-aggregation-algorithm", "metricAggregationAlgorithm"];
         match self.get(&names) {
             None => {}
-            Some((_, "linear")) => *to = Aggregation::Linear,
+            Some((_, "linear")) => *to = WindowAggregation::Linear,
             Some((_, "weighted-exponential" | "weightedExponential")) => {
-                *to = Aggregation::WeightedExponential;
+                *to = WindowAggregation::WeightedExponential;
             }
             // Without a class Knative does not check: another autoscaler may know the algorithm.
             Some((name, other)) if self.get(&["class"]).is_some_and(|(_, it)| it == KPA) => {

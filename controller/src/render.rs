@@ -1,10 +1,10 @@
-//! Pure: an [`App`] → its objects for users and tools, in the form of `kubectl get -o yaml`.
+//! Pure: an [`AppState`] → its objects for users and tools, in the form of `kubectl get -o yaml`.
 
 use std::{collections::BTreeMap, fmt};
 
 use common::{
-    node::{self, ContainerState},
-    wire::Name,
+    node::{self, LocalContainerState},
+    wire::NamespacedName,
 };
 use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod as PodObject, PodCondition, PodIP, PodStatus},
@@ -16,20 +16,22 @@ use serde_json::{Value, json};
 
 use crate::{
     knative::{
-        API_VERSION, Address, Condition, ConfigurationStatus, ContainerDigest, RevisionStatus,
-        RouteStatus, ServiceStatus, TrafficTarget, domain::DomainMappingStatus, key,
+        API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
+        RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget, domain::DomainMappingStatus,
+        key,
     },
-    plan::{self, Facts},
+    plan::{self, TemplateFacts},
     rollout,
     world::{
-        Addresses, App, Assigned, Conditions, Configuration, Kind, Mapping, Meta, Pod, Revision,
-        Route, Routing, Service, Stage, Stamp, Truth, World,
+        AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
+        ConditionStatus, ConditionType, ConfigurationState, DomainMappingState, ObjectMetaSummary,
+        PodStage, RevisionPod, RouteState, RoutingState, ServiceState, UnixMillis,
     },
 };
 
 /// Kind of an object; its plural is the name of the object's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ObjectKind {
+pub enum KnativeObjectKind {
     /// A Knative Service, in `services`.
     Service,
     /// A Configuration, in the folder `configurations`.
@@ -46,7 +48,7 @@ pub enum ObjectKind {
     ServerlessService,
 }
 
-impl ObjectKind {
+impl KnativeObjectKind {
     /// All kinds of objects, in the order of declaration.
     pub const ALL: [Self; 7] = [
         Self::Service,
@@ -74,79 +76,83 @@ impl ObjectKind {
 
 /// Kind and name of one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ObjectKey {
+pub struct KnativeObjectKey {
     /// Kind of the object, which is also its folder.
-    pub kind: ObjectKind,
+    pub kind: KnativeObjectKind,
     /// Namespace and name of the object.
-    pub name: Name,
+    pub name: NamespacedName,
 }
 
-impl ObjectKey {
+impl KnativeObjectKey {
     /// Returns the keys of an app's Service, Configuration and Route.
-    pub fn of_app(name: &Name) -> [Self; 3] {
-        [ObjectKind::Service, ObjectKind::Configuration, ObjectKind::Route]
+    pub fn of_app(name: &NamespacedName) -> [Self; 3] {
+        [KnativeObjectKind::Service, KnativeObjectKind::Configuration, KnativeObjectKind::Route]
             .map(|kind| Self { kind, name: name.clone() })
     }
 
     /// Returns the keys of a Revision, its PodAutoscaler and its ServerlessService, which share its name.
     pub fn of_revision(namespace: &str, name: &str) -> [Self; 3] {
-        [ObjectKind::Revision, ObjectKind::PodAutoscaler, ObjectKind::ServerlessService]
-            .map(|kind| Self { kind, name: Name::new(namespace, name) })
+        [
+            KnativeObjectKind::Revision,
+            KnativeObjectKind::PodAutoscaler,
+            KnativeObjectKind::ServerlessService,
+        ]
+        .map(|kind| Self { kind, name: NamespacedName::new(namespace, name) })
     }
 
     /// Returns the key of a pod.
     pub fn pod(namespace: &str, name: &str) -> Self {
-        Self { kind: ObjectKind::Pod, name: Name::new(namespace, name) }
+        Self { kind: KnativeObjectKind::Pod, name: NamespacedName::new(namespace, name) }
     }
 }
 
-impl fmt::Display for ObjectKey {
+impl fmt::Display for KnativeObjectKey {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}/{}", self.kind.plural(), self.name)
     }
 }
 
 /// Returns the present object; `None` if there is none, and for the two kinds that [`crate::want::shown`] makes.
-pub fn object(world: &World, key: &ObjectKey) -> Option<Value> {
+pub fn object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
     let name = &key.name;
     // On the local node an app that is deleted is gone for its users, although its pods still drain.
     let app = || world.apps.get(name).filter(|app| !app.leaving());
     match key.kind {
-        ObjectKind::Service => {
+        KnativeObjectKind::Service => {
             let app = app()?;
             Some(service(app, app.service.as_ref()?, name, world))
         }
-        ObjectKind::Configuration => {
+        KnativeObjectKind::Configuration => {
             let app = app()?;
             Some(configuration(app, app.configuration.as_ref()?, name))
         }
-        ObjectKind::Route => {
+        KnativeObjectKind::Route => {
             let app = app()?;
             Some(route(app, app.route.as_ref()?, name, world))
         }
-        ObjectKind::Revision => {
+        KnativeObjectKind::Revision => {
             let owner = world.app_of(name)?;
             let app = world.apps.get(&owner).filter(|app| !app.leaving())?;
             Some(revision(app, app.revision(&name.name)?, &owner, world))
         }
-        ObjectKind::Pod => {
+        KnativeObjectKind::Pod => {
             // The name of a local pod begins with its Revision's, see `plan::scale`.
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
-            let owner = world.app_of(&Name::new(name.namespace.clone(), revision))?;
+            let owner = world.app_of(&NamespacedName::new(name.namespace.clone(), revision))?;
             let revision = world.apps.get(&owner)?.revision(revision)?;
             let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
             Some(pod_object(pod, revision, &owner, world))
         }
-        ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => None,
+        KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => None,
     }
 }
 
-fn time(at: Stamp) -> Option<Time> {
+fn time(at: UnixMillis) -> Option<Time> {
     let seconds = i64::try_from(at.0 / 1000).ok()?;
     Timestamp::from_second(seconds).ok().map(Time)
 }
 
-fn meta(name: &Name, own: &Meta) -> ObjectMeta {
+fn meta(name: &NamespacedName, own: &ObjectMetaSummary) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.name.to_string()),
         namespace: Some(name.namespace.to_string()),
@@ -157,7 +163,7 @@ fn meta(name: &Name, own: &Meta) -> ObjectMeta {
     }
 }
 
-fn owned(kind: &str, name: &str, uid: &Meta) -> Option<Vec<OwnerReference>> {
+fn owned(kind: &str, name: &str, uid: &ObjectMetaSummary) -> Option<Vec<OwnerReference>> {
     Some(vec![OwnerReference {
         api_version: API_VERSION.into(),
         block_owner_deletion: Some(true),
@@ -186,8 +192,8 @@ fn template(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-fn wanted_traffic(traffic: &[crate::world::Traffic]) -> Vec<TrafficTarget> {
-    let target = |it: &crate::world::Traffic| TrafficTarget {
+fn wanted_traffic(traffic: &[crate::world::TrafficSpec]) -> Vec<TrafficTarget> {
+    let target = |it: &crate::world::TrafficSpec| TrafficTarget {
         tag: it.tag.as_deref().map(Into::into),
         revision_name: it.revision.as_deref().map(Into::into),
         configuration_name: it.configuration.as_deref().map(Into::into),
@@ -198,18 +204,23 @@ fn wanted_traffic(traffic: &[crate::world::Traffic]) -> Vec<TrafficTarget> {
     traffic.iter().map(target).collect()
 }
 
-fn inner_url(name: &Name, world: &World) -> Option<Address> {
+fn inner_url(name: &NamespacedName, world: &ClusterState) -> Option<AddressableUrl> {
     let domain = &world.settings.cluster_domain;
-    Some(Address { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
+    Some(AddressableUrl { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
 }
 
 /// Returns the external URL of a Route or of one of its tags; empty if no valid host results.
-fn outer_url(app: &App, name: &Name, tag: Option<&str>, world: &World) -> String {
+fn outer_url(
+    app: &AppState,
+    name: &NamespacedName,
+    tag: Option<&str>,
+    world: &ClusterState,
+) -> String {
     plan::target_of(app, name, tag, world).map(|it| it.url).unwrap_or_default()
 }
 
-fn assigned(app: &App, name: &Name, world: &World) -> Vec<TrafficTarget> {
-    let target = |it: &Assigned| TrafficTarget {
+fn assigned(app: &AppState, name: &NamespacedName, world: &ClusterState) -> Vec<TrafficTarget> {
+    let target = |it: &AssignedTraffic| TrafficTarget {
         tag: it.tag.as_deref().map(Into::into),
         url: it.tag.as_deref().map(|tag| outer_url(app, name, Some(tag), world)),
         revision_name: Some(it.revision.to_string()),
@@ -220,7 +231,12 @@ fn assigned(app: &App, name: &Name, world: &World) -> Vec<TrafficTarget> {
     app.traffic().iter().map(target).collect()
 }
 
-fn service(app: &App, service: &Service, name: &Name, world: &World) -> Value {
+fn service(
+    app: &AppState,
+    service: &ServiceState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Value {
     let manifest = &service.manifest;
     let mut metadata = meta(name, &service.meta);
     metadata.labels = Some(manifest.labels.to_map()).filter(|it| !it.is_empty());
@@ -241,13 +257,17 @@ fn service(app: &App, service: &Service, name: &Name, world: &World) -> Value {
     whole("Service", metadata, spec, status)
 }
 
-fn latest_created(app: &App) -> String {
+fn latest_created(app: &AppState) -> String {
     app.latest_created().map(|it| it.name.to_string()).unwrap_or_default()
 }
 
-fn configuration(app: &App, configuration: &Configuration, name: &Name) -> Value {
+fn configuration(
+    app: &AppState,
+    configuration: &ConfigurationState,
+    name: &NamespacedName,
+) -> Value {
     let mut metadata = meta(name, &configuration.meta);
-    if let Some(Service { meta, manifest, .. }) = &app.service {
+    if let Some(ServiceState { meta, manifest, .. }) = &app.service {
         let mut labels = manifest.labels.to_map();
         labels.insert(key::SERVICE.into(), name.name.to_string());
         labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
@@ -269,10 +289,10 @@ fn configuration(app: &App, configuration: &Configuration, name: &Name) -> Value
     whole("Configuration", metadata, spec, status)
 }
 
-fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
+fn route(app: &AppState, route: &RouteState, name: &NamespacedName, world: &ClusterState) -> Value {
     let mut metadata = meta(name, &route.meta);
     let (mut labels, mut annotations) = (route.labels.to_map(), route.annotations.to_map());
-    if let Some(Service { meta, manifest, .. }) = &app.service {
+    if let Some(ServiceState { meta, manifest, .. }) = &app.service {
         labels = manifest.labels.to_map();
         labels.insert(key::SERVICE.into(), name.name.to_string());
         annotations = manifest.annotations.to_map();
@@ -299,22 +319,26 @@ fn route(app: &App, route: &Route, name: &Name, world: &World) -> Value {
 
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
-fn allotted(route: &Route) -> String {
-    let one = |it: &crate::world::Allotment| match &it.addresses {
-        Addresses::Host(host) => {
+fn allotted(route: &RouteState) -> String {
+    let one = |it: &crate::world::RouteNameAllocation| match &it.addresses {
+        ClusterIpSource::Host(host) => {
             Some(format!("{}={host}:{}", it.tag.as_deref().unwrap_or_default(), it.port))
         }
-        Addresses::Given(_) => None,
+        ClusterIpSource::Given(_) => None,
     };
     route.allotted.iter().filter_map(one).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the Configuration or Route of a Service as it is applied, without status.
-pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name) -> Value {
-    let Service { meta: own, manifest, .. } = service;
+pub(crate) fn made_for_service(
+    kind: KnativeObjectKind,
+    service: &ServiceState,
+    name: &NamespacedName,
+) -> Value {
+    let ServiceState { meta: own, manifest, .. } = service;
     let (mut labels, mut annotations) = (manifest.labels.to_map(), manifest.annotations.to_map());
     labels.insert(key::SERVICE.into(), name.name.to_string());
-    let spec = if kind == ObjectKind::Configuration {
+    let spec = if kind == KnativeObjectKind::Configuration {
         labels.insert(key::SERVICE_UID.into(), own.uid.to_string());
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
         annotations.insert(key::ROUTES.into(), name.name.to_string());
@@ -335,13 +359,17 @@ pub(crate) fn made_for_service(kind: ObjectKind, service: &Service, name: &Name)
         owner_references: owned("Service", &name.name, own),
         ..ObjectMeta::default()
     };
-    let kind = if kind == ObjectKind::Configuration { "Configuration" } else { "Route" };
+    let kind = if kind == KnativeObjectKind::Configuration { "Configuration" } else { "Route" };
     json!({"apiVersion": API_VERSION, "kind": kind, "metadata": value(metadata), "spec": spec})
 }
 
 /// Returns labels, annotations and owner of a Revision.
-pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> ObjectMeta {
-    let name = Name::new(owner.namespace.clone(), &*revision.name);
+pub(crate) fn revision_meta(
+    app: &AppState,
+    revision: &AppRevision,
+    owner: &NamespacedName,
+) -> ObjectMeta {
+    let name = NamespacedName::new(owner.namespace.clone(), &*revision.name);
     let template = template(&revision.template);
     let metadata = template.get("metadata").cloned().unwrap_or_default();
     let given: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
@@ -350,9 +378,9 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     metadata.generation = Some(1);
     let mut labels = given.labels.unwrap_or_default();
     let state = match revision.routing.0 {
-        Routing::Pending => "pending",
-        Routing::Active => "active",
-        Routing::Reserve => "reserve",
+        RoutingState::Pending => "pending",
+        RoutingState::Active => "active",
+        RoutingState::Reserve => "reserve",
     };
     let configuration = app.configuration.as_ref().map(|it| it.meta.clone()).unwrap_or_default();
     for (key, value) in [
@@ -374,7 +402,7 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     if let Some(creator) = &revision.creator {
         annotations.insert(key::CREATOR.into(), creator.to_string());
     }
-    if revision.routing.0 == Routing::Active {
+    if revision.routing.0 == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
     if revision.reached {
@@ -385,7 +413,12 @@ pub(crate) fn revision_meta(app: &App, revision: &Revision, owner: &Name) -> Obj
     metadata
 }
 
-fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Value {
+fn revision(
+    app: &AppState,
+    revision: &AppRevision,
+    owner: &NamespacedName,
+    world: &ClusterState,
+) -> Value {
     let metadata = revision_meta(app, revision, owner);
     let mut template = template(&revision.template);
     let first: Vec<String> = template["spec"]["initContainers"]
@@ -410,7 +443,10 @@ fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Valu
     let status = RevisionStatus {
         observed_generation: 1,
         conditions: conditions(&revision.conditions, &REVISION),
-        annotations: decision(world, &Name::new(owner.namespace.clone(), &*revision.name)),
+        annotations: decision(
+            world,
+            &NamespacedName::new(owner.namespace.clone(), &*revision.name),
+        ),
         log_url: log_url.unwrap_or_default(),
         container_statuses: digests(false),
         init_container_statuses: digests(true),
@@ -425,58 +461,62 @@ fn revision(app: &App, revision: &Revision, owner: &Name, world: &World) -> Valu
 pub(crate) const DECISION: &str = "rouse.dev/decision";
 
 /// Returns the annotation that explains the Revision's number of pods, for a status.
-pub(crate) fn decision(world: &World, revision: &Name) -> BTreeMap<String, String> {
+pub(crate) fn decision(
+    world: &ClusterState,
+    revision: &NamespacedName,
+) -> BTreeMap<String, String> {
     let line = world.decisions.get(revision);
     line.into_iter().map(|line| (DECISION.to_owned(), line.to_string())).collect()
 }
 
 /// Conditions of a kind of object with their types, in Knative's order (by type).
-type Table = [(Kind, &'static str)];
-pub(crate) const SERVICE: [(Kind, &str); 3] = [
-    (Kind::ServiceConfigurations, "ConfigurationsReady"),
-    (Kind::ServiceReady, "Ready"),
-    (Kind::ServiceRoutes, "RoutesReady"),
+type ConditionTable = [(ConditionType, &'static str)];
+pub(crate) const SERVICE: [(ConditionType, &str); 3] = [
+    (ConditionType::ServiceConfigurations, "ConfigurationsReady"),
+    (ConditionType::ServiceReady, "Ready"),
+    (ConditionType::ServiceRoutes, "RoutesReady"),
 ];
-pub(crate) const CONFIGURATION: [(Kind, &str); 1] = [(Kind::ConfigurationReady, "Ready")];
-pub(crate) const ROUTE: [(Kind, &str); 4] = [
-    (Kind::RouteTraffic, "AllTrafficAssigned"),
-    (Kind::RouteCertificate, "CertificateProvisioned"),
-    (Kind::RouteIngress, "IngressReady"),
-    (Kind::RouteReady, "Ready"),
+pub(crate) const CONFIGURATION: [(ConditionType, &str); 1] =
+    [(ConditionType::ConfigurationReady, "Ready")];
+pub(crate) const ROUTE: [(ConditionType, &str); 4] = [
+    (ConditionType::RouteTraffic, "AllTrafficAssigned"),
+    (ConditionType::RouteCertificate, "CertificateProvisioned"),
+    (ConditionType::RouteIngress, "IngressReady"),
+    (ConditionType::RouteReady, "Ready"),
 ];
-pub(crate) const DOMAIN: [(Kind, &str); 5] = [
-    (Kind::DomainCertificate, "CertificateProvisioned"),
-    (Kind::DomainClaimed, "DomainClaimed"),
-    (Kind::DomainIngress, "IngressReady"),
-    (Kind::DomainReady, "Ready"),
-    (Kind::DomainReference, "ReferenceResolved"),
+pub(crate) const DOMAIN: [(ConditionType, &str); 5] = [
+    (ConditionType::DomainCertificate, "CertificateProvisioned"),
+    (ConditionType::DomainClaimed, "DomainClaimed"),
+    (ConditionType::DomainIngress, "IngressReady"),
+    (ConditionType::DomainReady, "Ready"),
+    (ConditionType::DomainReference, "ReferenceResolved"),
 ];
-pub(crate) const REVISION: [(Kind, &str); 5] = [
-    (Kind::RevisionActive, "Active"),
-    (Kind::RevisionAnnotations, "AutoscalingAnnotationsValid"),
-    (Kind::RevisionHealthy, "ContainerHealthy"),
-    (Kind::RevisionReady, "Ready"),
-    (Kind::RevisionResources, "ResourcesAvailable"),
+pub(crate) const REVISION: [(ConditionType, &str); 5] = [
+    (ConditionType::RevisionActive, "Active"),
+    (ConditionType::RevisionAnnotations, "AutoscalingAnnotationsValid"),
+    (ConditionType::RevisionHealthy, "ContainerHealthy"),
+    (ConditionType::RevisionReady, "Ready"),
+    (ConditionType::RevisionResources, "ResourcesAvailable"),
 ];
 
-fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
-    let one = |(kind, name): &(Kind, &str)| {
+fn conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
+    let one = |(kind, name): &(ConditionType, &str)| {
         // An absent condition means `Unknown` (Kubernetes API conventions).
         let (_, since, truth) = all.iter().find(|(have, _, _)| have == kind)?;
         let (status, why) = match truth {
-            Truth::True(why) => ("True", why),
-            Truth::Unknown(why) => ("Unknown", why),
-            Truth::False(why) => ("False", Some(why)),
+            ConditionStatus::True(why) => ("True", why),
+            ConditionStatus::Unknown(why) => ("Unknown", why),
+            ConditionStatus::False(why) => ("False", Some(why)),
         };
         let (reason, message) =
             why.map(|why| (why.reason.into(), why.message.into())).unwrap_or_default();
-        Some(Condition {
+        Some(KnativeCondition {
             r#type: (*name).into(),
             status: status.into(),
             // Knative's severities: conditions with one do not count for `Ready`.
             severity: match kind {
-                Kind::RevisionActive => "Info".into(),
-                Kind::RevisionAnnotations => "Warning".into(),
+                ConditionType::RevisionActive => "Info".into(),
+                ConditionType::RevisionAnnotations => "Warning".into(),
                 _ => String::new(),
             },
             last_transition_time: since.rfc3339(),
@@ -488,20 +528,29 @@ fn conditions(all: &Conditions, table: &Table) -> Vec<Condition> {
 }
 
 /// Returns the status of a DomainMapping.
-pub(crate) fn mapping_status(name: &Name, mapping: &Mapping, world: &World) -> Value {
+pub(crate) fn mapping_status(
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+    world: &ClusterState,
+) -> Value {
     let url = format!("{}://{}", world.settings.configs.network.external_scheme, name.name);
     value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
         conditions: conditions(&mapping.conditions, &DOMAIN),
-        address: Some(Address { url: url.clone() }),
+        address: Some(AddressableUrl { url: url.clone() }),
         url,
     })
 }
 
-fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Value {
-    let facts = Facts::of(revision, world);
+fn pod_object(
+    pod: &RevisionPod,
+    revision: &AppRevision,
+    owner: &NamespacedName,
+    world: &ClusterState,
+) -> Value {
+    let facts = TemplateFacts::of(revision, world);
     let order = facts.order(owner, revision, pod);
-    let own = Meta { uid: revision.meta.uid, ..Meta::default() };
+    let own = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
     let status = world.statuses.get(&*pod.uid);
     let seen = world.seen.get(&*pod.uid);
     // Until its agent reports, a pod that served before the restart counts as ready.
@@ -515,8 +564,8 @@ fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Va
     }
     // A draining pod is no deleted one yet: it still answers requests.
     let stopping = match pod.stage {
-        Stage::Stopping { since } => time(since),
-        Stage::Serving | Stage::Draining { .. } => None,
+        PodStage::Stopping { since } => time(since),
+        PodStage::Serving | PodStage::Draining { .. } => None,
     };
     let metadata = ObjectMeta {
         name: Some(order.name),
@@ -537,9 +586,9 @@ fn pod_object(pod: &Pod, revision: &Revision, owner: &Name, world: &World) -> Va
     let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
     let phase = match status.map(|it| it.phase) {
         // As in Kubernetes: a pod that is being deleted stays `Running` until its containers have ended.
-        Some(node::PodPhase::Running | node::PodPhase::Terminating) => "Running",
-        Some(node::PodPhase::Gone) => "Succeeded",
-        Some(node::PodPhase::Pending) | None => "Pending",
+        Some(node::LocalPodPhase::Running | node::LocalPodPhase::Terminating) => "Running",
+        Some(node::LocalPodPhase::Gone) => "Succeeded",
+        Some(node::LocalPodPhase::Pending) | None => "Pending",
     };
     let containers = status.map(|it| it.containers.as_slice()).unwrap_or_default();
     let status = PodStatus {
@@ -563,28 +612,28 @@ pub(crate) const ADDRESS: &str = "rouse.dev/address";
 /// Annotation on a pod: the boot of the machine in which it was started. No pod outlives that boot.
 pub(crate) const BOOT: &str = "rouse.dev/boot";
 
-fn container(it: &node::ContainerStatus, ready: bool) -> ContainerStatus {
+fn container(it: &node::LocalContainerStatus, ready: bool) -> ContainerStatus {
     let state = match &it.state {
-        ContainerState::Waiting { reason, message, .. } => {
+        LocalContainerState::Waiting { reason, message, .. } => {
             json!({"waiting": {"reason": reason, "message": message}})
         }
-        ContainerState::Running => json!({"running": {}}),
-        ContainerState::Terminated { code, reason, message } => {
+        LocalContainerState::Running => json!({"running": {}}),
+        LocalContainerState::Terminated { code, reason, message } => {
             json!({"terminated": {"exitCode": code, "reason": reason, "message": message}})
         }
     };
     // A crashed container waits for its restart, and shows the exit code of its last run.
     let last = match &it.state {
-        ContainerState::Waiting { last_exit: Some(code), .. } => {
+        LocalContainerState::Waiting { last_exit: Some(code), .. } => {
             serde_json::from_value(json!({"terminated": {"exitCode": code}})).ok()
         }
-        ContainerState::Waiting { .. }
-        | ContainerState::Running
-        | ContainerState::Terminated { .. } => None,
+        LocalContainerState::Waiting { .. }
+        | LocalContainerState::Running
+        | LocalContainerState::Terminated { .. } => None,
     };
     ContainerStatus {
         name: it.name.clone(),
-        ready: ready && it.state == ContainerState::Running,
+        ready: ready && it.state == LocalContainerState::Running,
         restart_count: i32::try_from(it.restarts).unwrap_or(i32::MAX),
         image_id: it.image_digest.clone().unwrap_or_default(),
         state: serde_json::from_value(state).ok(),

@@ -4,40 +4,40 @@
 use std::time::Duration;
 
 use crate::{
-    config_maps::Gc,
-    world::{Routing, Stamp},
+    config_maps::GcConfig,
+    world::{RoutingState, UnixMillis},
 };
 
 /// Facts about one Revision that decide if it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate<'a> {
+pub struct GcCandidate<'a> {
     /// Name of the Revision, without its namespace.
     pub name: &'a str,
     /// Creation time of the Revision.
-    pub created: Stamp,
+    pub created: UnixMillis,
     /// Routing state of the Revision: if a Route names it.
-    pub routing: Routing,
+    pub routing: RoutingState,
     /// Moment of the routing state's last change; `None`: it never changed.
-    pub routing_modified: Option<Stamp>,
+    pub routing_modified: Option<UnixMillis>,
     /// True if the user asks to keep it: annotation `serving.knative.dev/no-gc: "true"`, in any case of letters.
     pub is_kept: bool,
     /// True if it is its Configuration's latest ready Revision.
     pub is_latest_ready: bool,
 }
 
-impl Candidate<'_> {
-    fn last_active(&self) -> Stamp {
+impl GcCandidate<'_> {
+    fn last_active(&self) -> UnixMillis {
         self.routing_modified.unwrap_or(self.created)
     }
 
     /// Returns true if the Revision must stay. One without a routing state has not been compared with Routes and stays.
     fn is_active(&self) -> bool {
-        self.is_latest_ready || self.is_kept || self.routing != Routing::Reserve
+        self.is_latest_ready || self.is_kept || self.routing != RoutingState::Reserve
     }
 
     /// Returns the moment at which it is old enough to be deleted; `None`: it is never deleted for its age.
-    fn stale_at(&self, config: &Gc) -> Option<Stamp> {
-        let after = |from: Stamp, keep: Option<Duration>| {
+    fn stale_at(&self, config: &GcConfig) -> Option<UnixMillis> {
+        let after = |from: UnixMillis, keep: Option<Duration>| {
             keep.map(|it| from.plus_ms(u64::try_from(it.as_millis()).unwrap_or(u64::MAX)))
         };
         let created = after(self.created, config.since_created);
@@ -49,31 +49,35 @@ impl Candidate<'_> {
 
 /// Revisions to delete now, and the time of the next check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stale<'a> {
+pub struct GcSelection<'a> {
     /// Names of the Revisions to delete, oldest first.
     pub delete: Vec<&'a str>,
     /// Moment of the next check, if nothing happens before; `None`: time alone changes nothing.
-    pub next: Option<Stamp>,
+    pub next: Option<UnixMillis>,
 }
 
 /// Selects the Revisions of one Configuration that are deleted now.
-pub fn stale<'a>(revisions: &[Candidate<'a>], config: &Gc, now: Stamp) -> Stale<'a> {
+pub fn stale<'a>(
+    revisions: &[GcCandidate<'a>],
+    config: &GcConfig,
+    now: UnixMillis,
+) -> GcSelection<'a> {
     let min = usize::try_from(config.min).unwrap_or(usize::MAX);
     let off = (config.max, config.since_created, config.since_active) == (None, None, None);
     if off || revisions.len() <= min {
-        return Stale::default();
+        return GcSelection::default();
     }
     let mut idle: Vec<_> = revisions.iter().filter(|it| !it.is_active()).collect();
     if idle.len() <= min {
-        return Stale::default();
+        return GcSelection::default();
     }
     idle.sort_by_key(|it| (it.last_active(), it.created, it.name));
     // `min` counts idle Revisions only: those in use stay in any case.
     let most = idle.len() - min;
-    let aged = |it: &&&Candidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
+    let aged = |it: &&&GcCandidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
     let mut delete: Vec<&str> = idle.iter().filter(aged).take(most).map(|it| it.name).collect();
     if delete.len() == most {
-        return Stale { delete, next: None };
+        return GcSelection { delete, next: None };
     }
     idle.retain(|it| !delete.contains(&it.name));
     // Age alone may keep more than `max` Revisions: the oldest beyond that number go whatever their age.
@@ -83,7 +87,7 @@ pub fn stale<'a>(revisions: &[Candidate<'a>], config: &Gc, now: Stamp) -> Stale<
     let later = idle.iter().filter_map(|it| it.stale_at(config));
     // With `min` or fewer idle Revisions left no passing of time deletes another one.
     let next = later.min().filter(|_| idle.len() > min);
-    Stale { delete, next }
+    GcSelection { delete, next }
 }
 
 #[cfg(test)]
@@ -91,26 +95,26 @@ mod tests {
     use super::*;
 
     const HOUR: u64 = 3_600_000;
-    const NOW: Stamp = Stamp(1000 * HOUR);
+    const NOW: UnixMillis = UnixMillis(1000 * HOUR);
 
     /// Makes a Revision that was created and last used the given number of hours ago.
-    fn old(name: &str, created: u64, active: u64) -> Candidate<'_> {
-        Candidate {
+    fn old(name: &str, created: u64, active: u64) -> GcCandidate<'_> {
+        GcCandidate {
             name,
-            created: Stamp(NOW.0 - created * HOUR),
-            routing: Routing::Reserve,
-            routing_modified: Some(Stamp(NOW.0 - active * HOUR)),
+            created: UnixMillis(NOW.0 - created * HOUR),
+            routing: RoutingState::Reserve,
+            routing_modified: Some(UnixMillis(NOW.0 - active * HOUR)),
             is_kept: false,
             is_latest_ready: false,
         }
     }
 
-    fn config(created: Option<u64>, active: Option<u64>, min: u64, max: Option<u64>) -> Gc {
+    fn config(created: Option<u64>, active: Option<u64>, min: u64, max: Option<u64>) -> GcConfig {
         let hours = |it: Option<u64>| it.map(|it| Duration::from_secs(it * 3600));
-        Gc { since_created: hours(created), since_active: hours(active), min, max }
+        GcConfig { since_created: hours(created), since_active: hours(active), min, max }
     }
 
-    fn gone<'a>(revisions: &[Candidate<'a>], config: &Gc) -> Vec<&'a str> {
+    fn gone<'a>(revisions: &[GcCandidate<'a>], config: &GcConfig) -> Vec<&'a str> {
         stale(revisions, config, NOW).delete
     }
 
@@ -138,10 +142,10 @@ mod tests {
     #[test]
     fn what_is_in_use_or_kept_stays_and_does_not_count_as_idle() {
         let all = [
-            Candidate { is_latest_ready: true, ..old("ready", 99, 99) },
-            Candidate { is_kept: true, ..old("kept", 99, 99) },
-            Candidate { routing: Routing::Active, ..old("routed", 99, 99) },
-            Candidate { routing: Routing::Pending, ..old("unseen", 99, 99) },
+            GcCandidate { is_latest_ready: true, ..old("ready", 99, 99) },
+            GcCandidate { is_kept: true, ..old("kept", 99, 99) },
+            GcCandidate { routing: RoutingState::Active, ..old("routed", 99, 99) },
+            GcCandidate { routing: RoutingState::Pending, ..old("unseen", 99, 99) },
             old("a", 99, 99),
             old("b", 98, 98),
         ];
@@ -152,7 +156,7 @@ mod tests {
 
     #[test]
     fn one_that_was_never_routed_counts_from_its_creation() {
-        let all = [Candidate { routing_modified: None, ..old("a", 20, 0) }, old("b", 20, 10)];
+        let all = [GcCandidate { routing_modified: None, ..old("a", 20, 0) }, old("b", 20, 10)];
         assert_eq!(gone(&all, &config(None, Some(15), 0, None)), ["a"]);
     }
 
@@ -160,12 +164,12 @@ mod tests {
     fn it_says_when_the_next_one_will_be_old_enough() {
         let all = [old("a", 40, 14), old("b", 47, 14)];
         let found = stale(&all, &config(Some(48), Some(15), 0, None), NOW);
-        assert_eq!(found, Stale { delete: vec![], next: Some(Stamp(NOW.0 + HOUR)) });
-        let then = stale(&all, &config(Some(48), Some(15), 0, None), Stamp(NOW.0 + HOUR));
-        let want = Stale { delete: vec!["b"], next: Some(Stamp(NOW.0 + 8 * HOUR)) };
+        assert_eq!(found, GcSelection { delete: vec![], next: Some(UnixMillis(NOW.0 + HOUR)) });
+        let then = stale(&all, &config(Some(48), Some(15), 0, None), UnixMillis(NOW.0 + HOUR));
+        let want = GcSelection { delete: vec!["b"], next: Some(UnixMillis(NOW.0 + 8 * HOUR)) };
         assert_eq!(then, want);
         let enough = stale(&all, &config(Some(48), Some(15), 2, None), NOW);
-        assert_eq!(enough, Stale::default());
+        assert_eq!(enough, GcSelection::default());
         assert_eq!(stale(&all, &config(None, None, 0, Some(9)), NOW).next, None);
     }
 
@@ -173,7 +177,7 @@ mod tests {
     fn thousands_of_revisions_are_bounded_by_the_greatest_number() {
         let names: Vec<String> = (0..1500).map(|it| format!("r-{it:05}")).collect();
         let all: Vec<_> = names.iter().map(|it| old(it, 1, 1)).collect();
-        let delete = gone(&all, &Gc::default());
+        let delete = gone(&all, &GcConfig::default());
         assert_eq!(delete.len(), 500);
         assert!(delete.iter().copied().eq(names.iter().take(500).map(String::as_str)));
     }

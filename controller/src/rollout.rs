@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 pub const ANNOTATION: &str = "networking.internal.knative.dev/rollout";
 
 /// A moment in nanoseconds since 1970, the unit of the annotation.
-pub type Nanos = i64;
+pub type UnixNanos = i64;
 
-/// Length of one second in [`Nanos`].
+/// Length of one second in [`UnixNanos`].
 const SECOND: f64 = 1e9;
 
 /// State of all rollouts of a Route, sorted by tag, then by Configuration.
@@ -24,13 +24,13 @@ const SECOND: f64 = 1e9;
 pub struct Rollout {
     /// One entry for each tag and Configuration that follows the latest Revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub configurations: Vec<Shares>,
+    pub configurations: Vec<ConfigurationRollout>,
 }
 
 /// Division of one target's share among Revisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Shares {
+pub struct ConfigurationRollout {
     /// Name of the Configuration that the target follows.
     pub configuration_name: String,
     /// Tag of the target; empty without one.
@@ -40,16 +40,16 @@ pub struct Shares {
     pub percent: i32,
     /// Revisions that divide the share, oldest first. One at rest; none where nothing is ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub revisions: Vec<Share>,
+    pub revisions: Vec<RevisionRollout>,
     /// Size and times of the steps.
     #[serde(default)]
-    pub step_params: Steps,
+    pub step_params: RolloutParams,
 }
 
 /// One Revision's share of the whole Route.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Share {
+pub struct RevisionRollout {
     /// Name of the Revision that gets the share.
     pub revision_name: String,
     /// Share of the whole Route, in percent.
@@ -59,13 +59,13 @@ pub struct Share {
 /// Size and times of a rollout's steps, all zero at rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Steps {
+pub struct RolloutParams {
     /// Start of the rollout, at which the new Revision got its first 1 %.
     #[serde(rename = "starttime", skip_serializing_if = "is_zero")]
-    pub start_time: Nanos,
+    pub start_time: UnixNanos,
     /// Moment from which the next step is due.
     #[serde(skip_serializing_if = "is_zero")]
-    pub next_step_time: Nanos,
+    pub next_step_time: UnixNanos,
     /// Nanoseconds between two steps; 0: not known yet.
     #[serde(skip_serializing_if = "is_zero")]
     pub step_duration: i64,
@@ -86,7 +86,7 @@ fn is_small_zero(it: &i32) -> bool {
 
 /// Input of one step, beside the state and the time.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct RolloutInput {
     /// Final shares that the Route's targets ask for: one Revision for each target.
     pub wanted: Rollout,
     /// Duration of a whole rollout; with zero the wanted shares are in force at once.
@@ -97,21 +97,21 @@ pub struct Event {
 
 /// Result of a step: the new state, and the time of the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stepped {
+pub struct RolloutStep {
     /// Shares to put in force now, which are also the state to keep.
     pub state: Rollout,
     /// Moment of the next step; `None`: time alone changes nothing.
-    pub next: Option<Nanos>,
+    pub next: Option<UnixNanos>,
 }
 
 /// Takes the state one step further. Without a state there are no older shares, and the wanted ones are in force at
 /// once.
-pub fn step(state: Option<Rollout>, now: Nanos, event: Event) -> Stepped {
-    let Event { wanted, duration, in_force } = event;
+pub fn step(state: Option<Rollout>, now: UnixNanos, event: RolloutInput) -> RolloutStep {
+    let RolloutInput { wanted, duration, in_force } = event;
     let wanted = wanted.sorted();
     let seconds = duration.as_secs();
     let before = state.filter(|it| seconds > 0 && !it.configurations.is_empty());
-    let Some(mut before) = before else { return Stepped { state: wanted, next: None } };
+    let Some(mut before) = before else { return RolloutStep { state: wanted, next: None } };
     if in_force {
         before.observe(now, seconds);
     }
@@ -121,14 +121,14 @@ pub fn step(state: Option<Rollout>, now: Nanos, event: Event) -> Stepped {
     let state = Rollout { configurations };
     let due = state.configurations.iter().map(|it| it.step_params.next_step_time);
     let next = due.filter(|due| *due > 0).min();
-    Stepped { state, next }
+    RolloutStep { state, next }
 }
 
 impl Rollout {
     /// Parses the annotation. An invalid state is dropped, so that shares always add up.
     pub fn parse(json: &str) -> Option<Self> {
         let read: Self = serde_json::from_str(json).ok()?;
-        read.configurations.iter().all(Shares::is_valid).then(|| read.sorted())
+        read.configurations.iter().all(ConfigurationRollout::is_valid).then(|| read.sorted())
     }
 
     /// Serializes the state for the annotation.
@@ -144,29 +144,30 @@ impl Rollout {
 
     /// Adds a target at rest: one Revision with all of the target's share.
     pub fn add(&mut self, tag: &str, configuration: &str, revision: &str, percent: i32) {
-        self.configurations.push(Shares {
+        self.configurations.push(ConfigurationRollout {
             configuration_name: configuration.to_owned(),
             tag: tag.to_owned(),
             percent,
-            revisions: vec![Share { revision_name: revision.to_owned(), percent }],
-            step_params: Steps::default(),
+            revisions: vec![RevisionRollout { revision_name: revision.to_owned(), percent }],
+            step_params: RolloutParams::default(),
         });
     }
 
     /// Returns the division of a target's share; `None`: the target is not part of any rollout.
-    pub fn shares(&self, tag: &str, configuration: &str) -> Option<&[Share]> {
-        let is_it = |it: &&Shares| it.tag == tag && it.configuration_name == configuration;
+    pub fn shares(&self, tag: &str, configuration: &str) -> Option<&[RevisionRollout]> {
+        let is_it =
+            |it: &&ConfigurationRollout| it.tag == tag && it.configuration_name == configuration;
         self.configurations.iter().find(is_it).map(|it| it.revisions.as_slice())
     }
 
     fn sorted(mut self) -> Self {
-        let key = |it: &Shares| (it.tag.clone(), it.configuration_name.clone());
+        let key = |it: &ConfigurationRollout| (it.tag.clone(), it.configuration_name.clone());
         self.configurations.sort_by_cached_key(key);
         self
     }
 
     /// Plans the steps of rollouts that were waiting for their first 1 % to be in force.
-    fn observe(&mut self, now: Nanos, seconds: u64) {
+    fn observe(&mut self, now: UnixNanos, seconds: u64) {
         for it in &mut self.configurations {
             if it.step_params.step_duration == 0 && it.step_params.start_time > 0 {
                 let took = now.saturating_sub(it.step_params.start_time);
@@ -176,7 +177,7 @@ impl Rollout {
     }
 }
 
-impl Shares {
+impl ConfigurationRollout {
     /// Returns true if the entry obeys Knative's rules and no share is negative.
     fn is_valid(&self) -> bool {
         let total: i64 = self.revisions.iter().map(|it| i64::from(it.percent)).sum();
@@ -190,7 +191,7 @@ impl Shares {
     /// Computes size and time of the steps. `least` is the time that 1 % took, `seconds` the whole duration wanted.
     ///
     /// Example: 100 % in 4 steps goes 1, 26, 51, 76, 100.
-    fn plan(&mut self, now: Nanos, least: f64, seconds: f64) {
+    fn plan(&mut self, now: UnixNanos, least: f64, seconds: f64) {
         let left = (seconds - least).max(1.0);
         let percent = f64::from(self.percent - 1);
         let steps = (left / least).max(1.0).min(percent).max(1.0);
@@ -202,7 +203,7 @@ impl Shares {
     }
 
     /// Returns this goal's shares after `before`; `None`: the target has no share.
-    fn follow(self, before: &mut Rollout, now: Nanos) -> Option<Self> {
+    fn follow(self, before: &mut Rollout, now: UnixNanos) -> Option<Self> {
         let have = &mut before.configurations;
         if !have.iter().any(|it| it.tag == self.tag) {
             // A new tag has no older shares to start from.
@@ -218,7 +219,7 @@ impl Shares {
     }
 
     /// Returns this goal's shares, continued from `before`.
-    fn advance(self, mut before: Self, now: Nanos) -> Self {
+    fn advance(self, mut before: Self, now: UnixNanos) -> Self {
         before.adjust(self.percent);
         let latest = self.revisions.last().map(|it| it.revision_name.clone());
         let was = before.revisions.last().map(|it| it.revision_name.clone());
@@ -230,7 +231,7 @@ impl Shares {
     }
 
     /// Continues without a new Revision: takes the next step, if a rollout is under way and the step is due.
-    fn go_on(self, before: Self, now: Nanos) -> Self {
+    fn go_on(self, before: Self, now: UnixNanos) -> Self {
         if before.revisions.len() < 2 {
             return self;
         }
@@ -248,7 +249,7 @@ impl Shares {
     }
 
     /// Begins a rollout: moves 1 % to the new Revision from the newest one that has a share.
-    fn begin(self, before: Self, latest: String, now: Nanos) -> Self {
+    fn begin(self, before: Self, latest: String, now: UnixNanos) -> Self {
         let mut revisions = before.revisions;
         if let Some(newest) = revisions.iter_mut().rev().find(|it| it.percent > 0) {
             newest.percent -= 1;
@@ -257,8 +258,8 @@ impl Shares {
         let again: i32 =
             revisions.iter().filter(|it| it.revision_name == latest).map(|it| it.percent).sum();
         revisions.retain(|it| it.percent > 0 && it.revision_name != latest);
-        revisions.push(Share { revision_name: latest, percent: 1 + again });
-        let step_params = Steps { start_time: now, ..Steps::default() };
+        revisions.push(RevisionRollout { revision_name: latest, percent: 1 + again });
+        let step_params = RolloutParams { start_time: now, ..RolloutParams::default() };
         Self { revisions, step_params, ..self }
     }
 
@@ -280,7 +281,7 @@ impl Shares {
     }
 
     /// Moves one step's share to the newest Revision, from the newest of the others first.
-    fn take_step(&mut self, now: Nanos) {
+    fn take_step(&mut self, now: UnixNanos) {
         let Some(mut newest) = self.revisions.pop() else { return };
         let mut left = self.step_params.step_size;
         while left > 0
@@ -299,7 +300,7 @@ impl Shares {
         if self.revisions.len() > 1 {
             self.step_params.next_step_time = now.saturating_add(self.step_params.step_duration);
         } else {
-            self.step_params = Steps::default();
+            self.step_params = RolloutParams::default();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Shell: the machine behind one lock, with a clock, and its outputs.
 //!
-//! Every shell calls [`Shared::step`] on its own task. The event has become orders and routes when the call returns,
+//! Every shell calls [`ControllerRuntime::step`] on its own task. The event has become orders and routes when the call returns,
 //! without a queue in between.
 
 use std::{
@@ -11,9 +11,9 @@ use std::{
 };
 
 use common::{
-    node::Orders,
-    outbox::{Cursor, Outbox},
-    wire::{Name, Role, RouteKey},
+    node::LocalNodeSpec,
+    outbox::{Outbox, OutboxCursor},
+    wire::{ComponentRole, NamespacedName, RouteKey},
 };
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -21,64 +21,67 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
-    admin::Metrics,
-    agents::stream::Encoded,
-    children::Resource,
-    digests::{queue::Answer, resolver::Resolver},
+    admin::ControllerMetrics,
+    agents::stream::EncodedPieces,
+    children::ResourceKind,
+    digests::{queue::DigestStatus, resolver::DigestResolver},
     kube::{
-        Key, Source, Trouble, Want,
-        events::{Events, News},
-        secrets::Secrets,
-        writer::Writer,
+        DesiredState, DesiredStateSource, ObjectPartKey, WriteError,
+        events::{EventInbox, ObjectEvent},
+        secrets::ClusterPullSecrets,
+        writer::ObjectWriter,
     },
-    machine::{ConfigNews, Effects, Event, Machine, Routes, Said},
-    render::ObjectKey,
-    want::{self, Owed},
-    world::{Settings, Stamp},
+    machine::{
+        ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
+        RouteFingerprint, RouteMessageBatch,
+    },
+    render::KnativeObjectKey,
+    want::{self, RequiredChildren},
+    world::{ControllerSettings, UnixMillis},
 };
 
 /// State of the controller, shared by its shells.
 #[derive(Debug)]
-pub struct Shared {
-    machine: Mutex<Machine>,
-    routes: Outbox<RouteKey, Said>,
+pub struct ControllerRuntime {
+    machine: Mutex<ControllerStateMachine>,
+    routes: Outbox<RouteKey, RouteFingerprint>,
     /// Snapshot that the last streams began with, for as long as one of them is still sending it.
-    whole: Mutex<Weak<Whole>>,
-    orders: watch::Sender<Orders>,
-    /// Orders held back until [`Shared::read_back`], since a pod that orders do not name is stopped.
-    held: Mutex<Option<Orders>>,
+    whole: Mutex<Weak<RouteTableSnapshot>>,
+    orders: watch::Sender<LocalNodeSpec>,
+    /// Orders held back until [`ControllerRuntime::read_back`], since a pod that orders do not name is stopped.
+    held: Mutex<Option<LocalNodeSpec>>,
     /// Objects to be written on the local node.
-    dirty: Mutex<BTreeSet<ObjectKey>>,
+    dirty: Mutex<BTreeSet<KnativeObjectKey>>,
     /// Writer of objects on Kubernetes.
-    writer: OnceLock<Arc<Writer>>,
+    writer: OnceLock<Arc<ObjectWriter>>,
     /// Recorder of Events on Kubernetes.
-    events: OnceLock<Events>,
+    events: OnceLock<EventInbox>,
     /// Resolver of image digests on Kubernetes.
-    resolver: OnceLock<Arc<Resolver<Secrets>>>,
+    resolver: OnceLock<Arc<DigestResolver<ClusterPullSecrets>>>,
     /// Objects whose last write failed.
-    troubled: Mutex<BTreeSet<Key>>,
+    troubled: Mutex<BTreeSet<ObjectPartKey>>,
     /// Objects that lack required child objects.
-    unmade: Mutex<BTreeSet<(Resource, Name)>>,
+    unmade: Mutex<BTreeSet<(ResourceKind, NamespacedName)>>,
     written: Notify,
     timer: Notify,
     start: (Instant, u64),
     /// Counters and gauges of this controller.
-    pub metrics: Metrics,
+    pub metrics: ControllerMetrics,
 }
 
 /// Update of one stream: what it sends next.
 #[derive(Debug)]
-pub enum Told {
+pub enum RouteTableUpdate {
     /// Snapshot that begins the stream. Streams share it, since it is large.
-    Whole(Arc<Whole>),
+    Whole(Arc<RouteTableSnapshot>),
     /// Batch of changes since the last update.
-    News(Routes),
+    News(RouteMessageBatch),
 }
 
-impl Deref for Told {
-    type Target = Routes;
+impl Deref for RouteTableUpdate {
+    type Target = RouteMessageBatch;
 
-    fn deref(&self) -> &Routes {
+    fn deref(&self) -> &RouteMessageBatch {
         match self {
             Self::Whole(whole) => &whole.routes,
             Self::News(routes) => routes,
@@ -88,21 +91,25 @@ impl Deref for Told {
 
 /// Snapshot: the whole RouteTable at one moment.
 #[derive(Debug)]
-pub struct Whole {
-    routes: Routes,
+pub struct RouteTableSnapshot {
+    routes: RouteMessageBatch,
     /// Encoded snapshot by the role of the receivers, made for the first of each role.
-    encoded: [OnceLock<Encoded>; 3],
+    encoded: [OnceLock<EncodedPieces>; 3],
     /// Place in the outbox at which streams with this snapshot continue.
-    place: Cursor<RouteKey, Said>,
+    place: OutboxCursor<RouteKey, RouteFingerprint>,
 }
 
-impl Whole {
+impl RouteTableSnapshot {
     /// Returns the encoded snapshot for a role; the first stream of that role makes it by `encode`.
-    pub fn encoded(&self, role: Role, encode: impl FnOnce(&Routes) -> Encoded) -> Encoded {
+    pub fn encoded(
+        &self,
+        role: ComponentRole,
+        encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
+    ) -> EncodedPieces {
         let place = match role {
-            Role::Agent => 0,
-            Role::Activator => 1,
-            Role::Autoscaler => 2,
+            ComponentRole::Agent => 0,
+            ComponentRole::Activator => 1,
+            ComponentRole::Autoscaler => 2,
         };
         Arc::clone(self.encoded[place].get_or_init(|| encode(&self.routes)))
     }
@@ -117,33 +124,33 @@ impl Whole {
 
 /// Subscription of one stream to the RouteTable.
 #[derive(Debug)]
-pub struct Following {
-    shared: Arc<Shared>,
+pub struct RouteTableSubscription {
+    shared: Arc<ControllerRuntime>,
     /// Place in the outbox; `None` before the snapshot.
-    place: Option<Cursor<RouteKey, Said>>,
+    place: Option<OutboxCursor<RouteKey, RouteFingerprint>>,
 }
 
-impl Following {
+impl RouteTableSubscription {
     /// Makes the subscription of a stream that begins.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub fn new(shared: Arc<ControllerRuntime>) -> Self {
         Self { shared, place: None }
     }
 
     /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
-    pub async fn next(&mut self) -> Told {
+    pub async fn next(&mut self) -> RouteTableUpdate {
         let Some(place) = &mut self.place else {
             let whole = self.shared.whole();
             self.place = Some(whole.place.fork());
-            return Told::Whole(whole);
+            return RouteTableUpdate::Whole(whole);
         };
         let batch = place.next().await;
-        Told::News(self.shared.lock().states(batch, place))
+        RouteTableUpdate::News(self.shared.lock().states(batch, place))
     }
 }
 
-impl Shared {
+impl ControllerRuntime {
     /// Shares `machine`, whose orders are sent through `orders`.
-    pub fn new(machine: Machine, orders: watch::Sender<Orders>) -> Self {
+    pub fn new(machine: ControllerStateMachine, orders: watch::Sender<LocalNodeSpec>) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -151,7 +158,7 @@ impl Shared {
             whole: Mutex::default(),
             machine: Mutex::new(machine),
             orders,
-            held: Mutex::new(Some(Orders::default())),
+            held: Mutex::new(Some(LocalNodeSpec::default())),
             dirty: Mutex::default(),
             writer: OnceLock::new(),
             events: OnceLock::new(),
@@ -161,13 +168,13 @@ impl Shared {
             written: Notify::new(),
             timer: Notify::new(),
             start: (Instant::now(), wall),
-            metrics: Metrics::default(),
+            metrics: ControllerMetrics::default(),
         }
     }
 
     /// Returns the whole RouteTable, and the place in the outbox after it. Streams that begin while others still send
     /// it share one snapshot, unless much has changed since: after a restart all streams begin at once.
-    fn whole(&self) -> Arc<Whole> {
+    fn whole(&self) -> Arc<RouteTableSnapshot> {
         // Held throughout: streams that begin together wait for one snapshot instead of each making its own.
         let mut last = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(whole) = last.upgrade().filter(|it| it.is_recent(self.routes.version())) {
@@ -177,19 +184,19 @@ impl Shared {
         let batch = place.take().expect("a new stream has every state to say");
         let routes = machine.states(batch, &mut place);
         drop(machine);
-        let whole = Arc::new(Whole { routes, encoded: Default::default(), place });
+        let whole = Arc::new(RouteTableSnapshot { routes, encoded: Default::default(), place });
         // Only a weak reference is kept, so that the memory is free once the last stream has sent the snapshot.
         *last = Arc::downgrade(&whole);
         whole
     }
 
     /// Returns the settings in force.
-    pub fn settings(&self) -> std::sync::Arc<Settings> {
+    pub fn settings(&self) -> std::sync::Arc<ControllerSettings> {
         self.lock().world().settings.clone()
     }
 
     /// Gives one event to the machine and carries out its effects.
-    pub fn step(&self, event: Event) {
+    pub fn step(&self, event: ControllerEvent) {
         let began = Instant::now();
         let mut machine = self.lock();
         let (now, before) = (self.now(), machine.next_timer());
@@ -215,38 +222,40 @@ impl Shared {
     }
 
     /// Sends Events about ConfigMaps. The recorder counts equal Events instead of writing them again.
-    fn tell(&self, news: Vec<ConfigNews>) {
+    fn tell(&self, news: Vec<ConfigMapEventRecord>) {
         let Some(events) = self.events.get() else { return };
-        for ConfigNews { name, uid, event } in news {
+        for ConfigMapEventRecord { name, uid, event } in news {
             let (warning, message) = (event.is_warning, event.message);
-            let (resource, reason) = (Resource::ConfigMap, event.reason.to_owned());
-            events.tell(News { resource, name, uid, warning, reason, message });
+            let (resource, reason) = (ResourceKind::ConfigMap, event.reason.to_owned());
+            events.tell(ObjectEvent { resource, name, uid, warning, reason, message });
         }
     }
 
     /// Sets the resolver of image digests.
-    pub fn resolve_with(&self, resolver: Arc<Resolver<Secrets>>) {
+    pub fn resolve_with(&self, resolver: Arc<DigestResolver<ClusterPullSecrets>>) {
         let _ = self.resolver.set(resolver);
     }
 
     /// Gives the machine the known digests of a Revision's images, and starts resolving unknown ones.
-    pub fn resolve(&self, revision: &Name) {
+    pub fn resolve(&self, revision: &NamespacedName) {
         let Some(resolver) = self.resolver.get() else { return };
         let Some(wanted) = self.look(|machine| machine.wanted_digests(revision)) else {
             return resolver.forget(revision);
         };
         match resolver.want(revision, wanted) {
             // The resolver calls again when it has an answer.
-            Answer::Unknown | Answer::Pending => {}
-            Answer::Failed(why) => self.step(Event::Resolved(revision.clone(), Err(why))),
-            Answer::Resolved(digests) => {
+            DigestStatus::Unknown | DigestStatus::Pending => {}
+            DigestStatus::Failed(why) => {
+                self.step(ControllerEvent::Resolved(revision.clone(), Err(why)))
+            }
+            DigestStatus::Resolved(digests) => {
                 resolver.forget(revision);
-                self.step(Event::Resolved(revision.clone(), Ok(digests)));
+                self.step(ControllerEvent::Resolved(revision.clone(), Ok(digests)));
             }
         }
     }
 
-    fn give_orders(&self, effects: &Effects) {
+    fn give_orders(&self, effects: &ControllerEffects) {
         if effects.start.is_empty() && effects.stop.is_empty() && effects.names.is_empty() {
             return;
         }
@@ -265,14 +274,14 @@ impl Shared {
 
     /// Sets `writer` as the writer of changed objects, in place of the local node, and `events` as the recorder of
     /// Events.
-    pub fn write_to(&self, writer: Arc<Writer>, events: Events) {
+    pub fn write_to(&self, writer: Arc<ObjectWriter>, events: EventInbox) {
         // A second call changes nothing: a process has one of each.
         let _ = self.writer.set(writer);
         let _ = self.events.set(events);
     }
 
     /// Calls `look` with the machine, under its lock.
-    pub fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+    pub fn look<T>(&self, look: impl FnOnce(&ControllerStateMachine) -> T) -> T {
         look(&self.lock())
     }
 
@@ -284,12 +293,13 @@ impl Shared {
     }
 
     /// Takes up to `most` objects to be written, in their present state; `None`: to be removed.
-    pub fn take_objects(&self, most: usize) -> Vec<(ObjectKey, Option<Value>)> {
+    pub fn take_objects(&self, most: usize) -> Vec<(KnativeObjectKey, Option<Value>)> {
         let mut dirty = self.dirty();
-        let taken: Vec<ObjectKey> = std::iter::from_fn(|| dirty.pop_first()).take(most).collect();
+        let taken: Vec<KnativeObjectKey> =
+            std::iter::from_fn(|| dirty.pop_first()).take(most).collect();
         drop(dirty);
         let machine = self.lock();
-        let whole = |key: ObjectKey| {
+        let whole = |key: KnativeObjectKey| {
             let object = want::shown(machine.world(), &key);
             (key, object)
         };
@@ -304,7 +314,7 @@ impl Shared {
             // Without a timer the sleep is never polled; the value only must not overflow.
             let sleep = tokio::time::sleep(wait.unwrap_or(Duration::MAX / 4));
             tokio::select! {
-                () = sleep, if wait.is_some() => self.step(Event::Tick),
+                () = sleep, if wait.is_some() => self.step(ControllerEvent::Tick),
                 () = self.timer.notified() => {}
                 () = shutdown.cancelled() => return,
             }
@@ -312,47 +322,47 @@ impl Shared {
     }
 
     /// Returns milliseconds since 1970 by a clock that never runs backwards.
-    pub(crate) fn now(&self) -> Stamp {
+    pub(crate) fn now(&self) -> UnixMillis {
         let passed = u64::try_from(self.start.0.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Stamp(self.start.1.saturating_add(passed))
+        UnixMillis(self.start.1.saturating_add(passed))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Machine> {
+    fn lock(&self) -> MutexGuard<'_, ControllerStateMachine> {
         // A panicked step may have left half a change; to continue with it is better than to stop all traffic.
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<Orders>> {
+    fn held(&self) -> MutexGuard<'_, Option<LocalNodeSpec>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn troubled(&self) -> MutexGuard<'_, BTreeSet<Key>> {
+    fn troubled(&self) -> MutexGuard<'_, BTreeSet<ObjectPartKey>> {
         self.troubled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dirty(&self) -> MutexGuard<'_, BTreeSet<ObjectKey>> {
+    fn dirty(&self) -> MutexGuard<'_, BTreeSet<KnativeObjectKey>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Source for Shared {
+impl DesiredStateSource for ControllerRuntime {
     fn lead(&self, leads: bool) {
-        self.step(Event::Lead(leads));
+        self.step(ControllerEvent::Lead(leads));
     }
 
-    fn want(&self, key: &Key) -> Want {
+    fn want(&self, key: &ObjectPartKey) -> DesiredState {
         want::want(self.lock().world(), key)
     }
 
-    fn made(&self, key: &Key, body: &Value) {
+    fn made(&self, key: &ObjectPartKey, body: &Value) {
         if let Some(events) = self.events.get() {
             events.tell_made(key, body);
         }
     }
 
-    fn trouble(&self, key: &Key, trouble: Option<Trouble>) {
+    fn trouble(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
         if let (Some(events), Some(trouble)) = (self.events.get(), &trouble)
-            && let Want::Body(body) = self.want(key)
+            && let DesiredState::Body(body) = self.want(key)
         {
             events.tell_trouble(key, &body, trouble);
         }
@@ -365,15 +375,15 @@ impl Source for Shared {
             None => self.troubled().remove(key),
         };
         if news {
-            self.step(Event::Trouble(key.clone(), trouble));
+            self.step(ControllerEvent::Trouble(key.clone(), trouble));
         }
     }
 
-    fn owed(&self, app: &Name) -> Vec<Owed> {
+    fn owed(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
         want::owed(self.lock().world(), app)
     }
 
-    fn missing(&self, app: &Name, owed: &Owed, missing: &[Key]) {
+    fn missing(&self, app: &NamespacedName, owed: &RequiredChildren, missing: &[ObjectPartKey]) {
         let (resource, name, uid) = &owed.of;
         let of = (*resource, name.clone());
         let mut unmade = self.unmade.lock().unwrap_or_else(PoisonError::into_inner);
@@ -390,22 +400,29 @@ impl Source for Shared {
         if let (Some(events), Some(trouble)) = (self.events.get(), &trouble) {
             let (reason, message) = (trouble.reason.into(), trouble.message.clone());
             let (name, uid) = (name.clone(), uid.to_string());
-            events.tell(News { resource: *resource, name, uid, warning: true, reason, message });
+            events.tell(ObjectEvent {
+                resource: *resource,
+                name,
+                uid,
+                warning: true,
+                reason,
+                message,
+            });
         }
-        self.step(Event::Unmade(app.clone(), of.0, of.1, trouble));
+        self.step(ControllerEvent::Unmade(app.clone(), of.0, of.1, trouble));
     }
 
-    fn repeated(&self, key: &Key, body: &Value, writes: u32) {
+    fn repeated(&self, key: &ObjectPartKey, body: &Value, writes: u32) {
         let Some(events) = self.events.get() else { return };
         let message = format!(
             "written {writes} times with the same content, since something undoes it each time; it is written less and less often"
         );
-        events.tell_trouble(key, body, &Trouble { reason: "WrittenRepeatedly", message });
+        events.tell_trouble(key, body, &WriteError { reason: "WrittenRepeatedly", message });
     }
 }
 
 /// Makes the write error of required objects that do not exist.
-fn not_made(missing: &[Key]) -> Trouble {
+fn not_made(missing: &[ObjectPartKey]) -> WriteError {
     let names: Vec<String> = missing
         .iter()
         .map(|it| format!("{} {:?}", it.resource.kind(), it.name.name.as_str()))
@@ -414,10 +431,10 @@ fn not_made(missing: &[Key]) -> Trouble {
         "Not made yet: {}. The controller goes on trying; its log says what the API server answers.",
         names.join(", ")
     );
-    Trouble { reason: "NotMade", message }
+    WriteError { reason: "NotMade", message }
 }
 
-fn amend(orders: &mut Orders, effects: &Effects) {
+fn amend(orders: &mut LocalNodeSpec, effects: &ControllerEffects) {
     for pod in &effects.start {
         orders.pods.insert(pod.uid.clone(), pod.clone());
     }
@@ -442,8 +459,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        kube::{Part, events, lead::Leadership, queue::Limits},
-        world::{Platform, World},
+        kube::{ObjectPart, events, lead::Leadership, queue::WriteLimits},
+        world::{ClusterState, PlatformKind},
     };
 
     /// Starts an API server that accepts Events and fails any other request.
@@ -480,18 +497,27 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_never_made_and_what_is_undone_each_time_come_as_events() {
         let (client, mut events) = api_server();
-        let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
-        let world = World { settings: Arc::new(settings), leads: false, ..World::default() };
-        let machine = Machine::new(world, Outbox::new());
-        let shared = Arc::new(Shared::new(machine, watch::channel(Orders::default()).0));
+        let settings = ControllerSettings {
+            platform: PlatformKind::Kubernetes,
+            ..ControllerSettings::default()
+        };
+        let world =
+            ClusterState { settings: Arc::new(settings), leads: false, ..ClusterState::default() };
+        let machine = ControllerStateMachine::new(world, Outbox::new());
+        let shared =
+            Arc::new(ControllerRuntime::new(machine, watch::channel(LocalNodeSpec::default()).0));
         let (metrics, shutdown) = (Arc::default(), CancellationToken::new());
-        let writer = Arc::new(Writer::new(client.clone(), Limits::default(), Arc::clone(&metrics)));
+        let writer = Arc::new(ObjectWriter::new(
+            client.clone(),
+            WriteLimits::default(),
+            Arc::clone(&metrics),
+        ));
         let (inbox, record) = events::recorder(client, "one", metrics, shutdown.clone());
         shared.write_to(Arc::clone(&writer), inbox);
         tokio::spawn(record);
-        let source = Arc::clone(&shared) as Arc<dyn Source>;
+        let source = Arc::clone(&shared) as Arc<dyn DesiredStateSource>;
         tokio::spawn(writer.run(source, Leadership::always(), shutdown.clone()));
-        let own = Name::new("default", "hello");
+        let own = NamespacedName::new("default", "hello");
         let configuration = json!({
             "metadata": {
                 "name": "hello", "namespace": "default", "generation": 1,
@@ -499,8 +525,8 @@ mod tests {
             },
             "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}},
         });
-        shared.step(Event::Observe(
-            Resource::Configuration,
+        shared.step(ControllerEvent::Observe(
+            ResourceKind::Configuration,
             own.clone(),
             Some(Box::new(configuration)),
         ));
@@ -514,7 +540,11 @@ mod tests {
             "controller": true,
         });
         let body = json!({"metadata": {"ownerReferences": [owner]}});
-        shared.repeated(&Key::new(Resource::Service, Part::Object, own), &body, 7);
+        shared.repeated(
+            &ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, own),
+            &body,
+            7,
+        );
         let repeated = timeout(Duration::from_secs(10), told(&mut events, "WrittenRepeatedly"));
         let [how, kind, name, note] = repeated.await.expect("it is told");
         assert_eq!([&*how, &*kind, &*name], ["Warning", "Route", "hello"]);

@@ -27,8 +27,8 @@ pub mod certs;
 pub mod register;
 pub mod review;
 
-use certs::Certificates;
-use review::{Hook, Settings};
+use certs::WebhookCertResolver;
+use review::{AdmissionHook, AdmissionSettings};
 
 use crate::kube::lead::Leadership;
 
@@ -57,28 +57,28 @@ pub enum WebhookError {
 }
 
 /// Source of the settings in force, called for each request.
-pub type InForce = Arc<dyn Fn() -> Arc<Settings> + Send + Sync>;
+pub type WebhookSettingsSource = Arc<dyn Fn() -> Arc<AdmissionSettings> + Send + Sync>;
 /// Function that returns the node to bind a new pod to, if any; the number selects among equal nodes.
-pub type Binder = Arc<dyn Fn(&Value, u64) -> Option<String> + Send + Sync>;
+pub type PodBinder = Arc<dyn Fn(&Value, u64) -> Option<String> + Send + Sync>;
 
 /// Inputs of the answers, beside the request.
 #[derive(Clone)]
-pub struct Answers {
+pub struct AdmissionContext {
     /// Source of the settings in force.
-    pub settings: InForce,
+    pub settings: WebhookSettingsSource,
     /// Selects the node of a new pod.
-    pub binder: Binder,
+    pub binder: PodBinder,
 }
 
-impl std::fmt::Debug for Answers {
+impl std::fmt::Debug for AdmissionContext {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Answers").finish_non_exhaustive()
     }
 }
 
-impl Answers {
+impl AdmissionContext {
     /// Answers by these settings, without binding pods.
-    pub fn of(settings: InForce) -> Self {
+    pub fn of(settings: WebhookSettingsSource) -> Self {
         Self { settings, binder: Arc::new(|_, _| None) }
     }
 }
@@ -86,8 +86,8 @@ impl Answers {
 /// Answers the API server until `shutdown`, then finishes the requests that were received before.
 pub async fn serve(
     listener: TcpListener,
-    certificates: Arc<Certificates>,
-    answers: Answers,
+    certificates: Arc<WebhookCertResolver>,
+    answers: AdmissionContext,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let acceptor = TlsAcceptor::from(Arc::new(certificates.server()?));
@@ -126,10 +126,10 @@ pub async fn serve(
 /// `place` is the address of the webhook for the API server; its port equals that of `address`.
 pub async fn run(
     client: ::kube::Client,
-    (address, place): (SocketAddr, register::Place),
-    certificates: Arc<Certificates>,
+    (address, place): (SocketAddr, register::WebhookAddress),
+    certificates: Arc<WebhookCertResolver>,
     leadership: Leadership,
-    answers: Answers,
+    answers: AdmissionContext,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
     let listener = listen(address).await?;
@@ -187,26 +187,26 @@ async fn connection(
     }
 }
 
-fn router(answers: Answers) -> Router {
-    let hook = |hook: Hook| {
-        post(move |State(answers): State<Answers>, body: Bytes| async move {
+fn router(answers: AdmissionContext) -> Router {
+    let hook = |hook: AdmissionHook| {
+        post(move |State(answers): State<AdmissionContext>, body: Bytes| async move {
             answered(review::answer(hook, &body, &(answers.settings)()))
         })
     };
-    let binding = |State(answers): State<Answers>, body: Bytes| async move {
+    let binding = |State(answers): State<AdmissionContext>, body: Bytes| async move {
         answered(review::bound(&body, &*answers.binder))
     };
     Router::new()
-        .route("/defaulting", hook(Hook::Defaulting))
-        .route("/resource-validation", hook(Hook::Validation))
-        .route("/config-validation", hook(Hook::Config))
+        .route("/defaulting", hook(AdmissionHook::Defaulting))
+        .route("/resource-validation", hook(AdmissionHook::Validation))
+        .route("/config-validation", hook(AdmissionHook::Config))
         .route("/binding", post(binding))
         .route("/healthz", get(|| async { "ok" }))
         .layer(DefaultBodyLimit::max(LONGEST_QUESTION))
         .with_state(answers)
 }
 
-fn answered(answer: Result<Vec<u8>, review::BadReview>) -> Response {
+fn answered(answer: Result<Vec<u8>, review::ReviewDecodeError>) -> Response {
     match answer {
         Ok(answer) => {
             let json = HeaderValue::from_static("application/json");

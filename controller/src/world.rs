@@ -1,8 +1,8 @@
 //! Pure: everything observed at one moment, small enough for ten thousand sleeping services.
 //!
-//! One [`App`] is a Service with all that the controller made of it: Configuration, Route, Revisions and their pods.
+//! One [`AppState`] is a Service with all that the controller made of it: Configuration, Route, Revisions and their pods.
 //! A Service depends on no other, so one change requires a new plan of one app only. A Route without a Service may name
-//! Revisions of other apps; [`World::referrers`] lists these Routes.
+//! Revisions of other apps; [`ClusterState::referrers`] lists these Routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,8 +12,11 @@ use std::{
 
 use common::{
     abi::ACTIVATOR_PORTS,
-    node::PodStatus,
-    wire::{Activator, Activity, Name, Part, Path, PodSeen, Replicas, Role},
+    node::LocalPodStatus,
+    wire::{
+        ActivatorEntry, ComponentRole, ConnectionPath, NamespacedName, PodObservation,
+        RevisionActivity, ServerComponent, ServerReplicas,
+    },
 };
 use k8s_openapi::jiff;
 use smol_str::SmolStr;
@@ -21,11 +24,11 @@ use smol_str::SmolStr;
 use crate::{
     bind, children,
     config_maps::Configs,
-    followers::{self, Followers},
+    followers::{self, DrainAcks},
     network_policies::NetworkPolicies,
-    observe::Standing,
-    plan::Templates,
-    policy::AutoscalerConfig,
+    observe::ActivatorReadiness,
+    plan::TemplateCache,
+    policy::ScalePolicyConfig,
     rollout::Rollout,
 };
 
@@ -34,16 +37,16 @@ mod domains;
 pub mod names;
 mod slices;
 
-pub use conditions::{Conditions, Kind, Truth, Why};
-pub use domains::{Claim, Mapping};
-pub use names::Names;
-pub use slices::Slices;
+pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
+pub use domains::{DomainClaimState, DomainMappingState};
+pub use names::NameRegistry;
+pub use slices::ActivatorSlices;
 
 /// A moment, in milliseconds since 1970. The clock that the shell passes never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stamp(pub u64);
+pub struct UnixMillis(pub u64);
 
-impl Stamp {
+impl UnixMillis {
     /// Returns the moment `later` milliseconds after this one.
     pub fn plus_ms(self, later: u64) -> Self {
         Self(self.0.saturating_add(later))
@@ -101,9 +104,9 @@ impl std::fmt::Display for Uid {
 
 /// Labels or annotations, sorted by key. For the usual two or three it takes a fifth of the memory of a `BTreeMap`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pairs(Box<[(Box<str>, Box<str>)]>);
+pub struct CompactStringMap(Box<[(Box<str>, Box<str>)]>);
 
-impl Pairs {
+impl CompactStringMap {
     /// Returns the value of `key`, if it is set.
     pub fn get(&self, key: &str) -> Option<&str> {
         let found = self.0.iter().find(|(have, _)| **have == *key);
@@ -121,7 +124,7 @@ impl Pairs {
     }
 }
 
-impl From<&BTreeMap<String, String>> for Pairs {
+impl From<&BTreeMap<String, String>> for CompactStringMap {
     fn from(map: &BTreeMap<String, String>) -> Self {
         Self(map.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect())
     }
@@ -129,33 +132,33 @@ impl From<&BTreeMap<String, String>> for Pairs {
 
 /// Metadata that every object has beside its name.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Meta {
+pub struct ObjectMetaSummary {
     /// UID of the object, unique forever.
     pub uid: Uid,
     /// Number that grows with each change of the spec (`metadata.generation`).
     pub generation: u32,
     /// Creation time of the object (`metadata.creationTimestamp`).
-    pub created: Stamp,
+    pub created: UnixMillis,
 }
 
 /// A checked manifest of a Service.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Manifest {
+pub struct ServiceManifest {
     /// Labels of the Service.
-    pub labels: Pairs,
+    pub labels: CompactStringMap,
     /// Annotations of the Service.
-    pub annotations: Pairs,
+    pub annotations: CompactStringMap,
     /// Name for the Revision as the user chose it (`spec.template.metadata.name`).
     pub revision: Option<Box<str>>,
     /// Template with defaults, as JSON. Service, Configuration and newest Revision share the text.
     pub template: Arc<str>,
     /// Traffic targets with defaults; their percents add up to 100. The Route shares them.
-    pub traffic: Arc<[Traffic]>,
+    pub traffic: Arc<[TrafficSpec]>,
 }
 
 /// One traffic target as the user wants it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct TrafficSpec {
     /// Tag of the target, which is then also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
     /// Name of a Revision; `None`: the latest ready one of the Configuration.
@@ -170,26 +173,26 @@ pub struct Traffic {
 ///
 /// An object with the UID 0 is desired and does not exist yet.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct App {
+pub struct AppState {
     /// The Service, unless the Configuration or Route exists alone.
-    pub service: Option<Service>,
+    pub service: Option<ServiceState>,
     /// The Configuration, once there is one.
-    pub configuration: Option<Configuration>,
+    pub configuration: Option<ConfigurationState>,
     /// The Route, once there is one.
-    pub route: Option<Route>,
+    pub route: Option<RouteState>,
     /// Revisions of the Configuration, oldest first.
-    pub revisions: Vec<Revision>,
+    pub revisions: Vec<AppRevision>,
     /// Conditions of Service, Configuration and Route.
-    pub conditions: Conditions,
+    pub conditions: ConditionSet,
 }
 
 /// A Service as the controller knows it: the manifest in force and the object's state.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Service {
+pub struct ServiceState {
     /// Metadata of the Service object.
-    pub meta: Meta,
+    pub meta: ObjectMetaSummary,
     /// The last manifest that passed all checks; it is in force.
-    pub manifest: Manifest,
+    pub manifest: ServiceManifest,
     /// The broken rules of the newest manifest, in one line; `None` while the newest manifest is in force.
     pub refused: Option<Box<str>>,
     /// True once the Service is being deleted. On the local node users no longer see it, and it ends when its pods have
@@ -199,7 +202,7 @@ pub struct Service {
 
 /// Owner of a Configuration or Route: the controller in its owner references.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Owner {
+pub enum ObjectOwner {
     /// The Service of the same name; its manifest is the source of the object's labels and annotations.
     #[default]
     Service,
@@ -211,11 +214,11 @@ pub enum Owner {
 
 /// A Configuration: the newest template, which makes Revisions.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Configuration {
+pub struct ConfigurationState {
     /// Metadata of the Configuration object.
-    pub meta: Meta,
+    pub meta: ObjectMetaSummary,
     /// Owner of the Configuration: its Service, or none.
-    pub owner: Owner,
+    pub owner: ObjectOwner,
     /// Name for the template's Revision as the user chose it.
     pub revision: Option<Box<str>>,
     /// Template with defaults, as JSON.
@@ -232,32 +235,32 @@ pub struct Configuration {
 
 /// A Route: a name, and the Revisions that share its requests.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Route {
+pub struct RouteState {
     /// Metadata of the Route object.
-    pub meta: Meta,
+    pub meta: ObjectMetaSummary,
     /// Owner of the Route: its Service, or none.
-    pub owner: Owner,
+    pub owner: ObjectOwner,
     /// Labels of the Route, kept only where no Service owns it.
-    pub labels: Pairs,
+    pub labels: CompactStringMap,
     /// Annotations of the Route, kept only where no Service owns it.
-    pub annotations: Pairs,
+    pub annotations: CompactStringMap,
     /// Traffic targets as wanted, with defaults.
-    pub wanted: Arc<[Traffic]>,
+    pub wanted: Arc<[TrafficSpec]>,
     /// Allocations of the Route's own name and of its tags.
-    pub allotted: Vec<Allotment>,
+    pub allotted: Vec<RouteNameAllocation>,
     /// Traffic targets in force: the Revisions that get the requests now.
-    pub traffic: Vec<Assigned>,
+    pub traffic: Vec<AssignedTraffic>,
     /// State of a gradual rollout, while one lasts.
     pub rollout: Option<Box<Rollout>>,
     /// Reason why one of the Route's names is not available to it.
-    pub blocked: Option<Box<Why>>,
+    pub blocked: Option<Box<ConditionReason>>,
     /// Hash of the desired object last applied, where a Service of Kubernetes owns the Route.
     pub applied: Option<u64>,
     /// True once the Route is being deleted: the controller makes nothing for it any more.
     pub leaving: bool,
 }
 
-impl Route {
+impl RouteState {
     /// Iterates over the Route's tags: wanted ones, and those that still hold an allocation.
     pub fn tags(&self) -> impl Iterator<Item = &str> {
         // A removed tag holds its name until its allocation is released.
@@ -268,18 +271,18 @@ impl Route {
 
 /// Allocation of one name of a Route: the ClusterIPs and the port that it holds until it is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allotment {
+pub struct RouteNameAllocation {
     /// Tag whose name holds the allocation; `None`: the Route's own name.
     pub tag: Option<Box<str>>,
     /// ClusterIPs of the name, or the number they are computed from.
-    pub addresses: Addresses,
+    pub addresses: ClusterIpSource,
     /// Port at the activators that identifies the name.
     pub port: u16,
 }
 
 /// State of a placeholder, the Kubernetes Service that reserves a name of a Route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Placeholder {
+pub struct PlaceholderState {
     /// ClusterIPs of the placeholder, IPv4 first.
     pub addresses: Box<[IpAddr]>,
     /// Port of the name at the activators, once one is allocated.
@@ -289,12 +292,12 @@ pub struct Placeholder {
     /// UID of the Route that owns the placeholder; 0 where none does.
     pub owner: Uid,
     /// Creation time of the placeholder, by which the order of claims to its name is decided.
-    pub created: Stamp,
+    pub created: UnixMillis,
 }
 
 /// Source of the ClusterIPs of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Addresses {
+pub enum ClusterIpSource {
     /// Last 16 bits of ClusterIPs from the local node's range, allocated by this controller.
     Host(u16),
     /// ClusterIPs that the API server allocated; empty while there are none.
@@ -303,7 +306,7 @@ pub enum Addresses {
 
 /// One traffic target in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
+pub struct AssignedTraffic {
     /// Tag of the target, which is then also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
     /// Name of the Revision that gets the requests.
@@ -316,7 +319,7 @@ pub struct Assigned {
 
 /// Routing state of a Revision, `serving.knative.dev/routingState` (knative/serving `pkg/reconciler/labeler`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Routing {
+pub enum RoutingState {
     /// The controller has not compared the Revision with Routes yet.
     #[default]
     Pending,
@@ -328,28 +331,28 @@ pub enum Routing {
 
 /// A Revision as the controller knows it, with its pods.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Revision {
+pub struct AppRevision {
     /// Name of the Revision, without its namespace.
     pub name: Box<str>,
     /// Metadata with the Revision's own UID; `generation` is that of the Configuration when it made the Revision.
-    pub meta: Meta,
+    pub meta: ObjectMetaSummary,
     /// Template of the Revision, as JSON.
     pub template: Arc<str>,
     /// Creator of the Revision: the user that had changed its Configuration last.
     pub creator: Option<Box<str>>,
     /// Routing state, and the moment of its last change.
-    pub routing: (Routing, Stamp),
+    pub routing: (RoutingState, UnixMillis),
     /// True once the Revision has reached its initial scale.
     pub reached: bool,
     /// Start of the wait for the initial scale, by this controller's clock, since the API server's may differ; 0: not
     /// yet.
-    pub met: Stamp,
+    pub met: UnixMillis,
     /// Reason why the pods do not become ready; kept until one does.
-    pub failure: Option<Box<Why>>,
+    pub failure: Option<Box<ConditionReason>>,
     /// Reason why Kubernetes makes no pods for the Revision.
-    pub blocked: Option<Box<Why>>,
+    pub blocked: Option<Box<ConditionReason>>,
     /// The scale decision in force, once there is one.
-    pub decided: Option<Decided>,
+    pub decided: Option<CurrentDecision>,
     /// Pods wanted by the latest plan. Before a leader's first plan: the pods that ran when it became leader.
     pub desired: u32,
     /// Number of pods ready at the latest plan.
@@ -357,13 +360,13 @@ pub struct Revision {
     /// Number of pods ever made for the Revision.
     pub made: u32,
     /// Earliest moment for another pod, after the last one vanished at once.
-    pub retry_at: Stamp,
+    pub retry_at: UnixMillis,
     /// Image digests by container name, once known.
     pub digests: Box<[(Box<str>, Box<str>)]>,
     /// Pods of the Revision, including those that drain.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<RevisionPod>,
     /// Conditions of the Revision's status.
-    pub conditions: Conditions,
+    pub conditions: ConditionSet,
     /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
     pub leaving: bool,
     /// True once the object is deleted while pods still answer their last requests.
@@ -373,10 +376,10 @@ pub struct Revision {
     pub is_orphan: bool,
 }
 
-impl Revision {
+impl AppRevision {
     /// Counts the pods that serve, or will once they are ready.
     pub fn serving(&self) -> u32 {
-        let serving = self.pods.iter().filter(|pod| pod.stage == Stage::Serving).count();
+        let serving = self.pods.iter().filter(|pod| pod.stage == PodStage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
     }
 
@@ -384,48 +387,49 @@ impl Revision {
     /// Route named it, so that no minimum scale keeps pods crashing forever (knative/serving
     /// `pkg/reconciler/revision/resources/pa.go`).
     pub fn is_stuck(&self) -> bool {
-        let failed = |kind| matches!(self.conditions.get(kind), Truth::False(_));
-        let has_failed = failed(Kind::RevisionResources) || failed(Kind::RevisionHealthy);
+        let failed = |kind| matches!(self.conditions.get(kind), ConditionStatus::False(_));
+        let has_failed =
+            failed(ConditionType::RevisionResources) || failed(ConditionType::RevisionHealthy);
         // Only facts that every replica has: the number of desired pods is known to the leader alone.
         has_failed && self.actual == 0 && self.serving() > 0
     }
 }
 
-/// The part of a [`Decision`](common::wire::Decision) that is in force.
+/// The part of a [`Decision`](common::wire::ScaleDecision) that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decided {
+pub struct CurrentDecision {
     /// Pods requested; `None`: the present number is kept.
     pub wanted: Option<u32>,
     /// Path of new connections: direct, or by an activator.
-    pub path: Path,
+    pub path: ConnectionPath,
     /// Activity of the Revision, shown in its `Active` condition.
-    pub activity: Activity,
+    pub activity: RevisionActivity,
 }
 
 /// One pod of a Revision.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pod {
+pub struct RevisionPod {
     /// UID of the pod, unique forever.
     pub uid: Box<str>,
     /// Name of the pod, in the form `<revision>-deployment-<5 characters>`.
     pub name: Box<str>,
     /// Creation time of the pod. On Kubernetes it is by the API server's clock, which may differ from the controller's.
-    pub created: Stamp,
+    pub created: UnixMillis,
     /// Moment at which this controller first observed the pod, by its own clock; zero: not yet.
-    pub met: Stamp,
+    pub met: UnixMillis,
     /// True once the pod has been ready.
     pub was_ready: bool,
     /// Start of the current uninterrupted readiness, and the containers' restart count at that moment.
-    pub steady: Option<(Stamp, u32)>,
+    pub steady: Option<(UnixMillis, u32)>,
     /// Stage of the pod: serving, draining or stopping.
-    pub stage: Stage,
+    pub stage: PodStage,
     /// Address at which the pod served before this controller started, until its agent reports.
     pub remembered: Option<SocketAddr>,
     /// State of the pod on Kubernetes; `None` on the local node.
-    pub placed: Option<Box<Placed>>,
+    pub placed: Option<Box<KubePodStatus>>,
 }
 
-impl Pod {
+impl RevisionPod {
     /// Returns true if the pod object has a deletion timestamp on Kubernetes.
     pub fn is_deleted(&self) -> bool {
         self.placed.as_ref().is_some_and(|it| it.deleted)
@@ -434,22 +438,22 @@ impl Pod {
 
 /// State of a pod as Kubernetes reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Placed {
+pub struct KubePodStatus {
     /// Node that the pod runs on; empty before it was scheduled.
     pub node: Box<str>,
     /// Readiness of the pod as the kubelet reports it.
-    pub kubelet: Kubelet,
+    pub kubelet: KubeletReadiness,
     /// True once the pod has a deletion timestamp.
     pub deleted: bool,
     /// Start of draining, as the leader noted it on the pod.
-    pub draining: Option<Stamp>,
+    pub draining: Option<UnixMillis>,
     /// Reason why the scheduler finds no node for the pod.
-    pub unschedulable: Option<Why>,
+    pub unschedulable: Option<ConditionReason>,
 }
 
 /// Readiness of a pod as the kubelet reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kubelet {
+pub enum KubeletReadiness {
     /// The kubelet has reported nothing yet, or the pod has not been ready yet.
     #[default]
     Waits,
@@ -461,24 +465,24 @@ pub enum Kubelet {
 
 /// Stage of a pod's life, from serving to stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum PodStage {
     /// The pod serves, or will once it is ready.
     Serving,
     /// The pod gets no new connections and waits for its last request to end.
     Draining {
         /// Moment at which draining began.
-        since: Stamp,
+        since: UnixMillis,
     },
     /// The pod was ordered to stop.
     Stopping {
         /// Moment of the order to stop.
-        since: Stamp,
+        since: UnixMillis,
     },
 }
 
 /// Platform that makes objects and pods from plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Platform {
+pub enum PlatformKind {
     /// The controller itself, at once; a local node starts the pods.
     #[default]
     Local,
@@ -488,15 +492,15 @@ pub enum Platform {
 
 /// Settings that hold for all apps.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct ControllerSettings {
     /// Platform that makes objects and pods.
-    pub platform: Platform,
+    pub platform: PlatformKind,
     /// Namespace of Rouse's own components.
     pub namespace: String,
     /// Name of this controller's own pod.
     pub pod: String,
     /// Settings of Deployments, chosen by operators.
-    pub children: children::Config,
+    pub children: children::DeploymentSettings,
     /// Domain of external URLs: `http://NAME.NAMESPACE.DOMAIN`.
     pub domain: String,
     /// Domain of cluster-local names: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
@@ -508,7 +512,7 @@ pub struct Settings {
     /// Checked settings of the ConfigMaps in force.
     pub configs: Configs,
     /// Checked settings of Knative's `config-autoscaler`.
-    pub autoscaler: AutoscalerConfig,
+    pub autoscaler: ScalePolicyConfig,
     /// First 16 bits of IPv4 ClusterIPs; the last 16 are allocated.
     pub cluster_v4: [u8; 2],
     /// First 112 bits of IPv6 ClusterIPs; the last 16 are allocated.
@@ -516,22 +520,22 @@ pub struct Settings {
     /// First and last port for names at the activators.
     pub activator_ports: (u16, u16),
     /// Activators of the local node.
-    pub activators: Vec<Activator>,
+    pub activators: Vec<ActivatorEntry>,
 }
 
-impl Default for Settings {
+impl Default for ControllerSettings {
     fn default() -> Self {
         Self {
-            platform: Platform::Local,
+            platform: PlatformKind::Local,
             namespace: "knative-serving".into(),
             pod: String::new(),
-            children: children::Config::default(),
+            children: children::DeploymentSettings::default(),
             domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
             node: "rouse".into(),
             boot: String::new(),
             configs: Configs::default(),
-            autoscaler: AutoscalerConfig::default(),
+            autoscaler: ScalePolicyConfig::default(),
             cluster_v4: [10, 96],
             cluster_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
             activator_ports: ACTIVATOR_PORTS.into(),
@@ -540,13 +544,13 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl ControllerSettings {
     /// Returns the ClusterIPs of a name, IPv4 first.
-    pub fn addresses(&self, of: &Addresses) -> Vec<IpAddr> {
+    pub fn addresses(&self, of: &ClusterIpSource) -> Vec<IpAddr> {
         // Both families share the number, so one allocation reserves both addresses.
         let host = match of {
-            Addresses::Host(host) => *host,
-            Addresses::Given(addresses) => return addresses.to_vec(),
+            ClusterIpSource::Host(host) => *host,
+            ClusterIpSource::Given(addresses) => return addresses.to_vec(),
         };
         let ([a, b], [c, d]) = (self.cluster_v4, host.to_be_bytes());
         let [s, t, u, v, w, x, y] = self.cluster_v6;
@@ -556,43 +560,43 @@ impl Settings {
 
 /// Everything the controller has observed, as of one moment.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct ClusterState {
     /// Settings that hold for all apps; one change replaces them as a whole.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<ControllerSettings>,
     /// Number drawn at random for each start, which makes UIDs unique.
     pub seed: u128,
     /// Apps by name: Services with all their child objects.
     ///
     /// Boxed, since there are many, and half of a tree's slots are empty.
-    pub apps: BTreeMap<Name, Box<App>>,
+    pub apps: BTreeMap<NamespacedName, Box<AppState>>,
     /// Latest reports of agents about pods, by UID.
-    pub seen: HashMap<String, PodSeen>,
+    pub seen: HashMap<String, PodObservation>,
     /// Status of each pod of the local node, by UID.
-    pub statuses: HashMap<String, PodStatus>,
+    pub statuses: HashMap<String, LocalPodStatus>,
     /// Drain acknowledgements of agents and activators, by role and name.
-    pub followers: Followers,
+    pub followers: DrainAcks,
     /// Replicas of the components that others open streams to.
-    pub replicas: BTreeMap<Part, Replicas>,
+    pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Facts read from the Revisions' templates.
-    pub templates: Templates,
+    pub templates: TemplateCache,
     /// Last 16 bits of ClusterIPs that are allocated.
     pub hosts: BTreeSet<u16>,
     /// Activator ports that are allocated.
     pub ports: BTreeSet<u16>,
     /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
-    pub short: BTreeSet<Name>,
+    pub short: BTreeSet<NamespacedName>,
     /// State of placeholders, by name: the Services that reserve names of Routes.
-    pub placeholders: BTreeMap<Name, Placeholder>,
-    /// Activators' pods by name, with their readiness as the kubelet reports it; readers use [`World::standing`].
-    pub activators: BTreeMap<String, (Activator, Standing)>,
+    pub placeholders: BTreeMap<NamespacedName, PlaceholderState>,
+    /// Activators' pods by name, with their readiness as the kubelet reports it; readers use [`ClusterState::standing`].
+    pub activators: BTreeMap<String, (ActivatorEntry, ActivatorReadiness)>,
     /// Activators that EndpointSlices of Routes' names list.
-    pub slices: Slices,
+    pub slices: ActivatorSlices,
     /// DomainMappings by name, which is also their domain.
-    pub mappings: BTreeMap<Name, Mapping>,
+    pub mappings: BTreeMap<NamespacedName, DomainMappingState>,
     /// DomainMappings by the name that they map their domain to.
-    pub mapped: BTreeMap<Name, BTreeSet<Name>>,
+    pub mapped: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
     /// ClusterDomainClaims, by the domain that each reserves.
-    pub claims: BTreeMap<String, Claim>,
+    pub claims: BTreeMap<String, DomainClaimState>,
     /// Zone of each node that has one, by node name.
     pub zones: BTreeMap<String, String>,
     /// Ingress policies, which decide the clients whose requests may wait.
@@ -600,24 +604,24 @@ pub struct World {
     /// Namespaces that are being deleted: the controller writes nothing there any more.
     pub going: BTreeSet<SmolStr>,
     /// State of each node that decisions depend on, by name.
-    pub nodes: BTreeMap<String, bind::Node>,
+    pub nodes: BTreeMap<String, bind::NodeState>,
     /// True if this replica carries out its plans. On Kubernetes one replica is the leader; the others only watch.
     pub leads: bool,
     /// Routes that name Revisions of another app, by the name of that app.
-    pub referrers: BTreeMap<Name, BTreeSet<Name>>,
+    pub referrers: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
     /// Owner of each name of Routes and DomainMappings.
-    pub names: Names,
+    pub names: NameRegistry,
     /// Pairs of an object's name and its app, for names that do not begin with the app's since they were cut or chosen.
-    pub odd: BTreeSet<(Name, Name)>,
+    pub odd: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Last decision on each Revision that is awake, with the figures behind it, in one line.
-    pub decisions: BTreeMap<Name, Box<str>>,
+    pub decisions: BTreeMap<NamespacedName, Box<str>>,
     /// Replicas set in Deployments of Revisions that Kubernetes scales, by Revision.
-    pub told: BTreeMap<Name, u32>,
+    pub told: BTreeMap<NamespacedName, u32>,
     /// UIDs of PodAutoscalers of the class that requires a HorizontalPodAutoscaler, by name.
-    pub autoscalers: BTreeMap<Name, Box<str>>,
+    pub autoscalers: BTreeMap<NamespacedName, Box<str>>,
 }
 
-impl App {
+impl AppState {
     /// Returns true if the app's Service is being deleted.
     pub fn leaving(&self) -> bool {
         self.service.as_ref().is_some_and(|it| it.leaving)
@@ -625,13 +629,13 @@ impl App {
 
     /// Returns true if all child objects end with the Service. On Kubernetes each object is deleted on its own: below a
     /// Service that is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
-    pub fn ends(&self, platform: Platform) -> bool {
+    pub fn ends(&self, platform: PlatformKind) -> bool {
         // The local node has no `--cascade` and no finalizers.
-        platform == Platform::Local && self.leaving()
+        platform == PlatformKind::Local && self.leaving()
     }
 
     /// Returns the Revision of the newest template, once it exists.
-    pub fn latest_created(&self) -> Option<&Revision> {
+    pub fn latest_created(&self) -> Option<&AppRevision> {
         let configuration = self.configuration.as_ref()?;
         // A name identifies the template; without one the generation does, since each change makes a new Revision.
         self.revisions.iter().filter(|it| !it.gone).find(|it| match &configuration.revision {
@@ -646,12 +650,12 @@ impl App {
     }
 
     /// Returns the Route's traffic targets in force.
-    pub fn traffic(&self) -> &[Assigned] {
+    pub fn traffic(&self) -> &[AssignedTraffic] {
         self.route.as_ref().map(|it| &*it.traffic).unwrap_or_default()
     }
 
     /// Returns the allocations of the Route's names.
-    pub fn allotted(&self) -> &[Allotment] {
+    pub fn allotted(&self) -> &[RouteNameAllocation] {
         self.route.as_ref().map(|it| &*it.allotted).unwrap_or_default()
     }
 
@@ -668,39 +672,39 @@ impl App {
     /// Returns all labels of the Route, or of the Service that owns it.
     pub fn route_labels(&self) -> BTreeMap<String, String> {
         let found = self.of_route(|manifest| &manifest.labels, |route| &route.labels);
-        found.map(Pairs::to_map).unwrap_or_default()
+        found.map(CompactStringMap::to_map).unwrap_or_default()
     }
 
     /// Returns all annotations of the Route, or of the Service that owns it.
     pub fn route_annotations(&self) -> BTreeMap<String, String> {
         let found = self.of_route(|manifest| &manifest.annotations, |route| &route.annotations);
-        found.map(Pairs::to_map).unwrap_or_default()
+        found.map(CompactStringMap::to_map).unwrap_or_default()
     }
 
     fn of_route<'a>(
         &'a self,
-        service: impl FnOnce(&'a Manifest) -> &'a Pairs,
-        own: impl FnOnce(&'a Route) -> &'a Pairs,
-    ) -> Option<&'a Pairs> {
+        service: impl FnOnce(&'a ServiceManifest) -> &'a CompactStringMap,
+        own: impl FnOnce(&'a RouteState) -> &'a CompactStringMap,
+    ) -> Option<&'a CompactStringMap> {
         match self.route.as_ref()?.owner {
             // An owned Route keeps no copy of its own: ten thousand copies of the Service's pairs would cost memory.
-            Owner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
-            Owner::Nobody | Owner::Other => self.route.as_ref().map(own),
+            ObjectOwner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
+            ObjectOwner::Nobody | ObjectOwner::Other => self.route.as_ref().map(own),
         }
     }
 
     /// Returns the Revision of this name.
-    pub fn revision(&self, name: &str) -> Option<&Revision> {
+    pub fn revision(&self, name: &str) -> Option<&AppRevision> {
         self.revisions.iter().find(|it| *it.name == *name)
     }
 
     /// Iterates over all pods, each with the Revision it serves.
-    pub fn pods(&self) -> impl Iterator<Item = (&Revision, &Pod)> {
+    pub fn pods(&self) -> impl Iterator<Item = (&AppRevision, &RevisionPod)> {
         self.revisions.iter().flat_map(|it| it.pods.iter().map(move |pod| (it, pod)))
     }
 }
 
-impl Default for World {
+impl Default for ClusterState {
     fn default() -> Self {
         Self {
             settings: Arc::default(),
@@ -708,15 +712,15 @@ impl Default for World {
             apps: BTreeMap::new(),
             seen: HashMap::new(),
             statuses: HashMap::new(),
-            followers: Followers::default(),
+            followers: DrainAcks::default(),
             replicas: BTreeMap::new(),
-            templates: Templates::default(),
+            templates: TemplateCache::default(),
             hosts: BTreeSet::new(),
             ports: BTreeSet::new(),
             short: BTreeSet::new(),
             placeholders: BTreeMap::new(),
             activators: BTreeMap::new(),
-            slices: Slices::default(),
+            slices: ActivatorSlices::default(),
             mappings: BTreeMap::new(),
             mapped: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -727,7 +731,7 @@ impl Default for World {
             // The local node has one controller, which always leads; on Kubernetes the lease decides first.
             leads: true,
             referrers: BTreeMap::new(),
-            names: Names::default(),
+            names: NameRegistry::default(),
             odd: BTreeSet::new(),
             decisions: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -736,7 +740,7 @@ impl Default for World {
     }
 }
 
-impl World {
+impl ClusterState {
     /// Returns true if a node is gone: Kubernetes calls it not ready, and its agent does not report.
     ///
     /// Kubernetes also reports nodes as not ready whose kubelets could not reach the API server for a while, all at
@@ -744,46 +748,46 @@ impl World {
     /// seconds.
     pub fn is_away(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|it| !it.is_ready())
-            && !self.followers.reports(&followers::named(Role::Agent, node))
+            && !self.followers.reports(&followers::named(ComponentRole::Agent, node))
     }
 
     /// Returns an activator with its readiness, which waits while the activator's node is gone.
-    pub fn standing(&self, activator: &str) -> Option<(&Activator, Standing)> {
+    pub fn standing(&self, activator: &str) -> Option<(&ActivatorEntry, ActivatorReadiness)> {
         let (it, standing) = self.activators.get(activator)?;
         // Deletion is final, so it counts on a node that is gone, too.
-        let waits = *standing == Standing::Ready && self.is_away(&it.node);
-        Some((it, if waits { Standing::Waits } else { *standing }))
+        let waits = *standing == ActivatorReadiness::Ready && self.is_away(&it.node);
+        Some((it, if waits { ActivatorReadiness::Waits } else { *standing }))
     }
 
     /// Returns a Revision by name, whichever app it belongs to.
-    pub fn revision(&self, namespace: &str, name: &str) -> Option<&Revision> {
-        let app = self.app_of(&Name::new(namespace, name))?;
+    pub fn revision(&self, namespace: &str, name: &str) -> Option<&AppRevision> {
+        let app = self.app_of(&NamespacedName::new(namespace, name))?;
         self.apps.get(&app)?.revision(name)
     }
 
     /// Returns the app whose Route has this name, as its own or for one of its tags.
-    pub fn app_named(&self, name: &Name) -> Option<Name> {
+    pub fn app_named(&self, name: &NamespacedName) -> Option<NamespacedName> {
         match &self.names.owner(name, &self.placeholders)?.by {
-            names::Claimant::Route(app) => Some(app.clone()),
-            names::Claimant::Mapping(_) => None,
+            names::NameClaimant::Route(app) => Some(app.clone()),
+            names::NameClaimant::Mapping(_) => None,
         }
     }
 
     /// Iterates over apps that may own an object of this name although the name does not begin with theirs.
-    pub fn odd_apps(&self, name: &Name) -> impl Iterator<Item = &Name> {
+    pub fn odd_apps(&self, name: &NamespacedName) -> impl Iterator<Item = &NamespacedName> {
         // Pairs are sorted by the object's name, so all apps of one name are neighbours.
-        let from = self.odd.range((name.clone(), Name::new("", ""))..);
+        let from = self.odd.range((name.clone(), NamespacedName::new("", ""))..);
         from.take_while(move |(own, _)| own == name).map(|(_, app)| app)
     }
 
     /// Returns the app of a Revision. The Revision's name begins with the app's and `-`, unless that would be too long.
-    pub fn app_of(&self, revision: &Name) -> Option<Name> {
-        let has = |app: &Name| {
+    pub fn app_of(&self, revision: &NamespacedName) -> Option<NamespacedName> {
+        let has = |app: &NamespacedName| {
             self.apps.get(app).is_some_and(|app| app.revision(&revision.name).is_some())
         };
         // Longest prefix first: an app's own name may contain `-`, too.
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
-        let mut apps = cuts.map(|app| Name::new(revision.namespace.clone(), app));
+        let mut apps = cuts.map(|app| NamespacedName::new(revision.namespace.clone(), app));
         apps.find(|it| has(it)).or_else(|| self.odd_apps(revision).find(|it| has(it)).cloned())
     }
 }

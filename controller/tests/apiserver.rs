@@ -10,22 +10,25 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use controller::{
-    children::{Config, Object, Resource, Revision, deployment, services, services::Placeholder},
-    digests::{queue::Account, resolver::PullSecrets as _},
-    kube::{
-        FIELD_MANAGER, Key, Part, Source, Trouble, Want,
-        client::{api_of, connect},
-        lead::{Candidate, Leadership},
-        lease::Times,
-        metrics::Metrics,
-        queue::Limits,
-        secrets::Secrets,
-        watch::{Observed, watch},
-        writer::Writer,
+    children::{
+        ChildObject, DeploymentSettings, ResourceKind, RevisionView, deployment, services,
+        services::PlaceholderSpec,
     },
-    want::Owed,
+    digests::{queue::PullAccount, resolver::PullSecretSource as _},
+    kube::{
+        DesiredState, DesiredStateSource, FIELD_MANAGER, ObjectPart, ObjectPartKey, WriteError,
+        client::{api_of, connect},
+        lead::{LeaderElector, Leadership},
+        lease::LeaseTiming,
+        metrics::ApiServerMetrics,
+        queue::WriteLimits,
+        secrets::ClusterPullSecrets,
+        watch::{WatchUpdate, watch},
+        writer::ObjectWriter,
+    },
+    want::RequiredChildren,
 };
 use kube::{
     Client,
@@ -43,65 +46,66 @@ async fn client() -> Client {
 
 /// Source with the desired states that a test sets, and a record of its calls.
 #[derive(Default)]
-struct Wishes {
-    wants: Mutex<HashMap<Key, Want>>,
-    troubles: Mutex<Vec<(Key, Trouble)>>,
-    made: Mutex<Vec<Key>>,
+struct RecordingSource {
+    wants: Mutex<HashMap<ObjectPartKey, DesiredState>>,
+    troubles: Mutex<Vec<(ObjectPartKey, WriteError)>>,
+    made: Mutex<Vec<ObjectPartKey>>,
 }
 
-impl Source for Wishes {
+impl DesiredStateSource for RecordingSource {
     fn lead(&self, _leads: bool) {}
 
-    fn want(&self, key: &Key) -> Want {
-        self.wants.lock().unwrap().get(key).cloned().unwrap_or(Want::Any)
+    fn want(&self, key: &ObjectPartKey) -> DesiredState {
+        self.wants.lock().unwrap().get(key).cloned().unwrap_or(DesiredState::Any)
     }
 
-    fn made(&self, key: &Key, _body: &Value) {
+    fn made(&self, key: &ObjectPartKey, _body: &Value) {
         self.made.lock().unwrap().push(key.clone());
     }
 
-    fn trouble(&self, key: &Key, trouble: Option<Trouble>) {
+    fn trouble(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
         if let Some(trouble) = trouble {
             self.troubles.lock().unwrap().push((key.clone(), trouble));
         }
     }
 
-    fn owed(&self, _app: &Name) -> Vec<Owed> {
+    fn owed(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
         Vec::new()
     }
 
-    fn missing(&self, _app: &Name, _owed: &Owed, _missing: &[Key]) {}
+    fn missing(&self, _app: &NamespacedName, _owed: &RequiredChildren, _missing: &[ObjectPartKey]) {
+    }
 
-    fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
+    fn repeated(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
 }
 
 /// A namespace of its own, a writer with its watches, and the Revision that owns the written objects.
-struct Bed {
+struct ApiServerFixture {
     client: Client,
     namespace: String,
-    wishes: Arc<Wishes>,
-    writer: Arc<Writer>,
+    wishes: Arc<RecordingSource>,
+    writer: Arc<ObjectWriter>,
     owner: String,
     stop: CancellationToken,
 }
 
-impl Drop for Bed {
+impl Drop for ApiServerFixture {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
 /// Passes an observation to the writer.
-fn take(writer: &Writer, observed: Observed) {
+fn take(writer: &ObjectWriter, observed: WatchUpdate) {
     match observed {
-        Observed::Begin(scope) => writer.begin(&scope),
-        Observed::Synced(scope) => drop(writer.synced(&scope)),
-        Observed::Object(resource, name, seen, _) => writer.see(resource, &name, seen),
-        Observed::Gone(resource, name) => writer.lose(resource, &name),
+        WatchUpdate::Begin(scope) => writer.begin(&scope),
+        WatchUpdate::Synced(scope) => drop(writer.synced(&scope)),
+        WatchUpdate::Object(resource, name, seen, _) => writer.see(resource, &name, seen),
+        WatchUpdate::Gone(resource, name) => writer.lose(resource, &name),
     }
 }
 
-impl Bed {
+impl ApiServerFixture {
     async fn new(namespace: &str) -> Self {
         let client = client().await;
         crds(&client).await;
@@ -110,9 +114,13 @@ impl Bed {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
         raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
         let stop = CancellationToken::new();
-        let metrics = Arc::new(Metrics::default());
-        let wishes = Arc::new(Wishes::default());
-        let writer = Arc::new(Writer::new(client.clone(), Limits::default(), Arc::clone(&metrics)));
+        let metrics = Arc::new(ApiServerMetrics::default());
+        let wishes = Arc::new(RecordingSource::default());
+        let writer = Arc::new(ObjectWriter::new(
+            client.clone(),
+            WriteLimits::default(),
+            Arc::clone(&metrics),
+        ));
         let mut news = watch(&client, "knative-serving", &metrics, &stop);
         let taking = Arc::clone(&writer);
         tokio::spawn(async move {
@@ -120,25 +128,25 @@ impl Bed {
                 take(&taking, observed);
             }
         });
-        let source: Arc<dyn Source> = wishes.clone();
+        let source: Arc<dyn DesiredStateSource> = wishes.clone();
         tokio::spawn(Arc::clone(&writer).run(source, Leadership::always(), stop.clone()));
         let mut bed = Self { client, namespace, wishes, writer, owner: String::new(), stop };
         let spec = json!({"spec": {"containers": [{"name": "user-container", "image": "any"}]}});
-        let revision = bed.make(Resource::Revision, "hello-00001", spec).await;
+        let revision = bed.make(ResourceKind::Revision, "hello-00001", spec).await;
         bed.owner = revision.metadata.uid.unwrap();
         bed
     }
 
-    fn name(&self, own: &str) -> Name {
-        Name::new(self.namespace.as_str(), own)
+    fn name(&self, own: &str) -> NamespacedName {
+        NamespacedName::new(self.namespace.as_str(), own)
     }
 
-    fn key(&self, resource: Resource, part: Part, own: &str) -> Key {
-        Key::new(resource, part, self.name(own))
+    fn key(&self, resource: ResourceKind, part: ObjectPart, own: &str) -> ObjectPartKey {
+        ObjectPartKey::new(resource, part, self.name(own))
     }
 
     /// Creates an object as a user would.
-    async fn make(&self, resource: Resource, own: &str, mut body: Value) -> DynamicObject {
+    async fn make(&self, resource: ResourceKind, own: &str, mut body: Value) -> DynamicObject {
         body["apiVersion"] = json!(resource.api_version());
         body["kind"] = json!(resource.kind());
         body["metadata"] = json!({"name": own, "namespace": self.namespace});
@@ -148,17 +156,17 @@ impl Bed {
     }
 
     /// Changes an object as a user would.
-    async fn change(&self, resource: Resource, own: &str, patch: &Value) {
+    async fn change(&self, resource: ResourceKind, own: &str, patch: &Value) {
         let api = api_of(&self.client, resource, &self.name(own));
         api.patch(own, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
-    async fn get(&self, resource: Resource, own: &str) -> Option<Value> {
+    async fn get(&self, resource: ResourceKind, own: &str) -> Option<Value> {
         let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
         found.map(|it| serde_json::to_value(it).unwrap())
     }
 
-    fn want(&self, key: &Key, want: Want) {
+    fn want(&self, key: &ObjectPartKey, want: DesiredState) {
         self.wishes.wants.lock().unwrap().insert(key.clone(), want);
         self.writer.add([key.clone()]);
     }
@@ -166,7 +174,7 @@ impl Bed {
     /// Waits until the object satisfies `good`.
     async fn until(
         &self,
-        resource: Resource,
+        resource: ResourceKind,
         own: &str,
         good: impl Fn(Option<&Value>) -> bool,
     ) -> Option<Value> {
@@ -180,11 +188,11 @@ impl Bed {
         panic!("{resource} {own} did not become as wanted: {:?}", self.get(resource, own).await);
     }
 
-    fn deployment(&self, image: &str) -> Object {
+    fn deployment(&self, image: &str) -> ChildObject {
         let (labels, annotations) = (BTreeMap::new(), BTreeMap::new());
         let spec = json!({"containers": [{"name": "user-container", "image": image}]});
         let spec = serde_json::from_value(spec).unwrap();
-        let revision = Revision {
+        let revision = RevisionView {
             namespace: &self.namespace,
             name: "hello-00001",
             uid: &self.owner,
@@ -195,11 +203,11 @@ impl Bed {
             spec: &spec,
             digests: &[],
         };
-        deployment::deployment(&revision, &Config::default(), 1)
+        deployment::deployment(&revision, &DeploymentSettings::default(), 1)
     }
 
-    fn placeholder(&self) -> Object {
-        services::placeholder(&Placeholder {
+    fn placeholder(&self) -> ChildObject {
+        services::placeholder(&PlaceholderSpec {
             namespace: &self.namespace,
             route: "hello",
             uid: &self.owner,
@@ -214,7 +222,7 @@ impl Bed {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registries_are_asked_with_what_pod_and_account_name() {
-    let bed = Bed::new("secrets").await;
+    let bed = ApiServerFixture::new("secrets").await;
     let make = |kind: &'static str, plural: &'static str, mut body: Value| {
         body["apiVersion"] = json!("v1");
         body["kind"] = json!(kind);
@@ -240,17 +248,17 @@ async fn registries_are_asked_with_what_pod_and_account_name() {
     let named = json!([{"name": "of-account"}, {"name": "of-pod"}, {"name": "lost"}]);
     let body = json!({"metadata": {"name": "puller"}, "imagePullSecrets": named});
     make("ServiceAccount", "serviceaccounts", body).await;
-    let account = Account {
+    let account = PullAccount {
         namespace: bed.namespace.clone(),
         service_account: "puller".into(),
         pull_secrets: vec!["of-pod".into()],
     };
-    let secrets = Secrets::new(bed.client.clone());
+    let secrets = ClusterPullSecrets::new(bed.client.clone());
     let found = secrets.pull_secrets(&account).await.unwrap();
     let names: Vec<&str> = found.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["of-pod", "of-account"], "the pod's first, each once, the lost one not");
     assert_eq!(found[0].data[".dockerconfigjson"], b"{\"auths\": {}}");
-    let nobody = Account { service_account: "nobody".into(), ..account };
+    let nobody = PullAccount { service_account: "nobody".into(), ..account };
     assert_eq!(secrets.pull_secrets(&nobody).await.unwrap().len(), 1);
 }
 
@@ -277,9 +285,9 @@ async fn crds(client: &Client) {
         let (group, plural) = ("apiextensions.k8s.io/v1", "customresourcedefinitions");
         raw(client, group, "CustomResourceDefinition", plural, &crd).await;
     }
-    let ours = Resource::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
+    let ours = ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
     for resource in ours {
-        let api = api_of(client, resource, &Name::new("default", ""));
+        let api = api_of(client, resource, &NamespacedName::new("default", ""));
         while api.list(&kube::api::ListParams::default().limit(1)).await.is_err() {
             sleep(Duration::from_millis(100)).await;
         }
@@ -288,25 +296,26 @@ async fn crds(client: &Client) {
 
 #[tokio::test]
 async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
-    let bed = Bed::new("deployment").await;
+    let bed = ApiServerFixture::new("deployment").await;
     let own = "hello-00001-deployment";
-    let key = bed.key(Resource::Deployment, Part::Object, own);
-    bed.want(&key, Want::Body(bed.deployment("dev.local/a").body));
-    let made = bed.until(Resource::Deployment, own, |it| it.is_some()).await.unwrap();
+    let key = bed.key(ResourceKind::Deployment, ObjectPart::Object, own);
+    bed.want(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
+    let made = bed.until(ResourceKind::Deployment, own, |it| it.is_some()).await.unwrap();
     assert_eq!(made["spec"]["replicas"], 1);
     assert_eq!(made["metadata"]["managedFields"][0]["manager"], FIELD_MANAGER);
 
     bed.want(
-        &bed.key(Resource::Deployment, Part::Scale, own),
-        Want::Scale { replicas: 3, most: 3, leaving: vec![bed.name("no-such-pod")] },
+        &bed.key(ResourceKind::Deployment, ObjectPart::Scale, own),
+        DesiredState::Scale { replicas: 3, most: 3, leaving: vec![bed.name("no-such-pod")] },
     );
-    let scaled = bed.until(Resource::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
+    let scaled =
+        bed.until(ResourceKind::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
     let scaled = scaled.await.unwrap();
 
     bed.writer.add([key.clone()]);
-    bed.want(&key, Want::Body(bed.deployment("dev.local/b").body));
+    bed.want(&key, DesiredState::Body(bed.deployment("dev.local/b").body));
     let image = "/spec/template/spec/containers/0/image";
-    let changed = bed.until(Resource::Deployment, own, |it| {
+    let changed = bed.until(ResourceKind::Deployment, own, |it| {
         it.unwrap().pointer(image) == Some(&json!("dev.local/b"))
     });
     let changed = changed.await.unwrap();
@@ -318,42 +327,42 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
         bed.writer.add([key.clone()]);
     }
     // One more object through the same queue proves that the earlier keys were examined.
-    let route = bed.key(Resource::Service, Part::Object, "hello");
-    bed.want(&route, Want::Body(bed.placeholder().body));
-    bed.until(Resource::Service, "hello", |it| it.is_some()).await;
+    let route = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    bed.want(&route, DesiredState::Body(bed.placeholder().body));
+    bed.until(ResourceKind::Service, "hello", |it| it.is_some()).await;
     assert_eq!(bed.wishes.made.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
-    let same = bed.get(Resource::Deployment, own).await.unwrap();
+    let same = bed.get(ResourceKind::Deployment, own).await.unwrap();
     assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
 }
 
 /// A scale from zero may be decided while the Deployment is being created, and is decided once.
 #[tokio::test]
 async fn a_scale_wanted_before_there_is_a_deployment_is_written_once_there_is() {
-    let bed = Bed::new("early-scale").await;
+    let bed = ApiServerFixture::new("early-scale").await;
     let own = "hello-00001-deployment";
-    let scale = bed.key(Resource::Deployment, Part::Scale, own);
-    bed.want(&scale, Want::Scale { replicas: 3, most: 3, leaving: Vec::new() });
+    let scale = bed.key(ResourceKind::Deployment, ObjectPart::Scale, own);
+    bed.want(&scale, DesiredState::Scale { replicas: 3, most: 3, leaving: Vec::new() });
     while bed.writer.depth() != (0, 0, 0) {
         sleep(Duration::from_millis(20)).await;
     }
-    let key = bed.key(Resource::Deployment, Part::Object, own);
-    bed.want(&key, Want::Body(bed.deployment("dev.local/a").body));
+    let key = bed.key(ResourceKind::Deployment, ObjectPart::Object, own);
+    bed.want(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
     let scaled = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["replicas"] == 3);
-    bed.until(Resource::Deployment, own, scaled).await;
+    bed.until(ResourceKind::Deployment, own, scaled).await;
     // No other client decides the number of pods.
-    let api = api_of(&bed.client, Resource::Deployment, &bed.name(own));
+    let api = api_of(&bed.client, ResourceKind::Deployment, &bed.name(own));
     let other = json!({"spec": {"replicas": 7}});
     api.patch(own, &PatchParams::default(), &Patch::Merge(&other)).await.unwrap();
-    bed.until(Resource::Deployment, own, scaled).await;
+    bed.until(ResourceKind::Deployment, own, scaled).await;
 }
 
 #[tokio::test]
 async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
-    let bed = Bed::new("foreign").await;
+    let bed = ApiServerFixture::new("foreign").await;
     let spec = json!({"spec": {"ports": [{"port": 5432}]}});
-    bed.make(Resource::Service, "hello", spec).await;
-    let key = bed.key(Resource::Service, Part::Object, "hello");
-    bed.want(&key, Want::Body(bed.placeholder().body));
+    bed.make(ResourceKind::Service, "hello", spec).await;
+    let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    bed.want(&key, DesiredState::Body(bed.placeholder().body));
     let told = async {
         loop {
             let found = bed.wishes.troubles.lock().unwrap().first().cloned();
@@ -365,12 +374,12 @@ async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
     };
     let (about, trouble) = timeout(Duration::from_secs(30), told).await.unwrap();
     assert_eq!((about, trouble.reason), (key, "NotOwned"));
-    let service = bed.get(Resource::Service, "hello").await.unwrap();
+    let service = bed.get(ResourceKind::Service, "hello").await.unwrap();
     assert_eq!(service.pointer("/spec/ports/0/port"), Some(&json!(5432)));
 
-    let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
+    let api = api_of(&bed.client, ResourceKind::Service, &bed.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
-    let ours = bed.until(Resource::Service, "hello", |it| {
+    let ours = bed.until(ResourceKind::Service, "hello", |it| {
         it.is_some_and(|it| it.pointer("/spec/ports/0/port") == Some(&json!(80)))
     });
     let ours = ours.await.unwrap();
@@ -379,57 +388,59 @@ async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
 
 #[tokio::test]
 async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
-    let bed = Bed::new("delete").await;
-    let key = bed.key(Resource::Service, Part::Object, "hello");
-    bed.want(&key, Want::Body(bed.placeholder().body));
-    let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
+    let bed = ApiServerFixture::new("delete").await;
+    let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    bed.want(&key, DesiredState::Body(bed.placeholder().body));
+    let api = api_of(&bed.client, ResourceKind::Service, &bed.name("hello"));
     let mut uid = Value::Null;
     // At once, so that the watch may report the deletion before the writer has the response to the creation.
     for _ in 0..20 {
         let other = |it: Option<&Value>| it.is_some_and(|it| it["metadata"]["uid"] != uid);
-        let made = bed.until(Resource::Service, "hello", other).await.unwrap();
+        let made = bed.until(ResourceKind::Service, "hello", other).await.unwrap();
         uid = made["metadata"]["uid"].clone();
         api.delete("hello", &DeleteParams::default()).await.unwrap();
     }
-    bed.until(Resource::Service, "hello", |it| it.is_some_and(|it| it["metadata"]["uid"] != uid))
-        .await;
-    bed.want(&key, Want::Gone);
-    bed.until(Resource::Service, "hello", |it| it.is_none()).await;
+    bed.until(ResourceKind::Service, "hello", |it| {
+        it.is_some_and(|it| it["metadata"]["uid"] != uid)
+    })
+    .await;
+    bed.want(&key, DesiredState::Gone);
+    bed.until(ResourceKind::Service, "hello", |it| it.is_none()).await;
 
     // An object that the controller never applied is not deleted.
-    bed.make(Resource::Service, "other", json!({"spec": {"ports": [{"port": 1}]}})).await;
-    let other = bed.key(Resource::Service, Part::Object, "other");
-    bed.want(&other, Want::Gone);
-    bed.want(&key, Want::Body(bed.placeholder().body));
-    bed.until(Resource::Service, "hello", |it| it.is_some()).await;
-    assert!(bed.get(Resource::Service, "other").await.is_some());
+    bed.make(ResourceKind::Service, "other", json!({"spec": {"ports": [{"port": 1}]}})).await;
+    let other = bed.key(ResourceKind::Service, ObjectPart::Object, "other");
+    bed.want(&other, DesiredState::Gone);
+    bed.want(&key, DesiredState::Body(bed.placeholder().body));
+    bed.until(ResourceKind::Service, "hello", |it| it.is_some()).await;
+    assert!(bed.get(ResourceKind::Service, "other").await.is_some());
 }
 
 #[tokio::test]
 async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
-    let bed = Bed::new("touch").await;
-    let service = bed.key(Resource::Service, Part::Object, "hello");
-    bed.want(&service, Want::Body(bed.placeholder().body));
-    let made = bed.until(Resource::Service, "hello", |it| it.is_some()).await.unwrap();
+    let bed = ApiServerFixture::new("touch").await;
+    let service = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    bed.want(&service, DesiredState::Body(bed.placeholder().body));
+    let made = bed.until(ResourceKind::Service, "hello", |it| it.is_some()).await.unwrap();
     let ports = made["spec"]["ports"].clone();
     let name = "hello-00001-deployment";
-    let deployment = bed.key(Resource::Deployment, Part::Object, name);
-    bed.want(&deployment, Want::Body(bed.deployment("example.com/hello:1").body));
-    bed.until(Resource::Deployment, name, |it| it.is_some()).await;
+    let deployment = bed.key(ResourceKind::Deployment, ObjectPart::Object, name);
+    bed.want(&deployment, DesiredState::Body(bed.deployment("example.com/hello:1").body));
+    bed.until(ResourceKind::Deployment, name, |it| it.is_some()).await;
     let image = |it: &Value| it.pointer("/spec/template/spec/containers/0/image").cloned();
 
     // Several rounds, to find a writer that wrongly believes to have restored it already.
     for round in 1..4 {
         let other = json!([{"name": "http", "port": 1000 + round, "protocol": "TCP"}]);
-        bed.change(Resource::Service, "hello", &json!({"spec": {"ports": other}})).await;
+        bed.change(ResourceKind::Service, "hello", &json!({"spec": {"ports": other}})).await;
         let good = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["ports"] == ports);
-        bed.until(Resource::Service, "hello", good).await;
+        bed.until(ResourceKind::Service, "hello", good).await;
 
-        bed.change(Resource::Deployment, name, &json!({"spec": {"replicas": round}})).await;
+        bed.change(ResourceKind::Deployment, name, &json!({"spec": {"replicas": round}})).await;
         let containers = json!([{"name": "user-container", "image": "example.com/other"}]);
         let spec =
             json!({"minReadySeconds": round, "template": {"spec": {"containers": containers}}});
-        bed.change(Resource::Deployment, name, &json!({"spec": spec})).await;
+        bed.change(ResourceKind::Deployment, name, &json!({"spec": spec})).await;
         let good = |it: Option<&Value>| {
             it.is_some_and(|it| {
                 image(it) == Some(json!("example.com/hello:1"))
@@ -438,19 +449,19 @@ async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
                     && owners(it) == ["rouse"]
             })
         };
-        bed.until(Resource::Deployment, name, good).await;
+        bed.until(ResourceKind::Deployment, name, good).await;
     }
 
     // A field that is no longer desired is removed, as if no other client had ever changed it.
     let mut other = bed.placeholder().body;
     other["spec"]["ports"][0]["port"] = json!(90);
-    bed.want(&service, Want::Body(other));
+    bed.want(&service, DesiredState::Body(other));
     let good = |it: Option<&Value>| {
         it.is_some_and(|it| {
             it["spec"]["ports"][0]["port"] == 90 && it["spec"]["ports"][1].is_null()
         })
     };
-    bed.until(Resource::Service, "hello", good).await;
+    bed.until(ResourceKind::Service, "hello", good).await;
 }
 
 /// Returns the field managers that own the image in an object.
@@ -465,8 +476,8 @@ fn owners(object: &Value) -> Vec<&str> {
 /// Applies by two managers, as `kubectl apply --server-side` makes them: a list holds the entries of both.
 #[tokio::test]
 async fn two_managers_each_have_entries_of_one_list() {
-    let bed = Bed::new("merge").await;
-    let api = api_of(&bed.client, Resource::KnativeService, &bed.name("ssa"));
+    let bed = ApiServerFixture::new("merge").await;
+    let api = api_of(&bed.client, ResourceKind::KnativeService, &bed.name("ssa"));
     let container = json!({"image": "dev.local/hello:v1", "env": [{"name": "A", "value": "1"}]});
     let mounted = |own: &str| json!({"name": own, "secret": {"secretName": own}});
     let user = json!({
@@ -500,28 +511,28 @@ async fn two_managers_each_have_entries_of_one_list() {
 
 #[tokio::test]
 async fn a_status_is_written_apart_from_the_rest() {
-    let bed = Bed::new("status").await;
-    let key = bed.key(Resource::Revision, Part::Status, "hello-00001");
+    let bed = ApiServerFixture::new("status").await;
+    let key = bed.key(ResourceKind::Revision, ObjectPart::Status, "hello-00001");
     // The watch must have reported the Revision before its status can be compared.
-    while bed.writer.seen(Resource::Revision, &bed.name("hello-00001")).is_none() {
+    while bed.writer.seen(ResourceKind::Revision, &bed.name("hello-00001")).is_none() {
         sleep(Duration::from_millis(20)).await;
     }
     let status =
         json!({"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}]});
-    bed.want(&key, Want::Body(status.clone()));
+    bed.want(&key, DesiredState::Body(status.clone()));
     let good = |it: Option<&Value>| it.is_some_and(|it| it["status"] == status);
-    bed.until(Resource::Revision, "hello-00001", good).await;
+    bed.until(ResourceKind::Revision, "hello-00001", good).await;
     // A change by another client is undone.
     let other = json!({"status": {"conditions": []}});
-    let api = api_of(&bed.client, Resource::Revision, &bed.name("hello-00001"));
+    let api = api_of(&bed.client, ResourceKind::Revision, &bed.name("hello-00001"));
     let params = PatchParams::default();
     api.patch_status("hello-00001", &params, &Patch::Merge(&other)).await.unwrap();
-    bed.until(Resource::Revision, "hello-00001", good).await;
+    bed.until(ResourceKind::Revision, "hello-00001", good).await;
 }
 
 #[tokio::test]
 async fn nothing_is_tried_again_in_a_namespace_that_goes() {
-    let bed = Bed::new("leaving").await;
+    let bed = ApiServerFixture::new("leaving").await;
     let kind = kube::api::ApiResource {
         group: String::new(),
         version: "v1".into(),
@@ -532,46 +543,47 @@ async fn nothing_is_tried_again_in_a_namespace_that_goes() {
     let api: kube::Api<DynamicObject> = kube::Api::all_with(bed.client.clone(), &kind);
     // This API server has no controller that ends a namespace, so the namespace stays as terminating.
     api.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
-    let key = bed.key(Resource::Service, Part::Object, "hello");
-    bed.want(&key, Want::Body(bed.placeholder().body));
+    let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    bed.want(&key, DesiredState::Body(bed.placeholder().body));
     let settled = async {
         while bed.writer.depth() != (0, 0, 0) {
             sleep(Duration::from_millis(20)).await;
         }
     };
     timeout(Duration::from_secs(30), settled).await.expect("it is still being tried");
-    assert!(bed.get(Resource::Service, "hello").await.is_none());
+    assert!(bed.get(ResourceKind::Service, "hello").await.is_none());
     assert!(bed.wishes.troubles.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn watches_name_everything_and_then_what_changes() {
-    let bed = Bed::new("watch").await;
-    bed.make(Resource::Route, "first", json!({"spec": {}})).await;
+    let bed = ApiServerFixture::new("watch").await;
+    bed.make(ResourceKind::Route, "first", json!({"spec": {}})).await;
     let stop = CancellationToken::new();
     let mut news = watch(&bed.client, "knative-serving", &Arc::default(), &stop);
-    let mine = |observed: &Observed| match observed {
-        Observed::Object(Resource::Route, name, ..) | Observed::Gone(Resource::Route, name) => {
-            name.namespace == bed.namespace
+    let mine = |observed: &WatchUpdate| match observed {
+        WatchUpdate::Object(ResourceKind::Route, name, ..)
+        | WatchUpdate::Gone(ResourceKind::Route, name) => name.namespace == bed.namespace,
+        WatchUpdate::Begin(scope) | WatchUpdate::Synced(scope) => {
+            scope.resource == ResourceKind::Route
         }
-        Observed::Begin(scope) | Observed::Synced(scope) => scope.resource == Resource::Route,
-        Observed::Object(..) | Observed::Gone(..) => false,
+        WatchUpdate::Object(..) | WatchUpdate::Gone(..) => false,
     };
     let mut next = async || loop {
         let observed = timeout(Duration::from_secs(30), news.recv()).await.unwrap().unwrap();
         if mine(&observed) {
             return match observed {
-                Observed::Begin(_) => "begin".to_owned(),
-                Observed::Synced(_) => "synced".to_owned(),
-                Observed::Object(_, name, ..) => format!("is {}", name.name),
-                Observed::Gone(_, name) => format!("no {}", name.name),
+                WatchUpdate::Begin(_) => "begin".to_owned(),
+                WatchUpdate::Synced(_) => "synced".to_owned(),
+                WatchUpdate::Object(_, name, ..) => format!("is {}", name.name),
+                WatchUpdate::Gone(_, name) => format!("no {}", name.name),
             };
         }
     };
     assert_eq!([next().await, next().await, next().await], ["begin", "is first", "synced"]);
-    bed.make(Resource::Route, "second", json!({"spec": {}})).await;
+    bed.make(ResourceKind::Route, "second", json!({"spec": {}})).await;
     assert_eq!(next().await, "is second");
-    let api = api_of(&bed.client, Resource::Route, &bed.name("first"));
+    let api = api_of(&bed.client, ResourceKind::Route, &bed.name("first"));
     api.delete("first", &DeleteParams::default()).await.unwrap();
     assert_eq!(next().await, "no first");
     stop.cancel();
@@ -584,10 +596,10 @@ async fn one_leads_and_hands_over_when_it_stops() {
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
     raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
     let (duration, renew) = (Duration::from_secs(10), Duration::from_secs(8));
-    let times = Times { duration, renew, retry: Duration::from_millis(100) };
+    let times = LeaseTiming { duration, renew, retry: Duration::from_millis(100) };
     let start = |me: &str| {
         let stop = CancellationToken::new();
-        let candidate = Candidate::new(client.clone(), &namespace, me, times);
+        let candidate = LeaderElector::new(client.clone(), &namespace, me, times);
         let lead = candidate.leadership();
         (lead, tokio::spawn(candidate.run(stop.clone())), stop)
     };

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use controller::{
-    Config,
-    children::Resource,
-    config::Cluster,
+    ControllerConfig,
+    children::ResourceKind,
+    config::KubernetesConfig,
     kube::client::{api_of, connect},
     run_on_kubernetes,
 };
@@ -31,19 +31,19 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 /// Objects of a Service with one Revision in its namespace, without those that Kubernetes adds.
-const OBJECTS: [(Resource, &str); 12] = [
-    (Resource::KnativeService, "hello"),
-    (Resource::Configuration, "hello"),
-    (Resource::Route, "hello"),
-    (Resource::Revision, "hello-00001"),
-    (Resource::Deployment, "hello-00001-deployment"),
-    (Resource::PodAutoscaler, "hello-00001"),
-    (Resource::ServerlessService, "hello-00001"),
-    (Resource::Image, "hello-00001-cache-user-container"),
-    (Resource::Service, "hello"),
-    (Resource::Service, "hello-00001"),
-    (Resource::Service, "hello-00001-private"),
-    (Resource::EndpointSlice, "hello"),
+const OBJECTS: [(ResourceKind, &str); 12] = [
+    (ResourceKind::KnativeService, "hello"),
+    (ResourceKind::Configuration, "hello"),
+    (ResourceKind::Route, "hello"),
+    (ResourceKind::Revision, "hello-00001"),
+    (ResourceKind::Deployment, "hello-00001-deployment"),
+    (ResourceKind::PodAutoscaler, "hello-00001"),
+    (ResourceKind::ServerlessService, "hello-00001"),
+    (ResourceKind::Image, "hello-00001-cache-user-container"),
+    (ResourceKind::Service, "hello"),
+    (ResourceKind::Service, "hello-00001"),
+    (ResourceKind::Service, "hello-00001-private"),
+    (ResourceKind::EndpointSlice, "hello"),
 ];
 
 fn kubeconfig() -> PathBuf {
@@ -52,19 +52,19 @@ fn kubeconfig() -> PathBuf {
         .into()
 }
 
-struct Bed {
+struct PlatformFixture {
     client: Client,
     namespace: String,
     system: String,
 }
 
-struct Replica {
+struct RunningReplica {
     admin: SocketAddr,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Replica {
+impl RunningReplica {
     /// Waits until the replica has observed all objects, which is when it reports to be ready.
     async fn has_read_everything(&self) {
         for _ in 0..600 {
@@ -99,7 +99,7 @@ impl Replica {
     }
 }
 
-impl Bed {
+impl PlatformFixture {
     async fn new() -> Self {
         let client = connect(Some(&kubeconfig())).await.unwrap();
         let number = std::process::id();
@@ -134,25 +134,27 @@ impl Bed {
             let (kind, plural) = ("CustomResourceDefinition", "customresourcedefinitions");
             self.put("apiextensions.k8s.io", "v1", kind, plural, &crd).await;
         }
-        for resource in Resource::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev")) {
-            let api = api_of(&self.client, resource, &Name::new("default", ""));
+        for resource in
+            ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"))
+        {
+            let api = api_of(&self.client, resource, &NamespacedName::new("default", ""));
             while api.list(&ListParams::default().limit(1)).await.is_err() {
                 sleep(Duration::from_millis(100)).await;
             }
         }
     }
 
-    fn replica(&self, pod: &str) -> Replica {
+    fn replica(&self, pod: &str) -> RunningReplica {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
         let admin = free.expect("a free port");
         let listen = std::env::temp_dir().join(format!("{}-{pod}.sock", self.system));
-        let config = Config {
+        let config = ControllerConfig {
             listen: format!("unix:{}", listen.display()),
             admin,
             domain: "example.com".into(),
-            ..Config::default()
+            ..ControllerConfig::default()
         };
-        let cluster = Cluster {
+        let cluster = KubernetesConfig {
             kubeconfig: Some(kubeconfig()),
             system_namespace: self.system.clone(),
             pod: pod.into(),
@@ -162,10 +164,10 @@ impl Bed {
         };
         let stop = CancellationToken::new();
         let run = run_on_kubernetes(config, cluster, stop.clone());
-        Replica { admin, stop, task: tokio::spawn(async { run.await.unwrap() }) }
+        RunningReplica { admin, stop, task: tokio::spawn(async { run.await.unwrap() }) }
     }
 
-    async fn apply(&self, resource: Resource, name: &Name, mut body: Value) {
+    async fn apply(&self, resource: ResourceKind, name: &NamespacedName, mut body: Value) {
         body["apiVersion"] = json!(resource.api_version());
         body["kind"] = json!(resource.kind());
         body["metadata"]["name"] = json!(name.name.as_str());
@@ -175,16 +177,21 @@ impl Bed {
         api.patch(&name.name, &params, &Patch::Apply(&body)).await.unwrap();
     }
 
-    fn name(&self, own: &str) -> Name {
-        Name::new(self.namespace.as_str(), own)
+    fn name(&self, own: &str) -> NamespacedName {
+        NamespacedName::new(self.namespace.as_str(), own)
     }
 
-    async fn get(&self, resource: Resource, own: &str) -> Option<Value> {
+    async fn get(&self, resource: ResourceKind, own: &str) -> Option<Value> {
         let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
         found.map(|it| serde_json::to_value(it).unwrap())
     }
 
-    async fn until(&self, resource: Resource, own: &str, good: impl Fn(&Value) -> bool) -> Value {
+    async fn until(
+        &self,
+        resource: ResourceKind,
+        own: &str,
+        good: impl Fn(&Value) -> bool,
+    ) -> Value {
         for _ in 0..600 {
             match self.get(resource, own).await {
                 Some(found) if good(&found) => return found,
@@ -195,7 +202,7 @@ impl Bed {
     }
 
     /// Plays a kubelet: creates a pod that runs and is ready.
-    async fn run_pod(&self, name: &Name, address: &str, labels: Value) {
+    async fn run_pod(&self, name: &NamespacedName, address: &str, labels: Value) {
         let spec = json!({
             "nodeName": "node", "automountServiceAccountToken": false,
             "containers": [{"name": "user-container", "image": "any"}],
@@ -213,7 +220,7 @@ impl Bed {
             kube::Api::namespaced_with(self.client.clone(), &name.namespace, &kind);
         let params = PatchParams::apply("test").force();
         accounts.patch("default", &params, &Patch::Apply(&account)).await.unwrap();
-        self.apply(Resource::Pod, name, json!({"metadata": {"labels": labels}, "spec": spec}))
+        self.apply(ResourceKind::Pod, name, json!({"metadata": {"labels": labels}, "spec": spec}))
             .await;
         let status = json!({"status": {
             "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
@@ -223,7 +230,7 @@ impl Bed {
                 "state": {"running": {}},
             }],
         }});
-        let api = api_of(&self.client, Resource::Pod, name);
+        let api = api_of(&self.client, ResourceKind::Pod, name);
         let merge = Patch::Merge(&status);
         api.patch_status(&name.name, &PatchParams::default(), &merge).await.unwrap();
     }
@@ -281,30 +288,30 @@ fn ready(object: &Value) -> bool {
     conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
 }
 
-async fn deploy(bed: &Bed) {
+async fn deploy(bed: &PlatformFixture) {
     let template = json!({"spec": {"containers": [{"image": "dev.local/hello"}]}});
     let body = json!({"spec": {"template": template}});
-    bed.apply(Resource::KnativeService, &bed.name("hello"), body).await;
-    let revision = bed.until(Resource::Revision, "hello-00001", |_| true).await;
-    let deployment = bed.until(Resource::Deployment, "hello-00001-deployment", |_| true).await;
+    bed.apply(ResourceKind::KnativeService, &bed.name("hello"), body).await;
+    let revision = bed.until(ResourceKind::Revision, "hello-00001", |_| true).await;
+    let deployment = bed.until(ResourceKind::Deployment, "hello-00001-deployment", |_| true).await;
     assert_eq!(deployment["spec"]["replicas"], 1);
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
     assert_eq!(labels["serving.knative.dev/revisionUID"], revision["metadata"]["uid"]);
     bed.run_pod(&bed.name("hello-00001-deployment-a-b"), "10.0.1.1", labels).await;
     for number in 1..=3 {
-        let name = Name::new(bed.system.as_str(), format!("activator-{number}"));
+        let name = NamespacedName::new(bed.system.as_str(), format!("activator-{number}"));
         bed.run_pod(&name, &format!("10.0.0.{number}"), json!({"app": "activator"})).await;
     }
 }
 
 /// Waits until both replicas have observed a bad value and its correction.
-async fn a_bad_value_is_written_and_taken_back(bed: &Bed, follower: &Replica) {
+async fn a_bad_value_is_written_and_taken_back(bed: &PlatformFixture, follower: &RunningReplica) {
     let seen = follower.config_maps_seen().await;
-    let own = Name::new(bed.system.as_str(), "config-autoscaler");
-    bed.apply(Resource::ConfigMap, &own, json!({"data": {"stable-window": "3s"}})).await;
+    let own = NamespacedName::new(bed.system.as_str(), "config-autoscaler");
+    bed.apply(ResourceKind::ConfigMap, &own, json!({"data": {"stable-window": "3s"}})).await;
     bed.until_told("ConfigRefused", "first").await;
     // A replica records the Events of another leader's time once it is the leader, if they still hold.
-    bed.apply(Resource::ConfigMap, &own, json!({"data": {}})).await;
+    bed.apply(ResourceKind::ConfigMap, &own, json!({"data": {}})).await;
     for _ in 0..600 {
         if follower.config_maps_seen().await >= seen + 2 {
             return;
@@ -315,36 +322,37 @@ async fn a_bad_value_is_written_and_taken_back(bed: &Bed, follower: &Replica) {
 }
 
 /// Moves traffic, and waits until the old Revision's pod is annotated as draining, for the other replicas.
-async fn old_pods_are_noted_as_draining(bed: &Bed) {
-    let deployment = bed.until(Resource::Deployment, "hello-00002-deployment", |_| true).await;
+async fn old_pods_are_noted_as_draining(bed: &PlatformFixture) {
+    let deployment = bed.until(ResourceKind::Deployment, "hello-00002-deployment", |_| true).await;
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
     bed.run_pod(&bed.name("hello-00002-deployment-a-b"), "10.0.1.2", labels).await;
-    bed.until(Resource::KnativeService, "hello", |it| {
+    bed.until(ResourceKind::KnativeService, "hello", |it| {
         it["status"]["traffic"][0]["revisionName"] == "hello-00002"
     })
     .await;
     let noted = |it: &Value| it["metadata"]["annotations"]["rouse.dev/draining"].is_string();
-    let pod = bed.until(Resource::Pod, "hello-00001-deployment-a-b", noted).await;
+    let pod = bed.until(ResourceKind::Pod, "hello-00001-deployment-a-b", noted).await;
     assert_eq!(pod["spec"]["containers"][0]["image"], "any", "nothing else of it is ours");
-    let other = bed.until(Resource::Pod, "hello-00002-deployment-a-b", |_| true).await;
+    let other = bed.until(ResourceKind::Pod, "hello-00002-deployment-a-b", |_| true).await;
     assert!(!noted(&other));
 }
 
 /// Checks that a domain's claim is created for its mapping, and deleted with it.
-async fn domains_are_claimed_and_given_back(bed: &Bed) {
-    let network = Name::new(bed.system.as_str(), "config-network");
+async fn domains_are_claimed_and_given_back(bed: &PlatformFixture) {
+    let network = NamespacedName::new(bed.system.as_str(), "config-network");
     let data = json!({"data": {"autocreate-cluster-domain-claims": "true"}});
-    bed.apply(Resource::ConfigMap, &network, data).await;
+    bed.apply(ResourceKind::ConfigMap, &network, data).await;
     let domain = format!("www.{}.test", bed.namespace);
     let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let body = json!({"spec": {"ref": to}});
-    bed.apply(Resource::DomainMapping, &bed.name(&domain), body).await;
-    let mapping = bed.until(Resource::DomainMapping, &domain, ready).await;
+    bed.apply(ResourceKind::DomainMapping, &bed.name(&domain), body).await;
+    let mapping = bed.until(ResourceKind::DomainMapping, &domain, ready).await;
     assert_eq!(mapping["status"]["url"], format!("http://{domain}"));
-    let claims = api_of(&bed.client, Resource::ClusterDomainClaim, &Name::new("", ""));
+    let claims =
+        api_of(&bed.client, ResourceKind::ClusterDomainClaim, &NamespacedName::new("", ""));
     let claim = claims.get_opt(&domain).await.unwrap().expect("a claim");
     assert_eq!(claim.data["spec"]["namespace"], json!(bed.namespace));
-    let mappings = api_of(&bed.client, Resource::DomainMapping, &bed.name(""));
+    let mappings = api_of(&bed.client, ResourceKind::DomainMapping, &bed.name(""));
     mappings.delete(&domain, &DeleteParams::default()).await.unwrap();
     for _ in 0..200 {
         if claims.get_opt(&domain).await.unwrap().is_none() {
@@ -360,25 +368,25 @@ async fn domains_are_claimed_and_given_back(bed: &Bed) {
 async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     // A failed test shows the logs of the replicas.
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
-    let bed = Bed::new().await;
+    let bed = PlatformFixture::new().await;
     let first = bed.replica("first");
     deploy(&bed).await;
-    let service = bed.until(Resource::KnativeService, "hello", ready).await;
+    let service = bed.until(ResourceKind::KnativeService, "hello", ready).await;
     assert_eq!(service["status"]["url"], format!("http://hello.{}.example.com", bed.namespace));
     assert_eq!(service["status"]["traffic"][0]["revisionName"], "hello-00001");
-    let slice = bed.until(Resource::EndpointSlice, "hello", |it| {
+    let slice = bed.until(ResourceKind::EndpointSlice, "hello", |it| {
         it["endpoints"].as_array().is_some_and(|it| it.len() == 2)
     });
     let slice = slice.await;
-    let placeholder = bed.until(Resource::Service, "hello", |_| true).await;
+    let placeholder = bed.until(ResourceKind::Service, "hello", |_| true).await;
     let port = placeholder["metadata"]["annotations"]["rouse.dev/activator-port"].as_str().unwrap();
     assert_eq!(slice["ports"][0]["port"].to_string(), port);
 
     // A child object that a user deletes is created again.
-    let api = api_of(&bed.client, Resource::Service, &bed.name("hello"));
+    let api = api_of(&bed.client, ResourceKind::Service, &bed.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
     let uid = placeholder["metadata"]["uid"].clone();
-    let again = bed.until(Resource::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
+    let again = bed.until(ResourceKind::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
     let kept = &again["metadata"]["annotations"]["rouse.dev/activator-port"];
     assert_eq!(kept, port, "its port at the activators stays");
 
@@ -391,17 +399,17 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     // It writes everything for existing objects before it creates anything for a new Service.
     let image =
         |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
-    bed.apply(Resource::KnativeService, &bed.name("later"), image("dev.local/one")).await;
-    bed.until(Resource::Deployment, "later-00001-deployment", |_| true).await;
+    bed.apply(ResourceKind::KnativeService, &bed.name("later"), image("dev.local/one")).await;
+    bed.until(ResourceKind::Deployment, "later-00001-deployment", |_| true).await;
     bed.assert_untouched(&before).await;
     // A replica records its Events in order: one about the bad value would exist by now.
     bed.until_told("Created", "second").await;
     assert_eq!(bed.tellers("ConfigRefused").await, ["first"]);
 
     // The second replica is the leader: a new template makes a second Revision.
-    bed.apply(Resource::KnativeService, &bed.name("hello"), image("dev.local/two")).await;
-    bed.until(Resource::Revision, "hello-00002", |_| true).await;
-    let still = bed.until(Resource::KnativeService, "hello", |it| {
+    bed.apply(ResourceKind::KnativeService, &bed.name("hello"), image("dev.local/two")).await;
+    bed.until(ResourceKind::Revision, "hello-00002", |_| true).await;
+    let still = bed.until(ResourceKind::KnativeService, "hello", |it| {
         it["status"]["latestCreatedRevisionName"] == "hello-00002"
     });
     assert_eq!(still.await["status"]["traffic"][0]["revisionName"], "hello-00001");

@@ -13,8 +13,11 @@ use controller::{
     config_maps::Flag,
     crds,
     kube::{FIELD_MANAGER, client::connect, lead::Leadership},
-    parse::admit::{self, Kind, Question},
-    webhook::{self, InForce, certs::Certificates, register, review::Settings},
+    parse::admit::{self, AdmissionRequest, AdmittedKind},
+    webhook::{
+        self, WebhookSettingsSource, certs::WebhookCertResolver, register,
+        review::AdmissionSettings,
+    },
 };
 use futures::{StreamExt as _, future, stream};
 use k8s_openapi::{
@@ -69,27 +72,27 @@ async fn apply_crds(client: &Client) {
 }
 
 /// A controller's webhook, with its registration, which this process maintains.
-struct Replica {
-    certificates: Arc<Certificates>,
-    settings: watch::Sender<Arc<Settings>>,
+struct WebhookReplica {
+    certificates: Arc<WebhookCertResolver>,
+    settings: watch::Sender<Arc<AdmissionSettings>>,
     stop: CancellationToken,
 }
 
-async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> Replica {
+async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> WebhookReplica {
     let listener = webhook::listen(([127, 0, 0, 1], 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let place = register::Place {
+    let place = register::WebhookAddress {
         url: Some(format!("https://127.0.0.1:{port}")),
-        ..register::Place::new(namespace, port)
+        ..register::WebhookAddress::new(namespace, port)
     };
-    let (settings, in_force) = watch::channel(Arc::new(Settings::default()));
-    let in_force: InForce = Arc::new(move || Arc::clone(&in_force.borrow()));
-    let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
-    let answers = webhook::Answers::of(in_force.clone());
+    let (settings, in_force) = watch::channel(Arc::new(AdmissionSettings::default()));
+    let in_force: WebhookSettingsSource = Arc::new(move || Arc::clone(&in_force.borrow()));
+    let (certificates, stop) = (Arc::new(WebhookCertResolver::default()), CancellationToken::new());
+    let answers = webhook::AdmissionContext::of(in_force.clone());
     tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), answers, stop.clone()));
     let (client, kept) = (client.clone(), Arc::clone(&certificates));
     tokio::spawn(register::keep(client, place, kept, in_force, leadership, stop.clone()));
-    Replica { certificates, settings, stop }
+    WebhookReplica { certificates, settings, stop }
 }
 
 /// Waits until the API server has the certificate of the Secret.
@@ -111,7 +114,7 @@ async fn registered(client: &Client, authority: &str) {
     timeout(Duration::from_secs(30), told).await.expect("registered");
 }
 
-async fn loaded(certificates: &Certificates) -> String {
+async fn loaded(certificates: &WebhookCertResolver) -> String {
     let there = async {
         loop {
             if let Some(bundle) = certificates.bundle() {
@@ -277,10 +280,10 @@ async fn revisions_do_not_change(client: &Client, namespace: &str) {
 async fn settings_hold_from_the_next_question_on(
     client: &Client,
     namespace: &str,
-    leader: &Replica,
+    leader: &WebhookReplica,
 ) {
     let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
-    let mut settings = Settings::default();
+    let mut settings = AdmissionSettings::default();
     Arc::make_mut(&mut settings.defaults).timeout_seconds = 17;
     leader.settings.send_replace(Arc::new(settings));
     let object = service("settings", template(json!({"image": "a"})));
@@ -343,8 +346,8 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-fn every_feature() -> Settings {
-    let mut settings = Settings::default();
+fn every_feature() -> AdmissionSettings {
+    let mut settings = AdmissionSettings::default();
     let features = Arc::make_mut(&mut settings.features);
     for flag in [
         &mut features.podspec_affinity,
@@ -389,13 +392,18 @@ fn is_filled_in(at: &str, value: &Value) -> bool {
 }
 
 /// Returns true if admission admits a service with this pod; called without an API server, as most are refused.
-fn admits(pod: &Value, settings: &Settings) -> bool {
+fn admits(pod: &Value, settings: &AdmissionSettings) -> bool {
     let object = manifest("pod", json!({"template": {"spec": pod}}));
     let rules = settings.rules();
-    let question =
-        Question { kind: Kind::Service, object: &object, old: None, user: Some("admin"), rules };
+    let question = AdmissionRequest {
+        kind: AdmittedKind::Service,
+        object: &object,
+        old: None,
+        user: Some("admin"),
+        rules,
+    };
     let (filled, _) = admit::default(&question);
-    admit::validate(&Question { object: &filled, ..question }).problems.is_empty()
+    admit::validate(&AdmissionRequest { object: &filled, ..question }).problems.is_empty()
 }
 
 fn of_pod(pod: &Value) -> DynamicObject {
@@ -414,33 +422,33 @@ fn deployment(pod: &Value) -> DynamicObject {
 }
 
 /// Pointer of one value of a pod, and its replacement.
-struct Exchange {
+struct ValueReplacement {
     at: String,
     other: Value,
 }
 
 /// Returns each value of `full` with each of its replacements.
-fn exchanges(full: &Value) -> Vec<Exchange> {
+fn exchanges(full: &Value) -> Vec<ValueReplacement> {
     let mut all = Vec::new();
     leaves(full, "", &mut all);
     let others = |(at, value): (String, Value)| {
-        others(&value).into_iter().map(move |other| Exchange { at: at.clone(), other })
+        others(&value).into_iter().map(move |other| ValueReplacement { at: at.clone(), other })
     };
     all.into_iter().flat_map(others).collect()
 }
 
 /// Clients and settings that decide on a pod.
-struct Judges {
+struct AdmissionComparison {
     full: Value,
-    settings: Arc<Settings>,
+    settings: Arc<AdmissionSettings>,
     services: Api<DynamicObject>,
     deployments: Api<DynamicObject>,
     dry: PostParams,
 }
 
-impl Judges {
+impl AdmissionComparison {
     /// Returns `None` if the pod with this replacement is refused; else `Ok`, or an error if its Deployment is refused.
-    async fn ask(self: Arc<Self>, it: Exchange) -> Option<Result<(), String>> {
+    async fn ask(self: Arc<Self>, it: ValueReplacement) -> Option<Result<(), String>> {
         if is_filled_in(&it.at, &it.other) {
             return None;
         }
@@ -465,10 +473,14 @@ impl Judges {
 
 /// A service that is admitted although the API server refuses its Deployment would never get a pod. So each value of a
 /// pod is replaced by many others, and both verdicts are compared.
-async fn what_is_admitted_gets_a_deployment(client: &Client, namespace: &str, leader: &Replica) {
+async fn what_is_admitted_gets_a_deployment(
+    client: &Client,
+    namespace: &str,
+    leader: &WebhookReplica,
+) {
     let settings = Arc::new(every_feature());
     leader.settings.send_replace(Arc::clone(&settings));
-    let judges = Arc::new(Judges {
+    let judges = Arc::new(AdmissionComparison {
         full: serde_json::from_str(FULL_POD).unwrap(),
         settings,
         services: api(client, namespace, "serving.knative.dev", "v1", "Service"),
@@ -491,7 +503,7 @@ async fn what_is_admitted_gets_a_deployment(client: &Client, namespace: &str, le
 async fn certificates_are_renewed_without_an_error(
     client: &Client,
     namespace: &str,
-    leader: &Replica,
+    leader: &WebhookReplica,
 ) {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let due = json!({"stringData": {"renew-after": "0"}});

@@ -4,12 +4,12 @@ use core::ptr;
 
 use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_get_current_cgroup_id};
 use common::{
-    abi::{self, Conn, Listen, ListenKey},
+    abi::{self, ListenKey, ListenValue, ServerSocket},
     flow,
 };
 
 use crate::{
-    context::{ALLOW, Address},
+    context::{ALLOW, BpfSockAddr},
     maps::{CONNS, LISTEN, LISTENERS, PODS, add32},
 };
 
@@ -19,7 +19,7 @@ const LOOPBACK_NET: u8 = 127;
 /// Handles a bind to an IPv4 address.
 #[inline(always)]
 pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
-    let ctx = Address(ctx);
+    let ctx = BpfSockAddr(ctx);
     if let Some(conn) = identify(ctx)
         && ctx.four()[3] == u32::from_ne_bytes([LOOPBACK_NET, 0, 0, 1])
         && may_widen(conn, ctx.port_be(), abi::FAMILY_V4)
@@ -33,7 +33,7 @@ pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
 /// Handles a bind to an IPv6 address.
 #[inline(always)]
 pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
-    let ctx = Address(ctx);
+    let ctx = BpfSockAddr(ctx);
     if let Some(conn) = identify(ctx)
         && ctx.six() == [0, 0, 0, 1u32.to_be()]
         && may_widen(conn, ctx.port_be(), abi::FAMILY_V6)
@@ -46,7 +46,7 @@ pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
 
 /// Writes pod and namespace into the socket's storage, which accepted connections inherit.
 #[inline(always)]
-fn identify(ctx: Address) -> Option<&'static mut Conn> {
+fn identify(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
     if !ctx.is_tcp() {
         return None;
     }
@@ -65,7 +65,7 @@ fn identify(ctx: Address) -> Option<&'static mut Conn> {
 /// without widening. One family only: a program that binds 127.0.0.1 and ::1 one after the other would collide with
 /// itself, since `::` accepts IPv4 too.
 #[inline(always)]
-fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
+fn may_widen(conn: &ServerSocket, port_be: u16, family: u32) -> bool {
     let port = u16::from_be(port_be);
     // SAFETY: the fields are read at once.
     let Some(pod) = (unsafe { PODS.get(conn.cookie) }) else { return false };
@@ -90,7 +90,7 @@ fn may_widen(conn: &Conn, port_be: u16, family: u32) -> bool {
 
 /// Returns the entry of a namespace and port, created if missing; or the word of `CONTROL` that counts the refusal.
 #[inline(always)]
-pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
+pub fn entry(key: &ListenKey) -> Result<*mut ListenValue, u32> {
     const NOEXIST: u64 = 1;
     if let Some(found) = LISTEN.get_ptr_mut(key) {
         return Ok(found);
@@ -102,7 +102,7 @@ pub fn entry(key: &ListenKey) -> Result<*mut Listen, u32> {
     if count >= abi::LISTEN_EACH && !is_serving(key) {
         return Err(abi::CONTROL_LISTEN_BEYOND);
     }
-    let fresh = Listen { open: 0, widened: 0, loopback: 0, families: 0, since_ns: 0 };
+    let fresh = ListenValue { open: 0, widened: 0, loopback: 0, families: 0, since_ns: 0 };
     if LISTEN.insert(key, fresh, NOEXIST).is_ok() {
         match entries {
             Some(entries) => add32(entries, 1),

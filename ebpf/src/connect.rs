@@ -10,12 +10,12 @@ use aya_ebpf::{
     maps::Array,
 };
 use common::{
-    abi::{self, Backend, Client, FrontendKey, ListenKey},
-    flow::{self, Load, Mode, Read, SvcInfo, SvcState},
+    abi::{self, BackendValue, ConnectRecord, FrontendKey, ListenKey},
+    flow::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
 };
 
 use crate::{
-    context::{ALLOW, Address, bytes, refuse, words},
+    context::{ALLOW, BpfSockAddr, bytes, refuse, words},
     maps::{
         BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS, SLOTS,
         SVC_INFO, SVC_STATE, add, note, note_by, now,
@@ -32,7 +32,7 @@ const GAUGELESS: u64 = 0;
 const NONE: u32 = u32::MAX;
 
 /// Reason that a connect is not rewritten.
-enum Refusal {
+enum NoRewriteReason {
     /// The address is no frontend, or there is doubt: the connect goes on unchanged.
     Pass,
     /// The frontend's mode refuses connects.
@@ -44,7 +44,7 @@ enum Refusal {
 /// Backend for a connect, as a copy: the backend's row may be used for another one as soon as no list names it.
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
-struct Target {
+struct ChosenBackend {
     backend: u32,
     port_be: u16,
     generation: u64,
@@ -52,19 +52,19 @@ struct Target {
 }
 
 /// One backend picked from a list.
-struct Pick {
+struct BackendPick {
     backend: u32,
-    row: *const Backend,
+    row: *const BackendValue,
 }
 
 /// Rewrites a connect to an IPv4 address.
 #[inline(always)]
 pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
-    let ctx = Address(ctx);
+    let ctx = BpfSockAddr(ctx);
     if !ctx.is_tcp() {
         return ALLOW;
     }
-    let OnStack(key) = &key(ctx.four(), ctx.port_be());
+    let StackAligned(key) = &key(ctx.four(), ctx.port_be());
     match choose(key) {
         Ok(target) => {
             // An IPv4 socket cannot connect to an IPv6 pod; the agent plans no such lists, so this only guards.
@@ -75,22 +75,22 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             }
             ALLOW
         }
-        Err(Refusal::Pass | Refusal::Changed) => {
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
             elsewhere(ctx);
             ALLOW
         }
-        Err(Refusal::Refuse) => refuse(),
+        Err(NoRewriteReason::Refuse) => refuse(),
     }
 }
 
 /// Rewrites a connect to an IPv6 address.
 #[inline(always)]
 pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
-    let ctx = Address(ctx);
+    let ctx = BpfSockAddr(ctx);
     if !ctx.is_tcp() {
         return ALLOW;
     }
-    let OnStack(key) = &key(ctx.six(), ctx.port_be());
+    let StackAligned(key) = &key(ctx.six(), ctx.port_be());
     match choose(key) {
         Ok(target) => {
             ctx.set_six(&target.address);
@@ -98,18 +98,18 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             remember(ctx, key, &target);
             ALLOW
         }
-        Err(Refusal::Pass | Refusal::Changed) => {
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
             elsewhere(ctx);
             ALLOW
         }
-        Err(Refusal::Refuse) => refuse(),
+        Err(NoRewriteReason::Refuse) => refuse(),
     }
 }
 
 /// Returns the address that the program asked for (IPv4), while the socket is connected to a backend's.
 #[inline(always)]
 pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
-    let ctx = Address(ctx);
+    let ctx = BpfSockAddr(ctx);
     if let Some(client) = asked(ctx, ctx.four()) {
         ctx.set_four(&words(client.asked));
         ctx.set_port_be(client.asked_port_be);
@@ -120,7 +120,7 @@ pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
 /// Returns the address that the program asked for (IPv6), while the socket is connected to a backend's.
 #[inline(always)]
 pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
-    let ctx = Address(ctx);
+    let ctx = BpfSockAddr(ctx);
     if let Some(client) = asked(ctx, ctx.six()) {
         ctx.set_six(&words(client.asked));
         ctx.set_port_be(client.asked_port_be);
@@ -145,19 +145,19 @@ pub fn release(socket: *mut bpf_sock) -> i32 {
 
 /// Returns the record of a socket if `peer` and the port are the backend that it was given.
 #[inline(always)]
-fn asked(ctx: Address, peer: [u32; 4]) -> Option<&'static mut Client> {
+fn asked(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut ConnectRecord> {
     let client = remembered(ctx.socket(), ctx.socket_cookie())?;
     (words(client.given) == peer && client.given_port_be == ctx.port_be()).then_some(client)
 }
 
 /// Aligned to whole words of the stack, as the verifier requires for stores of whole words.
 #[repr(align(8))]
-struct OnStack<T>(T);
+struct StackAligned<T>(T);
 
 /// Builds the frontend key of an address and port, for TCP.
 #[inline(always)]
-fn key(address: [u32; 4], port_be: u16) -> OnStack<FrontendKey> {
-    OnStack(FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 })
+fn key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
+    StackAligned(FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 })
 }
 
 /// Chooses a backend, in up to three attempts if the maps change meanwhile.
@@ -166,13 +166,13 @@ fn key(address: [u32; 4], port_be: u16) -> OnStack<FrontendKey> {
 /// the backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
 /// to prove what each iteration leaves to the next.
 #[inline(always)]
-fn choose(key: &FrontendKey) -> Result<Target, Refusal> {
+fn choose(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
     let first = attempt(key);
-    if !matches!(first, Err(Refusal::Changed)) {
+    if !matches!(first, Err(NoRewriteReason::Changed)) {
         return first;
     }
     let second = attempt(key);
-    if !matches!(second, Err(Refusal::Changed)) {
+    if !matches!(second, Err(NoRewriteReason::Changed)) {
         return second;
     }
     attempt(key)
@@ -180,27 +180,27 @@ fn choose(key: &FrontendKey) -> Result<Target, Refusal> {
 
 /// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.
 #[inline(always)]
-fn attempt(key: &FrontendKey) -> Result<Target, Refusal> {
-    let service = service(key).ok_or(Refusal::Pass)?;
-    let state = read(&SVC_STATE, service).ok_or(Refusal::Pass)?;
-    let read = Read { service, state, info: 0, list: 0 };
+fn attempt(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
+    let service = service(key).ok_or(NoRewriteReason::Pass)?;
+    let state = read(&SVC_STATE, service).ok_or(NoRewriteReason::Pass)?;
+    let read = ServiceReading { service, state, info: 0, list: 0 };
     match SvcState::unpack(state).mode {
-        Mode::Serve => {
+        RoutingMode::Serve => {
             let backend = pick_pod(state);
             if backend == NONE {
                 note(abi::CONTROL_FALLBACK);
                 return activator(key, read);
             }
-            let target = copy(backend).ok_or(Refusal::Pass)?;
+            let target = copy(backend).ok_or(NoRewriteReason::Pass)?;
             still(key, read).map(|()| target)
         }
-        Mode::Activator => activator(key, read),
-        Mode::Pass => Err(Refusal::Pass),
-        Mode::Refuse => still(key, read).and(Err(Refusal::Refuse)),
-        Mode::Canary => {
+        RoutingMode::Activator => activator(key, read),
+        RoutingMode::Pass => Err(NoRewriteReason::Pass),
+        RoutingMode::Refuse => still(key, read).and(Err(NoRewriteReason::Refuse)),
+        RoutingMode::Canary => {
             still(key, read)?;
             note(abi::CONTROL_CANARY);
-            Err(Refusal::Refuse)
+            Err(NoRewriteReason::Refuse)
         }
     }
 }
@@ -210,33 +210,33 @@ fn attempt(key: &FrontendKey) -> Result<Target, Refusal> {
 /// An activator whose node is gone keeps the connections it was given in its gauge. So later connects avoid it until
 /// the RouteTable drops it.
 #[inline(always)]
-fn activator(key: &FrontendKey, read: Read) -> Result<Target, Refusal> {
-    let info = self::read(&SVC_INFO, read.service).ok_or(Refusal::Pass)?;
+fn activator(key: &FrontendKey, read: ServiceReading) -> Result<ChosenBackend, NoRewriteReason> {
+    let info = self::read(&SVC_INFO, read.service).ok_or(NoRewriteReason::Pass)?;
     let SvcInfo { activators, port_be } = SvcInfo::unpack(info);
-    let list = self::read(&SVC_STATE, activators).ok_or(Refusal::Pass)?;
+    let list = self::read(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
     if port_be == 0 {
-        return Err(Refusal::Pass);
+        return Err(NoRewriteReason::Pass);
     }
     let backend = pick_activator(list);
     if backend == NONE {
-        return Err(Refusal::Pass);
+        return Err(NoRewriteReason::Pass);
     }
-    let target = copy(backend).ok_or(Refusal::Pass)?;
-    still(key, Read { info, list, ..read }).map(|()| Target { port_be, ..target })
+    let target = copy(backend).ok_or(NoRewriteReason::Pass)?;
+    still(key, ServiceReading { info, list, ..read }).map(|()| ChosenBackend { port_be, ..target })
 }
 
 /// Reads again all words that the choice came from; an error if any has changed.
 #[inline(always)]
-fn still(key: &FrontendKey, before: Read) -> Result<(), Refusal> {
-    let service = service(key).ok_or(Refusal::Changed)?;
-    let state = read(&SVC_STATE, before.service).ok_or(Refusal::Changed)?;
-    let mut now = Read { service, state, info: 0, list: 0 };
+fn still(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
+    let service = service(key).ok_or(NoRewriteReason::Changed)?;
+    let state = read(&SVC_STATE, before.service).ok_or(NoRewriteReason::Changed)?;
+    let mut now = ServiceReading { service, state, info: 0, list: 0 };
     if before.info != 0 {
-        now.info = read(&SVC_INFO, before.service).ok_or(Refusal::Changed)?;
+        now.info = read(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
         let activators = SvcInfo::unpack(before.info).activators;
-        now.list = read(&SVC_STATE, activators).ok_or(Refusal::Changed)?;
+        now.list = read(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
     }
-    if before.is_same(&now) { Ok(()) } else { Err(Refusal::Changed) }
+    if before.is_same(&now) { Ok(()) } else { Err(NoRewriteReason::Changed) }
 }
 
 /// Returns the service number of a frontend.
@@ -258,14 +258,14 @@ fn read(words: &Array<u64>, service: u32) -> Option<u64> {
 
 /// Copies the row of a backend.
 #[inline(always)]
-fn copy(backend: u32) -> Option<Target> {
+fn copy(backend: u32) -> Option<ChosenBackend> {
     let row = BACKENDS.get_ptr(backend)?;
     // SAFETY: a live map value. It may be half-written or another backend's; reading all words again shows that.
     unsafe {
         let address = ptr::read_volatile((&raw const (*row).address).cast::<[u32; 4]>());
         let port_be = ptr::read_volatile(&raw const (*row).port_be);
         let generation = ptr::read_volatile(&raw const (*row).generation);
-        Some(Target { backend, port_be, generation, address })
+        Some(ChosenBackend { backend, port_be, generation, address })
     }
 }
 
@@ -292,7 +292,7 @@ extern "C" fn pick_activator(state: u64) -> u32 {
 
 /// Picks a pod of a list that can accept a connection.
 #[inline(always)]
-fn pod(list: &SvcState) -> Option<Pick> {
+fn pod(list: &SvcState) -> Option<BackendPick> {
     if list.count == 0 {
         return None;
     }
@@ -318,7 +318,7 @@ fn pod(list: &SvcState) -> Option<Pick> {
 
 /// Picks two backends of a list at random, the less loaded one first.
 #[inline(always)]
-fn two(list: &SvcState) -> Option<(Pick, Pick)> {
+fn two(list: &SvcState) -> Option<(BackendPick, BackendPick)> {
     let (first, second) = flow::two(random(), list.count);
     let first = backend(list.offset + first)?;
     let second = backend(list.offset + second)?;
@@ -331,24 +331,24 @@ fn two(list: &SvcState) -> Option<(Pick, Pick)> {
 
 /// Returns the backend at a place of `SLOTS`.
 #[inline(always)]
-fn backend(slot: u32) -> Option<Pick> {
+fn backend(slot: u32) -> Option<BackendPick> {
     let backend = *SLOTS.get(slot)? as u32;
-    Some(Pick { backend, row: BACKENDS.get_ptr(backend)? })
+    Some(BackendPick { backend, row: BACKENDS.get_ptr(backend)? })
 }
 
 /// Returns the load of a backend: open connections of this node, and requests in flight of a local pod.
 #[inline(always)]
-fn load(pick: &Pick) -> Load {
+fn load(pick: &BackendPick) -> BackendLoad {
     // SAFETY: a live map value. The gauge may change meanwhile; any value of it is good enough for a choice.
     let (slot, open) = unsafe { ((*pick.row).slot, (*pick.row).open) };
     let state = if slot == 0 { None } else { POD_STATE.get(slot) };
     let in_flight = state.map_or(flow::UNKNOWN, |state| state.in_flight);
-    Load { open, in_flight, doubtful: is_doubtful(pick) }
+    BackendLoad { open, in_flight, doubtful: is_doubtful(pick) }
 }
 
 /// Returns true if a connect to this backend was left unanswered a short time ago.
 #[inline(always)]
-fn is_doubtful(pick: &Pick) -> bool {
+fn is_doubtful(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; a single word.
     let at = unsafe { (*pick.row).unanswered_ns };
     at != 0 && now().wrapping_sub(at) < abi::UNANSWERED_NS
@@ -356,7 +356,7 @@ fn is_doubtful(pick: &Pick) -> bool {
 
 /// Returns true if a pod of this node has a listener; for pods of other nodes the RouteTable is trusted.
 #[inline(always)]
-fn listens(pick: &Pick) -> bool {
+fn listens(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; single words, any value of which is checked below.
     let (cookie, port_be) = unsafe { ((*pick.row).cookie, (*pick.row).port_be) };
     if cookie == 0 {
@@ -373,7 +373,7 @@ fn listens(pick: &Pick) -> bool {
 
 /// Records the rewritten connect of a socket, and counts the socket in the backend's gauge.
 #[inline(always)]
-fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
+fn remember(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
     // The kernel reports no close of such sockets, so they would count forever.
     if ctx.is_flow() {
         return note(abi::CONTROL_UNTRACKED);
@@ -406,7 +406,7 @@ fn remember(ctx: Address, key: &FrontendKey, target: &Target) {
 
 /// Handles a connect to an address that is no frontend. A recorded earlier connect has failed or was disconnected.
 #[inline(always)]
-fn elsewhere(ctx: Address) {
+fn elsewhere(ctx: BpfSockAddr) {
     disconnected(ctx.socket(), ctx.socket_cookie());
 }
 
@@ -428,7 +428,7 @@ pub fn disconnected(socket: *mut c_void, cookie: u64) {
 
 /// Removes a socket from its backend's gauge, once.
 #[inline(always)]
-fn leave(client: &mut Client) {
+fn leave(client: &mut ConnectRecord) {
     if let Some(row) = given(client) {
         // SAFETY: a live map value.
         add(unsafe { &raw mut (*row).open }, LESS);
@@ -438,7 +438,7 @@ fn leave(client: &mut Client) {
 
 /// Returns the backend that a socket was given, unless the number has been used for another one since.
 #[inline(always)]
-fn given(client: &Client) -> Option<*mut Backend> {
+fn given(client: &ConnectRecord) -> Option<*mut BackendValue> {
     let row = BACKENDS.get_ptr_mut(client.backend)?;
     // SAFETY: a live map value.
     (unsafe { (*row).generation } == client.generation).then_some(row)
@@ -462,7 +462,7 @@ pub fn unanswered(socket: *mut c_void, cookie: u64, address: [u32; 4], port: u32
 
 /// Returns the record of a socket's rewritten connect.
 #[inline(always)]
-fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut Client> {
+fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut ConnectRecord> {
     match own(cookie) {
         Some((row, _)) => Some(row),
         None => overflowed(socket),
@@ -473,7 +473,7 @@ fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut Client> {
 ///
 /// A row keeps the cookie of the socket that had it last, and cookies are never used twice.
 #[inline(always)]
-fn own(cookie: u64) -> Option<(&'static mut Client, *mut u64)> {
+fn own(cookie: u64) -> Option<(&'static mut ConnectRecord, *mut u64)> {
     let claims = claims(cookie)?;
     // Most sockets that close never had a row; their rows are not in the cache and should not be read.
     // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
@@ -489,7 +489,7 @@ fn own(cookie: u64) -> Option<(&'static mut Client, *mut u64)> {
 /// There is no compare-and-swap before 5.12. So a socket has the row if its own claim is the only one; of two that try
 /// at once, both may fail.
 #[inline(always)]
-fn claim(cookie: u64) -> Option<&'static mut Client> {
+fn claim(cookie: u64) -> Option<&'static mut ConnectRecord> {
     let claims = claims(cookie)?;
     // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } != 0 {
@@ -512,7 +512,7 @@ fn claims(cookie: u64) -> Option<*mut u64> {
 
 /// Returns a socket's row of `CLIENTS`.
 #[inline(always)]
-fn row(cookie: u64) -> Option<&'static mut Client> {
+fn row(cookie: u64) -> Option<&'static mut ConnectRecord> {
     let row = CLIENTS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)?;
     // SAFETY: a live map value; only the socket that claimed it writes it.
     Some(unsafe { &mut *row })
@@ -520,7 +520,7 @@ fn row(cookie: u64) -> Option<&'static mut Client> {
 
 /// Returns a socket's storage, creating it.
 #[inline(always)]
-fn overflow(socket: *mut c_void) -> Option<&'static mut Client> {
+fn overflow(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
     let client = OVERFLOW.get_or_zero(socket)?;
     note(abi::CONTROL_OVERFLOW);
     Some(client)
@@ -528,7 +528,7 @@ fn overflow(socket: *mut c_void) -> Option<&'static mut Client> {
 
 /// Returns a socket's storage, if it has any; no look-up takes place while no socket has storage.
 #[inline(always)]
-fn overflowed(socket: *mut c_void) -> Option<&'static mut Client> {
+fn overflowed(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
     let sockets = *CONTROL.get(abi::CONTROL_OVERFLOW)?;
     if sockets == 0 { None } else { OVERFLOW.get(socket) }
 }

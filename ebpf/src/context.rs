@@ -32,7 +32,7 @@ static HAVE_MPTCP_SOCK: u8 = 0;
 
 /// Context of a connect, bind or getpeername.
 #[derive(Clone, Copy)]
-pub struct Address(pub *mut bpf_sock_addr);
+pub struct BpfSockAddr(pub *mut bpf_sock_addr);
 
 macro_rules! read {
     ($ctx:expr, $field:ident $([$word:literal])?) => {
@@ -48,7 +48,7 @@ macro_rules! write {
     };
 }
 
-impl Address {
+impl BpfSockAddr {
     /// Returns true if the socket speaks TCP, or MPTCP, which falls back to it.
     #[inline(always)]
     pub fn is_tcp(self) -> bool {

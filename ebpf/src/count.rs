@@ -28,12 +28,12 @@ use aya_ebpf::{
     programs::{SkBuffContext, SockOpsContext},
 };
 use common::{
-    abi::{self, Conn, KeptKey, Late, ProbeKey},
+    abi::{self, BufferedSegmentKey, PendingSegment, ProbeKey, ServerSocket},
     flow,
-    h1::{Happened, ResponseDraft, Seek, probe},
+    h1::{Http1Events, SeekResult, UnlockedResponseRead, probe},
 };
 
-use self::rows::Rows;
+use self::rows::PodCounterRows;
 pub use self::{
     http1::{egress_more, ingress_more},
     http2::{
@@ -47,7 +47,7 @@ use crate::{
     maps::{
         EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, add, now,
     },
-    packet::{self, Segment},
+    packet::{self, PacketSegment},
 };
 
 /// Verdict: let the packet pass.
@@ -86,7 +86,7 @@ const AF_INET6: u32 = 10;
 
 /// Result of reading a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum SegmentReadEnd {
     /// The whole segment is read.
     Done,
     /// Bytes before the segment are missing.
@@ -99,7 +99,7 @@ enum End {
 
 /// Starts counting a connection to the serving port of the pod with row `slot`, which is established now.
 #[inline(always)]
-pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bool) {
+pub fn opened(ops: *mut bpf_sock_ops, conn: &mut ServerSocket, slot: u32, is_suspect: bool) {
     // SAFETY: a live context; single words.
     let (rcv_nxt, snd_nxt) = unsafe {
         (
@@ -114,7 +114,7 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bo
     conn.http.speaks = abi::SPEAKS_HTTP1;
     conn.http.came_ns = at;
     conn.http.open = 0;
-    conn.late = [Late::default(); abi::LATE_MAX];
+    conn.late = [PendingSegment::default(); abi::LATE_MAX];
     conn.http.happened = 0;
     conn.http.received = rcv_nxt;
     conn.http.sent = snd_nxt;
@@ -141,9 +141,9 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut Conn, slot: u32, is_suspect: bo
 
 /// Reads segments buffered at the listener that belong to the packet with which this connection was established.
 #[inline(always)]
-pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
+pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
     let Some(seq) = packet::first_seq(ops) else { return };
-    let key = KeptKey { remote: remote(ops), remote_port: remote_port(ops), seq };
+    let key = BufferedSegmentKey { remote: remote(ops), remote_port: remote_port(ops), seq };
     let Some(kept) = KEPT.get_ptr(key) else { return };
     // SAFETY: a live map value and a live context; single words.
     let (len, syn, flags) = unsafe { ((*kept).len, (*kept).syn, (*ops).skb_tcp_flags) };
@@ -151,7 +151,7 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut Conn) {
     if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
         return;
     }
-    if !source::note(conn, Late { seq, len }) {
+    if !source::note(conn, PendingSegment { seq, len }) {
         return;
     }
     // SAFETY: the program behind the array has this context's type.
@@ -207,13 +207,13 @@ extern "C" fn opened_late_step(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live map value, and the socket is locked.
     let draft = unsafe { &mut *(&raw mut conn.draft) };
     let sender = (remote(ops), remote_port(ops));
-    let read = |draft: &mut ResponseDraft, len, slow| draft.read(len, true, slow);
+    let read = |draft: &mut UnlockedResponseRead, len, slow| draft.read(len, true, slow);
     u32::from(http1::take_late(conn, socket, draft, sender, read))
 }
 
 /// Returns true if a request's head has the kubelet's User-Agent.
 #[inline(always)]
-fn names_probe(skb: *mut __sk_buff, segment: &Segment) -> bool {
+fn names_probe(skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
     let Some(head) = HEAD.get_ptr_mut(0) else { return false };
     let Some(len) = packet::some(segment.len, probe::SEARCHED) else { return false };
     // SAFETY: the map value has room for `SEARCHED` bytes and more, and `len` is at most that.
@@ -229,7 +229,7 @@ fn names_probe(skb: *mut __sk_buff, segment: &Segment) -> bool {
 
 /// Ends the counting of a connection that was `opened`: it is closed, or turns out to be a probe's.
 #[inline(always)]
-pub fn closed(conn: &mut Conn, socket: *mut c_void) {
+pub fn closed(conn: &mut ServerSocket, socket: *mut c_void) {
     end(conn, socket, false);
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
         // SAFETY: a live map value; single words.
@@ -292,7 +292,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
 /// Such a segment acknowledges bytes that were never sent, or nothing, or lies far beyond every window. `sent_until`
 /// counts bytes before they leave, so no true acknowledgement is ahead of it; a FIN takes one number of the sequence.
 #[inline(always)]
-fn is_forged(conn: &Conn, skb: *mut __sk_buff, segment: &Segment) -> bool {
+fn is_forged(conn: &ServerSocket, skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
     let Some(ack) = segment.ack else { return !segment.syn };
     let is_http2 = conn.http.speaks == abi::SPEAKS_HTTP2;
     if !is_http2 && ack.wrapping_sub(conn.http.sent_until) as i32 > 1 {
@@ -354,7 +354,7 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 /// The lock makes the answer exact where the connection is being established. Either this call sees the row, or
 /// `opened` runs later and sees what was buffered before.
 #[inline(always)]
-fn counts_for(conn: &mut Conn) -> u32 {
+fn counts_for(conn: &mut ServerSocket) -> u32 {
     lock(conn);
     // SAFETY: a word of a live map value. Volatile, as it was read before.
     let slot = unsafe { ptr::read_volatile(&raw const conn.slot) };
@@ -364,7 +364,7 @@ fn counts_for(conn: &mut Conn) -> u32 {
 
 /// Handles data at a listener: the connection exists only once this very packet has been processed.
 #[inline(always)]
-fn early(ctx: &SkBuffContext, conn: &Conn) {
+fn early(ctx: &SkBuffContext, conn: &ServerSocket) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     // SAFETY: only the presence of the entry is used.
     if unsafe { PODS.get(conn.cookie) }.is_none() {
@@ -399,7 +399,7 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     if counts_for(conn) == 0 {
         return PASS;
     }
-    if is_kept && source::note(conn, Late { seq: segment.seq, len: segment.len }) {
+    if is_kept && source::note(conn, PendingSegment { seq: segment.seq, len: segment.len }) {
         // Another CPU may have filled the gap before this segment was noted; then no later packet would read it.
         let late = if conn.http.speaks == abi::SPEAKS_HTTP1 { LATE } else { LATE_HTTP2 };
         // SAFETY: the program behind the array has this context's type.
@@ -454,8 +454,8 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
 
 /// Ends requests in flight: the server sends nothing more (`in_order`), or the connection is gone.
 #[inline(always)]
-fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
-    let Some(rows) = Rows::of(conn.slot) else { return };
+fn end(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
     let streams = if conn.http.speaks == abi::SPEAKS_HTTP2 { STREAMS.get(socket) } else { None };
     let at = now();
     lock(conn);
@@ -489,8 +489,8 @@ fn end(conn: &mut Conn, socket: *mut c_void, in_order: bool) {
 
 /// Switches a connection whose protocol cannot be followed to an opaque estimate.
 #[inline(always)]
-fn give_up(conn: &mut Conn) {
-    let Some(rows) = Rows::of(conn.slot) else { return };
+fn give_up(conn: &mut ServerSocket) {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
     let at = now();
     lock(conn);
     let was_known = conn.http.speaks != abi::SPEAKS_OTHER;
@@ -535,26 +535,26 @@ fn more(
     false
 }
 
-/// Value of [`forgotten`] for [`Seek::Done`].
+/// Value of [`forgotten`] for [`SeekResult::Done`].
 const DONE: u32 = u32::MAX;
-/// Value of [`forgotten`] for [`Seek::Gap`].
+/// Value of [`forgotten`] for [`SeekResult::Gap`].
 const GAP: u32 = u32::MAX - 1;
 
 /// Converts the place where reading continues into a half word (`u32`) in memory.
 ///
 /// The verifier forgets its value there. It then follows one path from here, instead of one for each outcome.
 #[inline(always)]
-fn forgotten(seek: Seek) -> u32 {
+fn forgotten(seek: SeekResult) -> u32 {
     black_box(match seek {
-        Seek::Done => DONE,
-        Seek::Gap => GAP,
-        Seek::Read(offset) => offset,
+        SeekResult::Done => DONE,
+        SeekResult::Gap => GAP,
+        SeekResult::Read(offset) => offset,
     })
 }
 
 /// Returns the arrival time of the packet, ns. Only the first program that handles it reads the clock.
 #[inline(always)]
-fn arrived(conn: &mut Conn, first: bool) -> u64 {
+fn arrived(conn: &mut ServerSocket, first: bool) -> u64 {
     if !first {
         // SAFETY: a word of a live map value.
         return unsafe { ptr::read_volatile(&raw const conn.http.came_ns) };
@@ -566,7 +566,7 @@ fn arrived(conn: &mut Conn, first: bool) -> u64 {
 
 /// Returns and clears the events since the last call. Call with the lock held.
 #[inline(always)]
-fn happened(conn: &mut Conn) -> Happened {
+fn happened(conn: &mut ServerSocket) -> Http1Events {
     // SAFETY: a word of a live map value. Volatile: a value read from memory is unknown to the verifier. It then
     // follows one path from here, instead of one for each path that came here.
     unsafe {
@@ -578,14 +578,14 @@ fn happened(conn: &mut Conn) -> Happened {
 
 /// Takes the connection's lock. No helper may be called while it is held.
 #[inline(always)]
-fn lock(conn: &mut Conn) {
+fn lock(conn: &mut ServerSocket) {
     // SAFETY: a lock in a live map value, which the kernel knows by its type's name.
     unsafe { bpf_spin_lock((&raw mut conn.lock).cast()) };
 }
 
 /// Releases the connection's lock.
 #[inline(always)]
-fn unlock(conn: &mut Conn) {
+fn unlock(conn: &mut ServerSocket) {
     // SAFETY: a lock in a live map value, which the kernel knows by its type's name.
     unsafe { bpf_spin_unlock((&raw mut conn.lock).cast()) };
 }
@@ -599,7 +599,7 @@ fn socket(skb: *mut __sk_buff) -> *mut c_void {
 
 /// Returns the storage of the packet's socket.
 #[inline(always)]
-fn stored(skb: *mut __sk_buff) -> Option<&'static mut Conn> {
+fn stored(skb: *mut __sk_buff) -> Option<&'static mut ServerSocket> {
     crate::maps::CONNS.get(socket(skb))
 }
 

@@ -10,13 +10,13 @@ use core::{
 };
 
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_probe_read_kernel};
-use common::abi::{self, Ending, SocketFields};
+use common::abi::{self, CloseRequest, SockFieldOffsets};
 
 use crate::maps::ENDING;
 
 /// The kernel's `struct bpf_iter__tcp`, the context of one visit.
 #[repr(C)]
-pub struct Visit {
+pub struct TcpIterContext {
     meta: *mut c_void,
     socket: *mut c_void,
     uid: u64,
@@ -24,7 +24,7 @@ pub struct Visit {
 
 /// Offsets of fields in the kernel's socket, from its BTF. Set by the agent before loading.
 #[unsafe(no_mangle)]
-static SOCKET_FIELDS: SocketFields = SocketFields {
+static SOCKET_FIELDS: SockFieldOffsets = SockFieldOffsets {
     state: 0,
     backlog: 0,
     write_seq: 0,
@@ -43,7 +43,7 @@ const NEXT: i32 = 0;
 
 /// Closes the visited socket if it is listed in `ENDING` and has not been used since it was listed.
 #[inline(always)]
-pub fn end(ctx: *mut Visit) -> i32 {
+pub fn end(ctx: *mut TcpIterContext) -> i32 {
     // SAFETY: the kernel hands in a live context.
     let socket = unsafe { (*ctx).socket };
     // The walk's last call has no socket.
@@ -75,7 +75,7 @@ pub fn end(ctx: *mut Visit) -> i32 {
 /// segment begins with the response's bytes. Times do not distinguish the two where the previous response, the request
 /// and its acknowledgement fall into one tick.
 #[inline(always)]
-fn is_unused(socket: *mut c_void, wanted: &Ending) -> Result<bool, c_long> {
+fn is_unused(socket: *mut c_void, wanted: &CloseRequest) -> Result<bool, c_long> {
     let at = fields();
     if read::<u8>(socket, at.state)? != ESTABLISHED {
         return Ok(false);
@@ -91,7 +91,7 @@ fn is_unused(socket: *mut c_void, wanted: &Ending) -> Result<bool, c_long> {
 
 /// Returns the field offsets that the agent has set.
 #[inline(always)]
-fn fields() -> SocketFields {
+fn fields() -> SockFieldOffsets {
     // SAFETY: a live static; volatile because the agent overwrites it before loading.
     unsafe { ptr::read_volatile(&SOCKET_FIELDS) }
 }

@@ -184,7 +184,7 @@ pub fn ports(ctx: SkLookupContext) -> u32 {
 /// Closes stale connections; written out, since the library has no macro for iterator programs.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/tcp")]
-pub extern "C" fn end(ctx: *mut end::Visit) -> i32 {
+pub extern "C" fn end(ctx: *mut end::TcpIterContext) -> i32 {
     end::end(ctx)
 }
 

@@ -22,40 +22,41 @@ pub static SVC_INFO: Array<u64> = Array::pinned(abi::SERVICES_MAX, BPF_F_MMAPABL
 #[map]
 pub static SLOTS: Array<u64> = Array::pinned(abi::SLOTS_MAX, BPF_F_MMAPABLE);
 #[map]
-pub static BACKENDS: Array<abi::Backend> = Array::pinned(abi::BACKENDS_MAX, BPF_F_MMAPABLE);
+pub static BACKENDS: Array<abi::BackendValue> = Array::pinned(abi::BACKENDS_MAX, BPF_F_MMAPABLE);
 #[map]
-pub static LISTEN: HashMap<abi::ListenKey, abi::Listen> =
+pub static LISTEN: HashMap<abi::ListenKey, abi::ListenValue> =
     HashMap::pinned(abi::LISTEN_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static LISTENERS: HashMap<u64, u32> = HashMap::pinned(abi::LISTENERS_MAX, BPF_F_NO_PREALLOC);
 #[map]
-pub static PODS: HashMap<u64, abi::Pod> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
+pub static PODS: HashMap<u64, abi::PodValue> = HashMap::pinned(abi::PODS_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static POD_STATE: Array<abi::PodState> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
 /// Totals of each pod; the agent sets the capacity to `PODS_MAX` rows for each possible CPU.
 #[map]
-pub static COUNTERS: Array<abi::Counters> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
+pub static COUNTERS: Array<abi::PodCounters> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
 /// Responses of each pod; the agent sets the capacity to `PODS_MAX` rows for each possible CPU.
 #[map]
-pub static RESPONSES: Array<abi::Responses> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
+pub static RESPONSES: Array<abi::ResponseCounters> = Array::pinned(abi::PODS_MAX, BPF_F_MMAPABLE);
 #[map]
 pub static CONTROL: Array<u64> = Array::pinned(abi::CONTROL_WORDS, BPF_F_MMAPABLE);
 #[map]
 pub static EVENTS: RingBuf = RingBuf::pinned(abi::EVENTS_BYTES, 0);
 #[map]
-pub static KEPT: LruHashMap<abi::KeptKey, abi::Kept> = LruHashMap::pinned(abi::KEPT_MAX, 0);
+pub static KEPT: LruHashMap<abi::BufferedSegmentKey, abi::BufferedSegment> =
+    LruHashMap::pinned(abi::KEPT_MAX, 0);
 #[map]
 pub static PROBES: LruHashMap<abi::ProbeKey, u64> = LruHashMap::pinned(abi::PROBES_MAX, 0);
 /// An all-zero value, from which a new entry of `KEPT` is made: it is too large for the stack.
 #[map]
-pub static BLANK: Array<abi::Kept> = Array::with_max_entries(1, 0);
+pub static BLANK: Array<abi::BufferedSegment> = Array::with_max_entries(1, 0);
 /// Space for the begin of a request's head, one per CPU: it is too large for the stack.
 #[map]
 pub static HEAD: PerCpuArray<[u64; h1::probe::SEARCHED as usize / 8 + 3]> =
     PerCpuArray::with_max_entries(1, 0);
 /// Space for the unlocked read of requests, one per CPU.
 #[map]
-pub static DRAFT: PerCpuArray<h1::RequestDraft> = PerCpuArray::with_max_entries(1, 0);
+pub static DRAFT: PerCpuArray<h1::UnlockedRequestRead> = PerCpuArray::with_max_entries(1, 0);
 /// Programs to which those at `ingress` jump. The agent fills it.
 ///
 /// It is pinned, because the kernel empties a program array that no descriptor or pin in user space holds. There is one
@@ -76,30 +77,32 @@ pub static PORTS: SockHash<[u32; 4]> = SockHash::pinned(abi::PORTS_MAX, 0);
 pub static NODE: HashMap<[u32; 4], u32> = HashMap::pinned(abi::NODE_MAX, BPF_F_NO_PREALLOC);
 /// Connections to be closed in one walk; the agent fills it before and empties it after.
 #[map]
-pub static ENDING: HashMap<u64, abi::Ending> =
+pub static ENDING: HashMap<u64, abi::CloseRequest> =
     HashMap::with_max_entries(abi::ENDING_MAX, BPF_F_NO_PREALLOC);
 #[map]
 pub static CLAIMS: Array<u64> = Array::pinned(abi::CLIENTS_MAX, 0);
 #[map]
-pub static CLIENTS: Array<abi::Client> = Array::pinned(abi::CLIENTS_MAX, 0);
+pub static CLIENTS: Array<abi::ConnectRecord> = Array::pinned(abi::CLIENTS_MAX, 0);
 /// Storage of clients whose row is taken. Not cloned: what a client asked for concerns its own socket only.
 #[btf_map]
-pub static OVERFLOW: SocketStorage<abi::Client, { BPF_F_NO_PREALLOC as usize }> =
+pub static OVERFLOW: SocketStorage<abi::ConnectRecord, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
 /// Storage of listeners and their connections. Cloned: an accepted socket begins with its listener's values.
 #[btf_map]
-pub static CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
+pub static CONNS: SocketStorage<abi::ServerSocket, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
     SocketStorage::new();
 
 /// Storage of HTTP/2 connections. Not cloned: a listener has none.
 #[btf_map]
-pub static STREAMS: SocketStorage<common::h2::Conn, { BPF_F_NO_PREALLOC as usize }> =
+pub static STREAMS: SocketStorage<common::h2::Http2Connection, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
 
 /// `CONNS` of the previous ABI version; the agent binds it to that map.
 #[btf_map]
-pub static OLD_CONNS: SocketStorage<abi::Conn, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
-    SocketStorage::new();
+pub static OLD_CONNS: SocketStorage<
+    abi::ServerSocket,
+    { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize },
+> = SocketStorage::new();
 
 /// Socket storage (5.2; in connect and bind programs since 5.9).
 ///
@@ -199,8 +202,8 @@ pub fn now() -> u64 {
 /// Sends an event. If the ring is full the event is lost and counted, and the agent reads the maps again.
 #[inline(always)]
 pub fn announce(kind: u32, subject: u32, cookie: u64) {
-    let event = abi::Event { kind, subject, cookie, at_ns: now() };
-    if EVENTS.output::<abi::Event>(&event, 0).is_err() {
+    let event = abi::KernelEvent { kind, subject, cookie, at_ns: now() };
+    if EVENTS.output::<abi::KernelEvent>(&event, 0).is_err() {
         note(abi::CONTROL_DROPPED);
     }
 }

@@ -27,7 +27,7 @@ const ACK: u8 = 16;
 
 /// A TCP segment of a packet.
 #[derive(Clone, Copy)]
-pub struct Segment {
+pub struct PacketSegment {
     /// Sequence number of the first payload byte.
     pub seq: u32,
     /// Number of payload bytes in the packet.
@@ -44,7 +44,7 @@ pub struct Segment {
 
 /// Parses the TCP segment of a packet; `None` for anything else, and for segments with neither payload nor FIN.
 #[inline(always)]
-pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
+pub fn segment(skb: *mut __sk_buff) -> Option<PacketSegment> {
     // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
     let (data, end, total) = unsafe {
         let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
@@ -76,7 +76,7 @@ pub fn segment(skb: *mut __sk_buff) -> Option<Segment> {
     let syn = flags & SYN != 0;
     let seq = u32::from_be(seq).wrapping_add(u32::from(syn));
     let ack = if flags & ACK != 0 { Some(u32::from_be(ack)) } else { None };
-    Some(Segment { seq, len, offset, fin, syn, ack })
+    Some(PacketSegment { seq, len, offset, fin, syn, ack })
 }
 
 /// Returns the time at which a packet is sent, CLOCK_MONOTONIC ns.

@@ -15,7 +15,7 @@ use aya_ebpf::{
     },
 };
 use common::{
-    abi::{self, Bit, Conn, ListenKey, ProbeKey},
+    abi::{self, ListenKey, ProbeKey, ServerSocket, SocketBit},
     flow,
 };
 
@@ -38,7 +38,7 @@ static HAVE_SOCK_OPS_COOKIE: u8 = 0;
 /// Place of the bit in the kernel's socket that stands for IPV6_V6ONLY. Set by the agent before loading; the mask is 0
 /// if the kernel's BTF does not show the place, or sock_ops programs may not read it.
 #[unsafe(no_mangle)]
-static V6_ONLY: Bit = Bit { at: 0, mask: 0 };
+static V6_ONLY: SocketBit = SocketBit { at: 0, mask: 0 };
 
 /// Flag: 1 if programs of the previous ABI version still count connections. Set by the agent before loading.
 #[unsafe(no_mangle)]
@@ -204,7 +204,7 @@ fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
 
 /// Creates storage for a connection that counts; other connections have none.
 #[inline(always)]
-fn made(ops: *mut bpf_sock_ops, slot: u32) -> Option<&'static mut Conn> {
+fn made(ops: *mut bpf_sock_ops, slot: u32) -> Option<&'static mut ServerSocket> {
     if slot == 0 { None } else { CONNS.get_or_zero(socket(ops)) }
 }
 
@@ -283,7 +283,7 @@ fn state(ops: *mut bpf_sock_ops) {
 
 /// Removes a listener from the entry of its namespace and port, and reports it.
 #[inline(always)]
-fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
+fn stopped(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
     const LESS: u32 = 1u32.wrapping_neg();
     let counted = conn.flags & (abi::CONN_LISTENS | abi::CONN_LOOPBACK) != 0;
     if !counted {
@@ -310,7 +310,7 @@ fn stopped(ops: *mut bpf_sock_ops, conn: &mut Conn) {
 
 /// Returns the socket's storage, with the cookie of its namespace; `None` if the cookie is unknown.
 #[inline(always)]
-fn identified(ops: *mut bpf_sock_ops) -> Option<&'static mut Conn> {
+fn identified(ops: *mut bpf_sock_ops) -> Option<&'static mut ServerSocket> {
     let conn = CONNS.get_or_zero(socket(ops))?;
     if conn.cookie == 0 {
         conn.cookie = netns_cookie(ops);
@@ -341,7 +341,7 @@ fn watch(ops: *mut bpf_sock_ops, more: u32) {
 
 /// Returns the key of a listener's entry.
 #[inline(always)]
-fn key(ops: *mut bpf_sock_ops, conn: &Conn) -> ListenKey {
+fn key(ops: *mut bpf_sock_ops, conn: &ServerSocket) -> ListenKey {
     ListenKey { cookie: conn.cookie, port: port(ops), reserved: 0 }
 }
 

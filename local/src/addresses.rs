@@ -46,18 +46,18 @@ impl PodAddress {
 ///
 /// Connections and tables elsewhere may still name it.
 #[derive(Debug)]
-pub struct Addresses {
+pub struct PodAddressPool {
     taken: BTreeSet<u16>,
     next: u16,
 }
 
-impl Default for Addresses {
+impl Default for PodAddressPool {
     fn default() -> Self {
         Self { taken: BTreeSet::new(), next: FIRST }
     }
 }
 
-impl Addresses {
+impl PodAddressPool {
     /// Allocates the next free address; `None` if all 65,279 are in use.
     pub fn allot(&mut self) -> Option<PodAddress> {
         let rising = (self.next..=LAST).chain(FIRST..self.next);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn an_address_given_back_rests_until_all_others_were_used() {
-        let mut addresses = Addresses::default();
+        let mut addresses = PodAddressPool::default();
         let first = addresses.allot().unwrap();
         addresses.release(first);
         let others = (FIRST + 1..=LAST).map(|_| addresses.allot().unwrap().host());
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn an_adopted_address_is_not_given_twice() {
-        let mut addresses = Addresses::default();
+        let mut addresses = PodAddressPool::default();
         addresses.take(PodAddress(FIRST));
         assert_eq!(addresses.allot(), Some(PodAddress(FIRST + 1)));
     }

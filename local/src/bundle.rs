@@ -10,7 +10,7 @@ use oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::cgroups::Limits;
+use crate::cgroups::ContainerLimits;
 use crate::quantity;
 
 /// Default capabilities of a container: docker's and containerd's, without two. `MKNOD` is missing, because no device
@@ -76,7 +76,7 @@ pub enum BundleError {
 
 /// Facts about a container that are not in its spec.
 #[derive(Clone, Debug)]
-pub struct Surroundings<'a> {
+pub struct BundleContext<'a> {
     /// Uid of the pod, from the order.
     pub uid: &'a str,
     /// Name of the pod, without its namespace.
@@ -110,7 +110,7 @@ pub fn spec(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    around: &Surroundings<'_>,
+    around: &BundleContext<'_>,
 ) -> Result<Spec, BundleError> {
     let env = environment(container, image, around)?;
     let args = command(container, image, &env)?;
@@ -149,7 +149,7 @@ pub fn spec(
 }
 
 /// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight.
-pub fn limits(container: &Container) -> Result<Limits, BundleError> {
+pub fn limits(container: &Container) -> Result<ContainerLimits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
     let of = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
         let found: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity> =
@@ -159,7 +159,7 @@ pub fn limits(container: &Container) -> Result<Limits, BundleError> {
             .transpose()
     };
     let shares = of(&resources.requests, "cpu", quantity::milli)?.map(|milli| milli * 1024 / 1000);
-    Ok(Limits {
+    Ok(ContainerLimits {
         memory: of(&resources.limits, "memory", quantity::units)?,
         cpu_milli: of(&resources.limits, "cpu", quantity::milli)?,
         cpu_shares: shares,
@@ -183,7 +183,7 @@ pub fn hosts(pod: &str, addresses: &[IpAddr]) -> String {
 fn environment(
     container: &Container,
     image: Option<&ImageConfig>,
-    around: &Surroundings<'_>,
+    around: &BundleContext<'_>,
 ) -> Result<Vec<(String, String)>, BundleError> {
     let mut env = vec![("PATH".to_owned(), PATH.to_owned())];
     let mut set = |key: &str, value: String| match env.iter_mut().find(|(have, _)| have == key) {
@@ -220,7 +220,7 @@ fn environment(
 }
 
 /// Returns a field of the downward API; `None` if the local node does not have it.
-fn field(path: &str, around: &Surroundings<'_>) -> Option<String> {
+fn field(path: &str, around: &BundleContext<'_>) -> Option<String> {
     let quoted = |prefix: &str| path.strip_prefix(prefix)?.strip_suffix("']");
     match path {
         "metadata.name" => Some(around.pod.to_owned()),
@@ -285,7 +285,7 @@ fn command(
 
 /// User, group and supplementary groups of a process.
 #[derive(Debug, PartialEq, Eq)]
-struct User {
+struct ProcessUser {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
@@ -296,8 +296,8 @@ fn user(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    around: &Surroundings<'_>,
-) -> Result<User, BundleError> {
+    around: &BundleContext<'_>,
+) -> Result<ProcessUser, BundleError> {
     let context = container.security_context.clone().unwrap_or_default();
     let outer = pod.security_context.clone().unwrap_or_default();
     let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
@@ -318,7 +318,7 @@ fn user(
 }
 
 /// Parses `USER[:GROUP]`, each a name or a number, with the image's passwd and group files.
-fn image_user(text: &str, around: &Surroundings<'_>) -> Result<User, BundleError> {
+fn image_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, BundleError> {
     let (name, group) =
         text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
     let name = if name.is_empty() { "0" } else { name };
@@ -346,7 +346,7 @@ fn image_user(text: &str, around: &Surroundings<'_>) -> Result<User, BundleError
     let member =
         |entry: &&Vec<String>| !login.is_empty() && entry[3].split(',').any(|one| one == login);
     let groups = groups.iter().filter(member).filter_map(|entry| entry[2].parse().ok()).collect();
-    Ok(User { uid, gid, groups })
+    Ok(ProcessUser { uid, gid, groups })
 }
 
 /// Returns the capability sets of a process.
@@ -370,7 +370,7 @@ fn capabilities(container: &Container, uid: u32) -> Value {
 }
 
 /// Returns the mounts of a container: the runtime's usual ones, the pod's files, and its volumes.
-fn mounts(container: &Container, around: &Surroundings<'_>) -> Result<Vec<Value>, BundleError> {
+fn mounts(container: &Container, around: &BundleContext<'_>) -> Result<Vec<Value>, BundleError> {
     let mount = |to: &str, kind: &str, options: &[&str]| json!({ "destination": to, "type": kind, "source": kind, "options": options });
     let bind = |to: &str, from: &Path, options: &[&str]| {
         let options = [&["rbind"], options].concat();

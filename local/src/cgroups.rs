@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
 
-use crate::layout::Layout;
+use crate::layout::NodeLayout;
 
 /// Controllers that limits of containers need.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
@@ -49,7 +49,7 @@ pub enum CgroupError {
 
 /// Limits of one container; `None` means that there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct ContainerLimits {
     /// Most memory that it may use, in bytes.
     pub memory: Option<u64>,
     /// CPU time limit, in thousandths of a CPU.
@@ -58,7 +58,7 @@ pub struct Limits {
     pub cpu_shares: Option<u64>,
 }
 
-impl Limits {
+impl ContainerLimits {
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -66,14 +66,14 @@ impl Limits {
 
 /// Mount points of the cgroup hierarchies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounts {
+pub struct CgroupMounts {
     /// Mount point of the cgroup2 file system.
     pub v2: PathBuf,
     /// Mount points of v1 hierarchies, by controller.
     pub v1: BTreeMap<String, PathBuf>,
 }
 
-impl Mounts {
+impl CgroupMounts {
     /// Finds the hierarchies among this process's mounts.
     pub fn find() -> Result<Self, CgroupError> {
         let path = PathBuf::from("/proc/self/mountinfo");
@@ -104,7 +104,7 @@ impl Mounts {
     }
 
     /// Creates the node's cgroups and enables the controllers below. Repeating it changes nothing.
-    pub fn create_node(&self, layout: &Layout) -> Result<(), CgroupError> {
+    pub fn create_node(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
         let (pods, clients) = (layout.pods_cgroup(&self.v2), layout.clients_cgroup(&self.v2));
         for path in [pods, clients, layout.runtime_cgroup(&self.v2)] {
             make(&path)?;
@@ -127,10 +127,10 @@ impl Mounts {
     /// Creates a container's cgroup with its limits, again if an earlier start of the container left one.
     pub fn create_container(
         &self,
-        layout: &Layout,
+        layout: &NodeLayout,
         uid: &str,
         container: &str,
-        limits: Limits,
+        limits: ContainerLimits,
     ) -> Result<ContainerCgroup, CgroupError> {
         let path = layout.container_cgroup(&self.v2, uid, container);
         make(&layout.pod_cgroup(&self.v2, uid))?;
@@ -163,7 +163,7 @@ impl Mounts {
     /// Opens the cgroup of a running container.
     pub fn open_container(
         &self,
-        layout: &Layout,
+        layout: &NodeLayout,
         uid: &str,
         container: &str,
     ) -> Result<ContainerCgroup, CgroupError> {
@@ -177,18 +177,18 @@ impl Mounts {
     }
 
     /// Returns every directory of this node's cgroup, v1 hierarchies included.
-    fn roots(&self, layout: &Layout) -> impl Iterator<Item = PathBuf> {
+    fn roots(&self, layout: &NodeLayout) -> impl Iterator<Item = PathBuf> {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());
         mounts.map(|mount| layout.cgroup(mount)).collect::<Vec<_>>().into_iter()
     }
 
     /// Kills every process of a pod's container.
-    pub fn kill_container(&self, layout: &Layout, uid: &str, container: &str) {
+    pub fn kill_container(&self, layout: &NodeLayout, uid: &str, container: &str) {
         kill(&layout.container_cgroup(&self.v2, uid, container));
     }
 
     /// Returns the number of processes that the kernel killed in this container for lack of memory.
-    pub fn oom_kills(&self, layout: &Layout, uid: &str, container: &str) -> u64 {
+    pub fn oom_kills(&self, layout: &NodeLayout, uid: &str, container: &str) -> u64 {
         let v2 = layout.container_cgroup(&self.v2, uid, container).join("memory.events");
         let v1 = self
             .v1
@@ -200,7 +200,7 @@ impl Mounts {
     }
 
     /// Removes a pod's cgroups; its processes must be gone.
-    pub fn remove_pod(&self, layout: &Layout, uid: &str) {
+    pub fn remove_pod(&self, layout: &NodeLayout, uid: &str) {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());
         for mount in mounts {
             remove_tree(&layout.pod_cgroup(mount, uid));
@@ -208,7 +208,7 @@ impl Mounts {
     }
 
     /// Kills every process of the node's pods and clients, waits for their end, and removes the node's cgroups.
-    pub fn remove_node(&self, layout: &Layout) -> Result<(), CgroupError> {
+    pub fn remove_node(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
         kill(&layout.cgroup(&self.v2));
         await_empty(&layout.cgroup(&self.v2), EMPTY);
         for root in self.roots(layout) {
@@ -231,20 +231,20 @@ pub struct ContainerCgroup {
 }
 
 /// Files to write for one controller, with their content, in either version.
-struct Settings {
+struct CgroupSettings {
     v1: Vec<(&'static str, String)>,
     v2: Vec<(&'static str, String)>,
 }
 
 /// Returns the files to write, by controller; `None` without a limit.
-fn settings(limits: Limits) -> [(&'static str, Option<Settings>); 2] {
-    let memory = limits.memory.map(|bytes| Settings {
+fn settings(limits: ContainerLimits) -> [(&'static str, Option<CgroupSettings>); 2] {
+    let memory = limits.memory.map(|bytes| CgroupSettings {
         v1: vec![("memory.limit_in_bytes", bytes.to_string())],
         v2: vec![("memory.max", bytes.to_string())],
     });
     // The period is 100 ms, the kubelet's default. The quota is at least 1 ms, the kernel's minimum.
     let quota = limits.cpu_milli.map(|milli| (milli * 100).max(1000));
-    let mut cpu = Settings { v1: Vec::new(), v2: Vec::new() };
+    let mut cpu = CgroupSettings { v1: Vec::new(), v2: Vec::new() };
     if let Some(quota) = quota {
         cpu.v1.push(("cpu.cfs_period_us", "100000".to_owned()));
         cpu.v1.push(("cpu.cfs_quota_us", quota.to_string()));
@@ -348,19 +348,20 @@ mod tests {
         let text = "31 25 0:27 / /sys/fs/cgroup/cpu rw shared:4 - cgroup cgroup rw,cpu,cpuacct\n\
                     32 25 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                     33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let mounts = Mounts::parse(text).unwrap();
+        let mounts = CgroupMounts::parse(text).unwrap();
         assert_eq!(mounts.v2, Path::new("/sys/fs/cgroup/unified"));
         assert_eq!(mounts.v1.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
     }
 
     #[test]
     fn without_cgroup2_there_is_no_node() {
-        assert_eq!(Mounts::parse("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
+        assert_eq!(CgroupMounts::parse("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
     }
 
     #[test]
     fn limits_become_quota_and_weight() {
-        let limits = Limits { memory: Some(1 << 20), cpu_milli: Some(500), cpu_shares: Some(1024) };
+        let limits =
+            ContainerLimits { memory: Some(1 << 20), cpu_milli: Some(500), cpu_shares: Some(1024) };
         let [(_, memory), (_, cpu)] = settings(limits);
         assert_eq!(memory.unwrap().v2, [("memory.max", "1048576".to_owned())]);
         let cpu = cpu.unwrap().v2;

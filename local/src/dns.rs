@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::node::Orders;
+use common::node::LocalNodeSpec;
 use hickory_server::{
     Server,
     net::{NetError, runtime::Time},
@@ -29,7 +29,7 @@ use tracing::warn;
 
 pub mod names;
 
-use names::{DOMAIN, Found, find};
+use names::{DOMAIN, DnsLookup, find};
 
 /// Time to live of an answer, in seconds: CoreDNS' default for Kubernetes names.
 const TTL: u32 = 5;
@@ -40,7 +40,7 @@ const TCP_ANSWERS: usize = 32;
 
 /// Failure of the DNS server.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum DnsError {
     /// The address is in use or does not exist on the node.
     #[error("cannot listen for DNS on {address}")]
     Listen {
@@ -64,17 +64,17 @@ pub enum Error {
 /// Serves the names in `orders` on `address`, over UDP and TCP, until `shutdown`.
 pub async fn serve(
     address: SocketAddr,
-    orders: watch::Receiver<Orders>,
+    orders: watch::Receiver<LocalNodeSpec>,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
-    let listen = |source| Error::Listen { address, source };
+) -> Result<(), DnsError> {
+    let listen = |source| DnsError::Listen { address, source };
     let udp = UdpSocket::bind(address).await.map_err(listen)?;
     let tcp = TcpListener::bind(udp.local_addr().map_err(listen)?).await.map_err(listen)?;
-    let mut server = Server::new(Answers { orders });
+    let mut server = Server::new(DnsHandler { orders });
     server.register_socket(udp);
     server.register_listener(tcp, TCP_IDLE, TCP_ANSWERS);
     shutdown.cancelled().await;
-    server.shutdown_gracefully().await.map_err(|source| Error::Serve { address, source })
+    server.shutdown_gracefully().await.map_err(|source| DnsError::Serve { address, source })
 }
 
 /// Returns the text of `/etc/resolv.conf` for processes of `namespace` inside the node.
@@ -87,12 +87,12 @@ pub fn resolv_conf(nameserver: IpAddr, namespace: &str) -> String {
 }
 
 /// Request handler; reads the names of the newest orders for each question.
-struct Answers {
-    orders: watch::Receiver<Orders>,
+struct DnsHandler {
+    orders: watch::Receiver<LocalNodeSpec>,
 }
 
 #[async_trait::async_trait]
-impl RequestHandler for Answers {
+impl RequestHandler for DnsHandler {
     async fn handle_request<R: ResponseHandler, T: Time>(
         &self,
         request: &Request,
@@ -124,7 +124,7 @@ impl RequestHandler for Answers {
 }
 
 /// Returns the response code and the records for a request.
-impl Answers {
+impl DnsHandler {
     fn answer(&self, request: &Request) -> (ResponseCode, Vec<Record>) {
         if request.metadata.op_code != OpCode::Query {
             return (ResponseCode::NotImp, Vec::new());
@@ -135,12 +135,12 @@ impl Answers {
         let orders = self.orders.borrow();
         let question = DnsName::from(info.query.name());
         match find(&orders.names, &question.to_ascii()) {
-            Found::Addresses(all) => {
+            DnsLookup::Addresses(all) => {
                 (ResponseCode::NoError, records(&question, info.query.query_type(), all))
             }
             // NXDOMAIN would state that no name below exists either (RFC 8020), so an inner name is an empty answer.
-            Found::Inner => (ResponseCode::NoError, Vec::new()),
-            Found::Nothing => (ResponseCode::NXDomain, Vec::new()),
+            DnsLookup::Inner => (ResponseCode::NoError, Vec::new()),
+            DnsLookup::Nothing => (ResponseCode::NXDomain, Vec::new()),
         }
     }
 }
@@ -167,7 +167,7 @@ fn authority() -> Record {
 
 #[cfg(test)]
 mod tests {
-    use common::wire::Name;
+    use common::wire::NamespacedName;
     use hickory_server::proto::{
         op::{Message, Query},
         serialize::binary::{BinDecodable as _, BinEncodable as _},
@@ -177,9 +177,9 @@ mod tests {
     use super::*;
 
     /// Starts a server on a free port of loopback that knows `hello.default`.
-    async fn server() -> (SocketAddr, watch::Sender<Orders>, CancellationToken) {
-        let hello = (Name::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
-        let orders = Orders { names: [hello].into(), ..Orders::default() };
+    async fn server() -> (SocketAddr, watch::Sender<LocalNodeSpec>, CancellationToken) {
+        let hello = (NamespacedName::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
+        let orders = LocalNodeSpec { names: [hello].into(), ..LocalNodeSpec::default() };
         let (send, receive) = watch::channel(orders);
         let address = free().await;
         let stop = CancellationToken::new();

@@ -15,12 +15,12 @@ mod layers;
 mod layout;
 mod registry;
 
-pub use layout::LayoutError;
-pub use registry::{Puller, RegistryError, credential_files};
+pub use layout::ImageLayoutError;
+pub use registry::{ImagePullError, ImagePuller, credential_files};
 
 /// An image ready to run.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct UnpackedImage {
     /// Digest of the image's manifest, `sha256:…`.
     pub digest: String,
     /// Configuration of the image: command, user, environment.
@@ -47,7 +47,7 @@ pub enum ImageError {
         image: String,
         /// Problem of the layout.
         #[source]
-        source: LayoutError,
+        source: ImageLayoutError,
     },
     /// A registry did not deliver the image.
     #[error("cannot pull image {image}{hint}")]
@@ -58,7 +58,7 @@ pub enum ImageError {
         hint: String,
         /// Problem with the registry.
         #[source]
-        source: RegistryError,
+        source: ImagePullError,
     },
     /// A layer could not be unpacked.
     #[error("cannot unpack image {image}")]
@@ -79,7 +79,7 @@ impl ImageError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NeverPull(_) => "ErrImageNeverPull",
-            Self::Registry { source: RegistryError::Name { .. }, .. } => "InvalidImageName",
+            Self::Registry { source: ImagePullError::Name { .. }, .. } => "InvalidImageName",
             _ => "ErrImagePull",
         }
     }
@@ -87,7 +87,7 @@ impl ImageError {
 
 /// Policy that decides if a registry is asked for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullPolicy {
+pub enum ImagePullPolicy {
     /// Ask each time a container starts.
     Always,
     /// Ask only if the image is not in the store.
@@ -96,7 +96,7 @@ pub enum PullPolicy {
     Never,
 }
 
-impl PullPolicy {
+impl ImagePullPolicy {
     /// Returns the policy of a container: as written, else Kubernetes' default (Always for `:latest` or no tag).
     pub fn of(written: Option<&str>, image: &str) -> Self {
         // The tag follows the last slash: a colon before it belongs to the registry's port.
@@ -114,40 +114,40 @@ impl PullPolicy {
 
 /// Source of all images of a node.
 #[derive(Debug)]
-pub struct Images {
+pub struct ImageStore {
     store: PathBuf,
     folder: Option<PathBuf>,
-    puller: Puller,
+    puller: ImagePuller,
     unpacking: Mutex<HashMap<String, Arc<Mutex<()>>>>,
-    configs: Mutex<HashMap<String, Image>>,
+    configs: Mutex<HashMap<String, UnpackedImage>>,
 }
 
-impl Images {
+impl ImageStore {
     /// Returns images kept in `store`; layouts below `folder` are found by their names.
-    pub fn new(store: PathBuf, folder: Option<PathBuf>, puller: Puller) -> Self {
+    pub fn new(store: PathBuf, folder: Option<PathBuf>, puller: ImagePuller) -> Self {
         Self { store, folder, puller, unpacking: Mutex::default(), configs: Mutex::default() }
     }
 
     /// Finds an image, pulls it if the policy requires, and unpacks it. Blocks.
-    pub fn get(&self, image: &str, policy: PullPolicy) -> Result<Image, ImageError> {
+    pub fn get(&self, image: &str, policy: ImagePullPolicy) -> Result<UnpackedImage, ImageError> {
         let wrap = |source| ImageError::Layout { image: image.to_owned(), source };
         if let Some(rest) = image.strip_prefix("oci:") {
-            let found = layout::Found::direct(rest).map_err(wrap)?;
+            let found = layout::LayoutImage::direct(rest).map_err(wrap)?;
             return self.ready(image, &found);
         }
         // The folder comes before any registry and any policy: the user named it for this purpose.
         if let Some(folder) = &self.folder
-            && let Some(found) = layout::Found::named(folder, image).map_err(wrap)?
+            && let Some(found) = layout::LayoutImage::named(folder, image).map_err(wrap)?
         {
             return self.ready(image, &found);
         }
         let kept = self.puller.kept(&self.store, image);
         match (policy, kept) {
-            (PullPolicy::IfNotPresent | PullPolicy::Never, Some(found)) => {
+            (ImagePullPolicy::IfNotPresent | ImagePullPolicy::Never, Some(found)) => {
                 self.ready(image, &found)
             }
-            (PullPolicy::Never, None) => Err(ImageError::NeverPull(image.to_owned())),
-            (PullPolicy::IfNotPresent | PullPolicy::Always, _) => {
+            (ImagePullPolicy::Never, None) => Err(ImageError::NeverPull(image.to_owned())),
+            (ImagePullPolicy::IfNotPresent | ImagePullPolicy::Always, _) => {
                 let found = self
                     .puller
                     .pull(&self.store, image)
@@ -158,30 +158,30 @@ impl Images {
     }
 
     /// Turns a registry's error into one with advice for the user.
-    fn refused(&self, image: &str, source: RegistryError) -> ImageError {
+    fn refused(&self, image: &str, source: ImagePullError) -> ImageError {
         let (image, folder) = (image.to_owned(), self.folder.as_deref());
         match &source {
-            RegistryError::NotFound { registry } => {
+            ImagePullError::NotFound { registry } => {
                 let here = folder.map(|folder| format!(" nor below {}", folder.display()));
                 let here = here.unwrap_or_default();
                 let hint = format!(" in registry {registry}{here}: check its name and tag");
                 ImageError::NotFound { image, hint }
             }
-            RegistryError::Request { .. } => {
+            ImagePullError::Request { .. } => {
                 let hint = unreachable_hint(folder);
                 ImageError::Registry { image, hint, source }
             }
-            RegistryError::Name { .. }
-            | RegistryError::Unauthorized { .. }
-            | RegistryError::Store { .. }
-            | RegistryError::Network(_) => {
+            ImagePullError::Name { .. }
+            | ImagePullError::Unauthorized { .. }
+            | ImagePullError::Store { .. }
+            | ImagePullError::Network(_) => {
                 ImageError::Registry { image, hint: String::new(), source }
             }
         }
     }
 
     /// Unpacks an image, unless that was done before.
-    fn ready(&self, image: &str, found: &layout::Found) -> Result<Image, ImageError> {
+    fn ready(&self, image: &str, found: &layout::LayoutImage) -> Result<UnpackedImage, ImageError> {
         if let Some(known) = lock(&self.configs).get(&found.digest) {
             return Ok(known.clone());
         }
@@ -198,7 +198,8 @@ impl Images {
             info!(image, digest = found.digest, "image unpacked");
         }
         drop(alone);
-        let ready = Image { digest: found.digest.clone(), config: Arc::new(config), rootfs };
+        let ready =
+            UnpackedImage { digest: found.digest.clone(), config: Arc::new(config), rootfs };
         lock(&self.configs).insert(found.digest.clone(), ready.clone());
         Ok(ready)
     }
@@ -206,7 +207,7 @@ impl Images {
     /// Unpacks all layers in order into one folder.
     fn unpack(
         &self,
-        found: &layout::Found,
+        found: &layout::LayoutImage,
         manifest: &oci_spec::image::ImageManifest,
         rootfs: &Path,
     ) -> io::Result<()> {
@@ -256,14 +257,14 @@ mod tests {
     #[test]
     fn an_image_without_a_tag_is_asked_for_each_time() {
         for (written, image, policy) in [
-            (None, "reg:5000/a", PullPolicy::Always),
-            (None, "reg:5000/a:latest", PullPolicy::Always),
-            (None, "reg:5000/a:v1", PullPolicy::IfNotPresent),
-            (None, "a@sha256:00", PullPolicy::IfNotPresent),
-            (Some("Never"), "a", PullPolicy::Never),
-            (Some("IfNotPresent"), "a", PullPolicy::IfNotPresent),
+            (None, "reg:5000/a", ImagePullPolicy::Always),
+            (None, "reg:5000/a:latest", ImagePullPolicy::Always),
+            (None, "reg:5000/a:v1", ImagePullPolicy::IfNotPresent),
+            (None, "a@sha256:00", ImagePullPolicy::IfNotPresent),
+            (Some("Never"), "a", ImagePullPolicy::Never),
+            (Some("IfNotPresent"), "a", ImagePullPolicy::IfNotPresent),
         ] {
-            assert_eq!(PullPolicy::of(written, image), policy, "{written:?} {image}");
+            assert_eq!(ImagePullPolicy::of(written, image), policy, "{written:?} {image}");
         }
     }
 }

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::node::{Orders, PodOrder, PodPhase, PodStatus};
+use common::node::{LocalNodeSpec, LocalPodPhase, LocalPodSpec, LocalPodStatus};
 use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::addresses::PodAddress;
-use crate::cgroups::Mounts;
-use crate::images::{Images, PullPolicy};
-use crate::layout::Layout;
-use crate::net::{self, Networks};
-use crate::pods::{Action, Event, Probed};
+use crate::cgroups::CgroupMounts;
+use crate::images::{ImagePullPolicy, ImageStore};
+use crate::layout::NodeLayout;
+use crate::net::{self, PodNetworkPool};
+use crate::pods::{PodAction, PodEvent, ProbeResults};
 use crate::process::ProcessId;
-use crate::runtime::Runtime;
+use crate::runtime::OciRuntime;
 use crate::sys;
 
 mod book;
@@ -31,9 +31,9 @@ mod probes;
 mod start;
 mod state;
 
-use book::{Dues, News};
-use held::Held;
-use state::Saved;
+use book::{CoalescingQueue, DueQueue};
+use held::ManagedPod;
+use state::SavedPod;
 pub(crate) use state::load;
 
 /// Period of comparing log files with their size limit.
@@ -41,63 +41,63 @@ const LOG_CHECK: Duration = Duration::from_secs(10);
 
 /// Resources that all pods of the node share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) layout: Layout,
-    pub(crate) mounts: Mounts,
-    pub(crate) images: Images,
-    pub(crate) networks: Networks,
-    pub(crate) runtime: Runtime,
+pub(crate) struct KubeletResources {
+    pub(crate) layout: NodeLayout,
+    pub(crate) mounts: CgroupMounts,
+    pub(crate) images: ImageStore,
+    pub(crate) networks: PodNetworkPool,
+    pub(crate) runtime: OciRuntime,
 }
 
 /// An order and its containers, prepared once and shared by the pod's tasks.
 #[derive(Debug)]
-struct Work {
-    order: PodOrder,
+struct PreparedOrder {
+    order: LocalPodSpec,
     /// Init containers, then main containers; indexes of containers refer to this list.
     containers: Vec<Container>,
 }
 
 /// An event of a pod, with data that the state machine does not need.
-struct Report {
+struct PodEventReport {
     uid: String,
-    event: Event,
-    extra: Extra,
+    event: PodEvent,
+    extra: EventResource,
 }
 
 /// Resource that comes with an event: an address, image or process.
-enum Extra {
+enum EventResource {
     None,
     Address(PodAddress),
-    Image(crate::images::Image),
+    Image(crate::images::UnpackedImage),
     Process(Arc<OwnedFd>),
 }
 
 /// The kubelet: all pods of a node, the reports of their tasks, and the statuses to be sent.
-pub(crate) struct Kubelet {
-    shared: Arc<Shared>,
-    pods: BTreeMap<String, Held>,
-    reports: mpsc::Sender<Report>,
-    inbox: mpsc::Receiver<Report>,
-    outbox: News<String, PodStatus>,
-    /// Times at which pods are due for a [`Event::Tick`], by uid.
-    dues: Dues<String, Instant>,
+pub(crate) struct LocalKubelet {
+    shared: Arc<KubeletResources>,
+    pods: BTreeMap<String, ManagedPod>,
+    reports: mpsc::Sender<PodEventReport>,
+    inbox: mpsc::Receiver<PodEventReport>,
+    outbox: CoalescingQueue<String, LocalPodStatus>,
+    /// Times at which pods are due for a [`PodEvent::Tick`], by uid.
+    dues: DueQueue<String, Instant>,
     /// True if helper processes of the runtime may have to be reaped: a start was tried since the last round.
     has_helpers: bool,
     /// True if a pod is gone since old logs were last pruned.
     has_left: bool,
 }
 
-impl Kubelet {
+impl LocalKubelet {
     /// Takes over the pods that an earlier node process left.
-    pub(crate) fn adopt(shared: Arc<Shared>, saved: Vec<Saved>) -> Self {
+    pub(crate) fn adopt(shared: Arc<KubeletResources>, saved: Vec<SavedPod>) -> Self {
         let (reports, inbox) = mpsc::channel(1024);
         let mut kubelet = Self {
             shared,
             pods: BTreeMap::new(),
             reports,
             inbox,
-            outbox: News::new(),
-            dues: Dues::new(),
+            outbox: CoalescingQueue::new(),
+            dues: DueQueue::new(),
             has_helpers: true,
             has_left: true,
         };
@@ -108,9 +108,9 @@ impl Kubelet {
     }
 
     /// Restores one pod: its network if published, and each container whose process still runs.
-    fn adopt_one(&mut self, saved: Saved) {
+    fn adopt_one(&mut self, saved: SavedPod) {
         let uid = saved.order.uid.clone();
-        let mut held = Held::new(saved.order);
+        let mut held = ManagedPod::new(saved.order);
         let network = self.shared.layout.pod_namespace(&uid);
         if let Some(address) = saved.address.filter(|_| net::is_published(&network)) {
             held.address = Some(address);
@@ -119,7 +119,7 @@ impl Kubelet {
         for (at, container) in held.work.containers.iter().enumerate() {
             let kept = saved.containers.get(at).cloned().unwrap_or_default();
             let process = exits::find(&self.shared, &uid, &container.name);
-            let shown = Probed { started: kept.started, ready: kept.ready };
+            let shown = ProbeResults { started: kept.started, ready: kept.ready };
             held.pod.adopt(at, kept.restarts, shown, None, process.is_some());
             match process {
                 Some(fd) => {
@@ -129,7 +129,7 @@ impl Kubelet {
                     let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
                     let addresses = held.pod.addresses().to_vec();
                     let attempt = kept.restarts;
-                    let run = health::Run { at, attempt, process: fd, addresses, shown };
+                    let run = health::ContainerRun { at, attempt, process: fd, addresses, shown };
                     tokio::spawn(health::follow(shared, work, self.reports.clone(), run));
                 }
                 // A start that was interrupted must not meet the next one in the same cgroup.
@@ -141,14 +141,14 @@ impl Kubelet {
         let running = held.processes.iter().flatten().count();
         info!(pod = held.work.order.name, uid, running, "pod adopted");
         self.pods.insert(uid.clone(), held);
-        self.step(&uid, Event::Begin, Extra::None);
+        self.step(&uid, PodEvent::Begin, EventResource::None);
     }
 
     /// Carries out orders until `shutdown`. Pods keep running: the next node process adopts them.
     pub(crate) async fn serve(
         mut self,
-        mut orders: watch::Receiver<Orders>,
-        statuses: mpsc::Sender<PodStatus>,
+        mut orders: watch::Receiver<LocalNodeSpec>,
+        statuses: mpsc::Sender<LocalPodStatus>,
         shutdown: CancellationToken,
     ) {
         let mut log_check = tokio::time::interval(LOG_CHECK);
@@ -204,8 +204,9 @@ impl Kubelet {
     /// Returns the log folders of all pods there are.
     fn log_folders(&self) -> BTreeSet<PathBuf> {
         let orders = self.pods.values().map(|held| &held.work.order);
-        let folder =
-            |order: &PodOrder| self.shared.layout.pod_logs(&order.revision.namespace, &order.name);
+        let folder = |order: &LocalPodSpec| {
+            self.shared.layout.pod_logs(&order.revision.namespace, &order.name)
+        };
         orders.map(folder).collect()
     }
 
@@ -214,25 +215,25 @@ impl Kubelet {
         let now = Instant::now();
         let due: Vec<String> = std::iter::from_fn(|| self.dues.take(now)).collect();
         for uid in due {
-            self.step(&uid, Event::Tick, Extra::None);
+            self.step(&uid, PodEvent::Tick, EventResource::None);
         }
     }
 
     /// Compares orders with pods: returns pods to stop and pods to begin. Names in the orders are for the DNS server.
-    fn changes(&self, wanted: &Orders) -> (Vec<String>, Vec<PodOrder>) {
+    fn changes(&self, wanted: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
         let (gone, new) = book::difference(&self.pods, &wanted.pods);
         // A pod that stops already needs no second event at each change of the orders.
         let stands = |uid: &&String| {
-            self.pods.get(*uid).is_some_and(|held| held.pod.phase() != PodPhase::Terminating)
+            self.pods.get(*uid).is_some_and(|held| held.pod.phase() != LocalPodPhase::Terminating)
         };
         let gone = gone.into_iter().filter(stands).cloned();
         (gone.collect(), new.into_iter().cloned().collect())
     }
 
     /// Begins pods that are newly ordered, and stops those that are no longer ordered.
-    fn order(&mut self, gone: Vec<String>, new: Vec<PodOrder>) {
+    fn order(&mut self, gone: Vec<String>, new: Vec<LocalPodSpec>) {
         for uid in gone {
-            self.step(&uid, Event::Stop, Extra::None);
+            self.step(&uid, PodEvent::Stop, EventResource::None);
         }
         for order in new {
             let uid = order.uid.clone();
@@ -240,21 +241,21 @@ impl Kubelet {
             if let Err(error) = start::make_room(&self.shared, &order) {
                 warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
             }
-            let held = Held::new(order);
+            let held = ManagedPod::new(order);
             // Written before anything is started: a crash afterwards leaves a pod that can be adopted.
             state::save(&self.shared.layout, &held.saved());
             self.pods.insert(uid.clone(), held);
-            self.step(&uid, Event::Begin, Extra::None);
+            self.step(&uid, PodEvent::Begin, EventResource::None);
         }
     }
 
     /// Passes an event to a pod's state machine and carries out the actions it returns.
-    fn step(&mut self, uid: &str, event: Event, extra: Extra) {
+    fn step(&mut self, uid: &str, event: PodEvent, extra: EventResource) {
         let Some(held) = self.pods.get_mut(uid) else { return };
         held.keep(&event, extra);
         let restarts = held.restarts();
-        let is_news = matches!(event, Event::Network(_) | Event::Probed { .. });
-        self.has_helpers |= matches!(event, Event::Started { .. } | Event::NotStarted { .. });
+        let is_news = matches!(event, PodEvent::Network(_) | PodEvent::Probed { .. });
+        self.has_helpers |= matches!(event, PodEvent::Started { .. } | PodEvent::NotStarted { .. });
         let now = Instant::now();
         let actions = held.pod.step(now, event);
         // Before the actions: after a crash, a start must not count under the number of the run before it.
@@ -268,7 +269,7 @@ impl Kubelet {
             log_change(&held.work.order, &status);
             self.outbox.put(status.uid.clone(), status);
         }
-        let gone = held.pod.phase() == PodPhase::Gone;
+        let gone = held.pod.phase() == LocalPodPhase::Gone;
         // One round reaps the helpers of all containers that started since the round before.
         if gone && std::mem::take(&mut self.has_helpers) {
             exits::reap_helpers(&self.shared);
@@ -283,18 +284,18 @@ impl Kubelet {
     }
 
     /// Carries out one action of a pod, in a task of its own where it takes time.
-    fn act(&self, uid: &str, action: Action) {
+    fn act(&self, uid: &str, action: PodAction) {
         let Some(held) = self.pods.get(uid) else { return };
         let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
         match action {
-            Action::Connect => self.spawn(uid, start::connect(shared, uid.to_owned())),
-            Action::Pull(at) => self.spawn(uid, pull(shared, work, at)),
-            Action::Start(at) => {
+            PodAction::Connect => self.spawn(uid, start::connect(shared, uid.to_owned())),
+            PodAction::Pull(at) => self.spawn(uid, pull(shared, work, at)),
+            PodAction::Start(at) => {
                 let Some(image) = held.images[at].clone() else {
                     // An adopted container may be known by its digest only; then the image is looked up first.
                     return self.spawn(uid, pull(shared, work, at));
                 };
-                let asked = start::Asked {
+                let asked = start::ContainerStartRequest {
                     at,
                     attempt: held.pod.restarts(at),
                     addresses: held.pod.addresses().to_vec(),
@@ -309,26 +310,26 @@ impl Kubelet {
                     let id = start::id(&uid, &name, asked.attempt);
                     let (event, extra) = start::start(&shared, &work, asked).await;
                     let process = match &extra {
-                        Extra::Process(fd) => Some(Arc::clone(fd)),
+                        EventResource::Process(fd) => Some(Arc::clone(fd)),
                         _ => None,
                     };
-                    let _ = reports.send(Report { uid: uid.clone(), event, extra }).await;
+                    let _ = reports.send(PodEventReport { uid: uid.clone(), event, extra }).await;
                     // Probes begin after the start is reported; their results would otherwise come before `Started`.
                     let Some(fd) = process else { return };
-                    let (process, shown) = (Arc::clone(&fd), Probed::default());
-                    let run = health::Run { at, attempt, process, addresses, shown };
+                    let (process, shown) = (Arc::clone(&fd), ProbeResults::default());
+                    let run = health::ContainerRun { at, attempt, process, addresses, shown };
                     tokio::spawn(health::follow(Arc::clone(&shared), work, reports.clone(), run));
                     exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
                 });
             }
-            Action::Terminate(at) => {
+            PodAction::Terminate(at) => {
                 let signal = held.stop_signal(at);
                 if let Some(fd) = &held.processes[at] {
                     // An error means that the process has ended; its exit is reported by its own task.
                     let _ = sys::pidfd_signal(fd.as_fd(), signal);
                 }
             }
-            Action::Kill(at) => {
+            PodAction::Kill(at) => {
                 let name = &work.containers[at].name;
                 warn!(
                     pod = work.order.name,
@@ -338,17 +339,23 @@ impl Kubelet {
                 );
                 shared.mounts.kill_container(&shared.layout, uid, name);
             }
-            Action::Remove => self.spawn(uid, start::remove(shared, uid.to_owned(), held.address)),
+            PodAction::Remove => {
+                self.spawn(uid, start::remove(shared, uid.to_owned(), held.address))
+            }
         }
     }
 
     /// Runs work of a pod in a task and reports its event.
-    fn spawn(&self, uid: &str, work: impl Future<Output = (Event, Extra)> + Send + 'static) {
+    fn spawn(
+        &self,
+        uid: &str,
+        work: impl Future<Output = (PodEvent, EventResource)> + Send + 'static,
+    ) {
         let (reports, uid) = (self.reports.clone(), uid.to_owned());
         tokio::spawn(async move {
             let (event, extra) = work.await;
             // The channel is closed once the kubelet has ended; the report is not needed then.
-            let _ = reports.send(Report { uid, event, extra }).await;
+            let _ = reports.send(PodEventReport { uid, event, extra }).await;
         });
     }
 
@@ -360,17 +367,23 @@ impl Kubelet {
 }
 
 /// Pulls or finds the image of a container.
-async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra) {
+async fn pull(
+    shared: Arc<KubeletResources>,
+    work: Arc<PreparedOrder>,
+    at: usize,
+) -> (PodEvent, EventResource) {
     let container = &work.containers[at];
     let name = container.image.clone().unwrap_or_default();
-    let policy = PullPolicy::of(container.image_pull_policy.as_deref(), &name);
+    let policy = ImagePullPolicy::of(container.image_pull_policy.as_deref(), &name);
     let image = name.clone();
     let got = tokio::task::spawn_blocking(move || shared.images.get(&image, policy)).await;
     let refused = |reason: &str, message: String| {
-        (Event::NoImage { at, reason: reason.to_owned(), message }, Extra::None)
+        (PodEvent::NoImage { at, reason: reason.to_owned(), message }, EventResource::None)
     };
     match got {
-        Ok(Ok(image)) => (Event::Image { at, digest: image.digest.clone() }, Extra::Image(image)),
+        Ok(Ok(image)) => {
+            (PodEvent::Image { at, digest: image.digest.clone() }, EventResource::Image(image))
+        }
         Ok(Err(error)) => {
             let message = start::chain(&error);
             // Kubernetes shows the back-off, not the failed attempt, while a container waits for its next pull.
@@ -386,7 +399,7 @@ async fn pull(shared: Arc<Shared>, work: Arc<Work>, at: usize) -> (Event, Extra)
 }
 
 /// Logs a pod's new status, one line per change.
-fn log_change(order: &PodOrder, status: &PodStatus) {
+fn log_change(order: &LocalPodSpec, status: &LocalPodStatus) {
     let states: Vec<String> =
         status.containers.iter().map(|one| format!("{}: {:?}", one.name, one.state)).collect();
     info!(

@@ -28,19 +28,19 @@ pub const CLIENT: (Ipv4Addr, Ipv6Addr) =
 /// Error: a node name that cannot be used in paths.
 #[derive(Debug, Error)]
 #[error("node name {0:?} is not usable: use 1 to 32 of a-z, 0-9 and inner '-'")]
-pub struct BadName(String);
+pub struct NodeNameError(String);
 
 /// Paths and cgroups of the node with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct NodeLayout {
     name: String,
 }
 
-impl Layout {
+impl NodeLayout {
     /// Returns the paths of node `name`: a DNS label of 1 to 32 characters.
-    pub fn new(name: &str) -> Result<Self, BadName> {
+    pub fn new(name: &str) -> Result<Self, NodeNameError> {
         if name.len() > 32 || !common::wire::is_label(name) {
-            return Err(BadName(name.to_owned()));
+            return Err(NodeNameError(name.to_owned()));
         }
         Ok(Self { name: name.to_owned() })
     }
@@ -208,13 +208,13 @@ mod tests {
     #[test]
     fn a_name_that_would_leave_its_folder_is_refused() {
         for name in ["", "..", "a/b", "Rouse", "-a", &"a".repeat(33)] {
-            assert!(Layout::new(name).is_err(), "{name:?}");
+            assert!(NodeLayout::new(name).is_err(), "{name:?}");
         }
     }
 
     #[test]
     fn a_pod_is_found_by_its_cgroup() {
-        let layout = Layout::new("rouse").unwrap();
+        let layout = NodeLayout::new("rouse").unwrap();
         assert_eq!(
             layout.container_cgroup(Path::new("/sys/fs/cgroup"), "1-2", "web"),
             Path::new("/sys/fs/cgroup/rouse-rouse/pods/pod1-2/web")

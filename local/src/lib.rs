@@ -1,6 +1,6 @@
 //! The local node: images, pods, network and DNS on one machine.
 //!
-//! [`node::Node`] creates and removes a node; [`run`] keeps the ordered pods running inside it. A pod is a network
+//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the ordered pods running inside it. A pod is a network
 //! namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
 //!
 //! ```text
@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::node::{Orders, PodStatus};
+use common::node::{LocalNodeSpec, LocalPodStatus};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -36,18 +36,18 @@ pub mod quantity;
 pub mod runtime;
 pub mod sys;
 
-pub use layout::Layout;
-pub use node::Node;
+pub use layout::NodeLayout;
+pub use node::NodeManager;
 
 /// Configuration of the process that runs a node's pods.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Paths of the node. [`Node::create`] must have made it, and the calling thread must be inside ([`Node::enter`]).
-    pub layout: Layout,
+pub struct LocalNodeConfig {
+    /// Paths of the node. [`NodeManager::create`] must have made it, and the calling thread must be inside ([`NodeManager::enter`]).
+    pub layout: NodeLayout,
     /// Folder of OCI layouts whose images are found by name (`rouse up --images`).
     pub images: Option<PathBuf>,
     /// OCI runtime to use; `None` means crun, or else runc.
-    pub runtime: Option<runtime::Kind>,
+    pub runtime: Option<runtime::OciRuntimeKind>,
     /// Network namespace of the host, in which images are pulled.
     pub host_network: Arc<OwnedFd>,
     /// Credential files for registries; the first one that knows a registry is used.
@@ -56,13 +56,13 @@ pub struct Config {
 
 /// Reason that a node's pods cannot be run.
 #[derive(Debug, Error)]
-pub enum Error {
+pub enum LocalNodeError {
     /// The machine has no usable cgroups.
     #[error("cannot run pods without cgroups")]
     Cgroup(#[from] cgroups::CgroupError),
     /// No OCI runtime could be started.
     #[error("cannot run pods without an OCI runtime")]
-    Runtime(#[from] runtime::RuntimeError),
+    Runtime(#[from] runtime::OciRuntimeError),
     /// The thread for pods' networks could not be started.
     #[error("cannot connect pods")]
     Net(#[from] net::NetError),
@@ -77,25 +77,26 @@ pub enum Error {
 /// Keeps the ordered pods running and serves DNS, until `shutdown`.
 ///
 /// Pods found running are adopted. Those without an order are stopped, but only once the first orders have arrived. At
-/// shutdown the pods keep running; [`Node::destroy`] ends them.
+/// shutdown the pods keep running; [`NodeManager::destroy`] ends them.
 pub async fn run(
-    config: Config,
-    orders: watch::Receiver<Orders>,
-    statuses: mpsc::Sender<PodStatus>,
+    config: LocalNodeConfig,
+    orders: watch::Receiver<LocalNodeSpec>,
+    statuses: mpsc::Sender<LocalPodStatus>,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
+) -> Result<(), LocalNodeError> {
     // A container's process outlives the runtime that started it. As a subreaper this process then becomes its parent,
     // and learns its exit code.
-    nix::sys::prctl::set_child_subreaper(true).map_err(Error::Subreaper)?;
+    nix::sys::prctl::set_child_subreaper(true).map_err(LocalNodeError::Subreaper)?;
     let layout = config.layout;
-    let mounts = cgroups::Mounts::find()?;
-    let birth = std::fs::File::open(layout.runtime_cgroup(&mounts.v2)).map_err(Error::Node)?;
-    let runtime = runtime::Runtime::start(config.runtime, layout.runtime(), birth.into())?;
+    let mounts = cgroups::CgroupMounts::find()?;
+    let birth =
+        std::fs::File::open(layout.runtime_cgroup(&mounts.v2)).map_err(LocalNodeError::Node)?;
+    let runtime = runtime::OciRuntime::start(config.runtime, layout.runtime(), birth.into())?;
     let saved = kubelet::load(&layout);
     // The pods' addresses are reserved before the pool gives out any.
-    let networks = net::Networks::start(saved.iter().filter_map(|saved| saved.address))?;
-    let puller = images::Puller::new(config.host_network, config.credentials);
-    let images = images::Images::new(layout.images(), config.images, puller);
+    let networks = net::PodNetworkPool::start(saved.iter().filter_map(|saved| saved.address))?;
+    let puller = images::ImagePuller::new(config.host_network, config.credentials);
+    let images = images::ImageStore::new(layout.images(), config.images, puller);
     info!(node = layout.name(), runtime = runtime.name(), pods = saved.len(), "running pods");
     let dns = dns::serve((layout::DNS, 53).into(), orders.clone(), shutdown.clone());
     let dns = tokio::spawn(async move {
@@ -103,8 +104,8 @@ pub async fn run(
             error!(error = &error as &dyn std::error::Error, "names are not answered");
         }
     });
-    let shared = kubelet::Shared { layout, mounts, images, networks, runtime };
-    let kubelet = kubelet::Kubelet::adopt(Arc::new(shared), saved);
+    let shared = kubelet::KubeletResources { layout, mounts, images, networks, runtime };
+    let kubelet = kubelet::LocalKubelet::adopt(Arc::new(shared), saved);
     kubelet.serve(orders, statuses, shutdown).await;
     let _ = dns.await;
     Ok(())

@@ -246,29 +246,29 @@ pub struct PodNetwork {
     pub address: PodAddress,
 }
 
-/// Job for the thread of [`Networks`].
-enum Job {
+/// Job for the thread of [`PodNetworkPool`].
+enum NetworkJob {
     Take(oneshot::Sender<Result<PodNetwork, NetError>>),
     Release(PodAddress),
 }
 
 /// Handle of the thread that makes pods' namespaces ahead of need.
 #[derive(Clone, Debug)]
-pub struct Networks {
-    jobs: mpsc::Sender<Job>,
+pub struct PodNetworkPool {
+    jobs: mpsc::Sender<NetworkJob>,
 }
 
-impl Networks {
+impl PodNetworkPool {
     /// Starts the thread in the calling thread's namespace, which must be the node's. `taken` are addresses in use.
     pub fn start(taken: impl IntoIterator<Item = PodAddress>) -> Result<Self, NetError> {
         let (jobs, inbox) = mpsc::channel(256);
-        let mut addresses = crate::addresses::Addresses::default();
+        let mut addresses = crate::addresses::PodAddressPool::default();
         taken.into_iter().for_each(|address| addresses.take(address));
         let home = current()?;
         let serve = move || -> Result<(), NetError> {
             runtime()?.block_on(async {
                 let handle = connect()?;
-                let maker = Maker { handle, home, addresses, ready: Vec::new() };
+                let maker = PodNetworkBuilder { handle, home, addresses, ready: Vec::new() };
                 maker.serve(inbox).await;
                 Ok(())
             })
@@ -282,27 +282,27 @@ impl Networks {
     pub async fn take(&self) -> Result<PodNetwork, NetError> {
         let (reply, answer) = oneshot::channel();
         // If the thread is gone, the reply channel closes, and the next line reports it.
-        let _ = self.jobs.send(Job::Take(reply)).await;
+        let _ = self.jobs.send(NetworkJob::Take(reply)).await;
         answer.await.unwrap_or(Err(NetError::Ended))
     }
 
     /// Releases an address; its namespace must be unpublished.
     pub async fn release(&self, address: PodAddress) {
-        let _ = self.jobs.send(Job::Release(address)).await;
+        let _ = self.jobs.send(NetworkJob::Release(address)).await;
     }
 }
 
 /// State of the thread that makes pod networks.
-struct Maker {
+struct PodNetworkBuilder {
     handle: Handle,
     home: OwnedFd,
-    addresses: crate::addresses::Addresses,
+    addresses: crate::addresses::PodAddressPool,
     ready: Vec<PodNetwork>,
 }
 
-impl Maker {
+impl PodNetworkBuilder {
     /// Serves jobs, and fills the stock of ready networks while there are none.
-    async fn serve(mut self, mut inbox: mpsc::Receiver<Job>) {
+    async fn serve(mut self, mut inbox: mpsc::Receiver<NetworkJob>) {
         loop {
             let job = match inbox.try_recv() {
                 Ok(job) => job,
@@ -328,12 +328,12 @@ impl Maker {
                 Err(mpsc::error::TryRecvError::Disconnected) => return,
             };
             match job {
-                Job::Release(address) => {
+                NetworkJob::Release(address) => {
                     // Neighbour entries first: the address may be given out again as soon as it is released.
                     cable::forget(&self.handle, (address.v4(), address.v6())).await;
                     self.addresses.release(address);
                 }
-                Job::Take(reply) => {
+                NetworkJob::Take(reply) => {
                     let network = match self.ready.pop() {
                         Some(network) => Ok(network),
                         None => self.build().await,

@@ -12,9 +12,9 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::cgroups::{CgroupError, Mounts};
+use crate::cgroups::{CgroupError, CgroupMounts};
 use crate::dns;
-use crate::layout::{self, Layout};
+use crate::layout::{self, NodeLayout};
 use crate::net::{self, NetError};
 use crate::process::{self, ProcessId};
 use crate::sys;
@@ -77,15 +77,15 @@ fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeErr
 
 /// Operations on a node as a whole; it holds no state.
 #[derive(Debug)]
-pub struct Node;
+pub struct NodeManager;
 
 /// Lock of a node: while it lives, no other process creates, joins or removes the node.
 #[derive(Debug)]
-pub struct Lock(#[allow(dead_code, reason = "held, never read")] Flock<File>);
+pub struct NodeLock(#[allow(dead_code, reason = "held, never read")] Flock<File>);
 
-impl Node {
+impl NodeManager {
     /// Waits until no other process creates, joins or removes the node: components may start at the same moment.
-    pub fn lock(layout: &Layout) -> Result<Lock, NodeError> {
+    pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
         let path = layout.run();
         loop {
             fs::create_dir_all(&path).map_err(file("make folder", &path))?;
@@ -98,8 +98,8 @@ impl Node {
 
     /// Creates the missing things of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
     ///
-    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`Lock`] if others may do so too.
-    pub fn create(layout: &Layout) -> Result<(), NodeError> {
+    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`NodeLock`] if others may do so too.
+    pub fn create(layout: &NodeLayout) -> Result<(), NodeError> {
         for path in [
             layout.bpf(),
             layout.namespaces(),
@@ -116,7 +116,7 @@ impl Node {
         }
         mount_bpf(&layout.bpf())?;
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
-        Mounts::find().map_err(cgroup)?.create_node(layout).map_err(cgroup)?;
+        CgroupMounts::find().map_err(cgroup)?.create_node(layout).map_err(cgroup)?;
         write_names(&layout.resolv_conf())?;
         net::create_node(&layout.node_namespace(), &layout.client_namespace())
             .map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })?;
@@ -125,13 +125,13 @@ impl Node {
     }
 
     /// Moves the calling thread, and those it starts later, into the node's network namespace.
-    pub fn enter(layout: &Layout) -> Result<(), NodeError> {
+    pub fn enter(layout: &NodeLayout) -> Result<(), NodeError> {
         let entered = net::open(&layout.node_namespace()).and_then(|fd| net::enter(fd.as_fd()));
         entered.map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })
     }
 
     /// Records this process as component `part` of the node, so that `destroy` ends it; fails while another runs it.
-    pub fn claim(layout: &Layout, part: &str) -> Result<(), NodeError> {
+    pub fn claim(layout: &NodeLayout, part: &str) -> Result<(), NodeError> {
         let path = layout.processes().join(part);
         let own = ProcessId::own();
         let other =
@@ -145,8 +145,8 @@ impl Node {
             .map_err(file("record the process in", &path))
     }
 
-    /// Returns the components recorded by [`Node::claim`] that still run.
-    pub fn parts(layout: &Layout) -> Vec<(String, ProcessId)> {
+    /// Returns the components recorded by [`NodeManager::claim`] that still run.
+    pub fn parts(layout: &NodeLayout) -> Vec<(String, ProcessId)> {
         let Ok(entries) = fs::read_dir(layout.processes()) else { return Vec::new() };
         let parts = entries.flatten().filter_map(|entry| {
             let process = process::recorded(&entry.path())?;
@@ -158,14 +158,14 @@ impl Node {
     /// Ends the node's other processes, kills pods and clients, and removes everything but manifests, images and logs.
     ///
     /// It works as well after a crash, on an incomplete node, or twice. Blocks.
-    pub fn destroy(layout: &Layout) -> Result<(), NodeError> {
+    pub fn destroy(layout: &NodeLayout) -> Result<(), NodeError> {
         end_parts(layout);
         // A node that is gone by now needs no lock. Components that started during the wait are ended too.
         let _lock = lock_folder(&layout.run())?;
         end_parts(layout);
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
         // Processes first: they hold namespaces and mounts.
-        Mounts::find().map_err(cgroup)?.remove_node(layout).map_err(cgroup)?;
+        CgroupMounts::find().map_err(cgroup)?.remove_node(layout).map_err(cgroup)?;
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {
             entries.flatten().for_each(|entry| net::unpublish(&entry.path()));
         }
@@ -181,8 +181,8 @@ impl Node {
         Ok(())
     }
 
-    /// Removes also what [`Node::destroy`] keeps: manifests, images and logs.
-    pub fn purge(layout: &Layout) -> Result<(), NodeError> {
+    /// Removes also what [`NodeManager::destroy`] keeps: manifests, images and logs.
+    pub fn purge(layout: &NodeLayout) -> Result<(), NodeError> {
         Self::destroy(layout)?;
         remove_folder(&layout.data())?;
         // Succeeds only when this was the last node.
@@ -214,7 +214,7 @@ fn remove_folder(path: &Path) -> Result<(), NodeError> {
 }
 
 /// Locks a folder; `None` if there is none, for instance because the lock's last holder removed it.
-fn lock_folder(path: &Path) -> Result<Option<Lock>, NodeError> {
+fn lock_folder(path: &Path) -> Result<Option<NodeLock>, NodeError> {
     loop {
         let folder = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -226,7 +226,7 @@ fn lock_folder(path: &Path) -> Result<Option<Lock>, NodeError> {
         let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
         // A folder that was removed and made again during the wait is another inode.
         if own == now {
-            return Ok(Some(Lock(lock)));
+            return Ok(Some(NodeLock(lock)));
         }
     }
 }
@@ -276,9 +276,10 @@ fn unmount_below(path: &Path) {
 }
 
 /// Ends all other components of the node: SIGTERM to all, then SIGKILL to each that is late.
-fn end_parts(layout: &Layout) {
+fn end_parts(layout: &NodeLayout) {
     let own = ProcessId::own();
-    let others = Node::parts(layout).into_iter().filter(|(_, process)| Some(*process) != own);
+    let others =
+        NodeManager::parts(layout).into_iter().filter(|(_, process)| Some(*process) != own);
     let others: Vec<_> =
         others.filter_map(|(part, process)| Some((part, process.open()?))).collect();
     for (part, fd) in &others {

@@ -26,15 +26,15 @@ use crate::sys;
 
 mod exec;
 
-use exec::Executing;
-pub use exec::{Exec, Executed};
+use exec::RunningExecs;
+pub use exec::{ExecRequest, ExecResult};
 
 /// Threads that start containers. A start is mostly kernel work under global locks; more threads would only wait.
 const WORKERS: usize = 4;
 
 /// Supported OCI runtimes, in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum OciRuntimeKind {
     /// crun, written in C; starts a container in a third of runc's time.
     Crun,
     /// runc, the reference implementation in Go.
@@ -43,7 +43,7 @@ pub enum Kind {
 
 /// Failure while a container is started, deleted, or runs a command.
 #[derive(Debug, Error)]
-pub enum RuntimeError {
+pub enum OciRuntimeError {
     /// Neither runtime is installed.
     #[error("neither crun nor runc is installed: apt-get install crun")]
     Missing,
@@ -72,14 +72,14 @@ pub enum RuntimeError {
 }
 
 /// Returns a closure that wraps an I/O error with the operation and its path.
-fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RuntimeError {
+fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OciRuntimeError {
     let path = path.to_owned();
-    move |source| RuntimeError::File { attempt, path, source }
+    move |source| OciRuntimeError::File { attempt, path, source }
 }
 
 /// A container about to be started.
 #[derive(Debug)]
-pub struct Launch {
+pub struct ContainerLaunch {
     /// Container ID for the runtime, unique on the node.
     pub id: String,
     /// Bundle folder with the container's `config.json`.
@@ -100,7 +100,7 @@ pub struct Launch {
 
 /// A container whose process runs.
 #[derive(Debug)]
-pub struct Launched {
+pub struct LaunchedContainer {
     /// First process of the container.
     pub process: ProcessId,
     /// Descriptor of that process, a pidfd.
@@ -111,30 +111,30 @@ pub struct Launched {
     pub runtime_time: Duration,
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type RuntimeJob = Box<dyn FnOnce() + Send>;
 
 /// The OCI runtime and the threads on which it runs.
 #[derive(Clone, Debug)]
-pub struct Runtime {
-    kind: Kind,
+pub struct OciRuntime {
+    kind: OciRuntimeKind,
     program: PathBuf,
     state: PathBuf,
     birth: Arc<OwnedFd>,
-    roots: Roots,
-    executing: Executing,
-    jobs: mpsc::Sender<Job>,
+    roots: PendingUnmounts,
+    executing: RunningExecs,
+    jobs: mpsc::Sender<RuntimeJob>,
 }
 
 /// Root file systems that are still mounted here, although each container has its own copy of the mount.
 ///
 /// Unmounting waits for every processor, just when the new process begins to serve. So it is delayed a little.
 #[derive(Clone, Debug)]
-struct Roots {
+struct PendingUnmounts {
     left: Arc<Mutex<Vec<PathBuf>>>,
     more: mpsc::Sender<()>,
 }
 
-impl Roots {
+impl PendingUnmounts {
     /// Delay of an unmount after the container's start.
     const LATER: Duration = Duration::from_millis(100);
 
@@ -190,23 +190,23 @@ fn unmount(root: &Path) {
     let _ = umount2(root, MntFlags::MNT_DETACH);
 }
 
-impl Runtime {
+impl OciRuntime {
     /// Finds the runtime (`wanted`, or crun before runc) and starts its threads.
     ///
     /// `state` is the runtime's state folder (`--root`). `birth` is the cgroup for runtime processes that move their
     /// container themselves (runc), and for those without a container to move (`delete`).
     pub fn start(
-        wanted: Option<Kind>,
+        wanted: Option<OciRuntimeKind>,
         state: PathBuf,
         birth: OwnedFd,
-    ) -> Result<Self, RuntimeError> {
-        let kinds = [(Kind::Crun, "crun"), (Kind::Runc, "runc")];
+    ) -> Result<Self, OciRuntimeError> {
+        let kinds = [(OciRuntimeKind::Crun, "crun"), (OciRuntimeKind::Runc, "runc")];
         let fitting = kinds.iter().filter(|(kind, _)| wanted.is_none_or(|wanted| wanted == *kind));
         let found = fitting.filter_map(|(kind, name)| Some((*kind, find(name)?))).next();
-        let (kind, program) = found.ok_or(RuntimeError::Missing)?;
-        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (kind, program) = found.ok_or(OciRuntimeError::Missing)?;
+        let (jobs, inbox) = mpsc::channel::<RuntimeJob>();
         let (ready, started) = mpsc::channel();
-        let (roots, unmounting) = Roots::new();
+        let (roots, unmounting) = PendingUnmounts::new();
         let first = move || {
             let entered = private_mounts();
             let usable = entered.is_ok();
@@ -220,21 +220,21 @@ impl Runtime {
         // Only this first thread unshares its mounts; the threads that it starts inherit the namespace.
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file("start a thread for", &program))?;
-        started.recv().ok().ok_or(RuntimeError::Ended)??;
-        let (birth, executing) = (Arc::new(birth), Executing::default());
+        started.recv().ok().ok_or(OciRuntimeError::Ended)??;
+        let (birth, executing) = (Arc::new(birth), RunningExecs::default());
         Ok(Self { kind, program, state, birth, roots, executing, jobs })
     }
 
     /// Returns the name of the runtime's program.
     pub fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Crun => "crun",
-            Kind::Runc => "runc",
+            OciRuntimeKind::Crun => "crun",
+            OciRuntimeKind::Runc => "runc",
         }
     }
 
     /// Runs `job` on one of the runtime's threads and returns its result.
-    async fn on_thread<T: Send + 'static, E: From<RuntimeError> + Send + 'static>(
+    async fn on_thread<T: Send + 'static, E: From<OciRuntimeError> + Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
@@ -245,21 +245,21 @@ impl Runtime {
                 drop(reply.send(job()));
             }
         });
-        self.jobs.send(job).ok().ok_or(RuntimeError::Ended)?;
-        answer.await.ok().ok_or(RuntimeError::Ended)?
+        self.jobs.send(job).ok().ok_or(OciRuntimeError::Ended)?;
+        answer.await.ok().ok_or(OciRuntimeError::Ended)?
     }
 
     /// Prepares and starts a container on one of the threads; returns once its process runs the user's program.
-    pub async fn run<E: From<RuntimeError> + Send + 'static>(
+    pub async fn run<E: From<OciRuntimeError> + Send + 'static>(
         &self,
-        prepare: impl FnOnce() -> Result<Launch, E> + Send + 'static,
-    ) -> Result<Launched, E> {
+        prepare: impl FnOnce() -> Result<ContainerLaunch, E> + Send + 'static,
+    ) -> Result<LaunchedContainer, E> {
         let runtime = self.clone();
         self.on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
     }
 
     /// Mounts the root file system and runs the runtime; the calling thread must see the private mounts.
-    fn launch(&self, launch: &Launch) -> Result<Launched, RuntimeError> {
+    fn launch(&self, launch: &ContainerLaunch) -> Result<LaunchedContainer, OciRuntimeError> {
         let begin = Instant::now();
         let root = launch.bundle.join("rootfs");
         self.roots.unmount(&root);
@@ -270,11 +270,14 @@ impl Runtime {
         self.roots.leave(root);
         let (process, pidfd) = started?;
         let (mount_time, runtime_time) = (mounted - begin, mounted.elapsed());
-        Ok(Launched { process, pidfd, mount_time, runtime_time })
+        Ok(LaunchedContainer { process, pidfd, mount_time, runtime_time })
     }
 
     /// Calls the runtime's `run --detach` and waits for its end; the container's process then runs.
-    fn start_mounted(&self, launch: &Launch) -> Result<(ProcessId, OwnedFd), RuntimeError> {
+    fn start_mounted(
+        &self,
+        launch: &ContainerLaunch,
+    ) -> Result<(ProcessId, OwnedFd), OciRuntimeError> {
         let log = open_log(&launch.log, launch.user)?;
         let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
         let pid_file = launch.bundle.join("pid");
@@ -305,7 +308,7 @@ impl Runtime {
             Ok(WaitStatus::Exited(_, 0)) => {}
             other => {
                 let message = last_message(&messages).unwrap_or_else(|| format!("{other:?}"));
-                return Err(RuntimeError::Refused { runtime: self.name(), message });
+                return Err(OciRuntimeError::Refused { runtime: self.name(), message });
             }
         }
         let text = fs::read_to_string(&pid_file).map_err(file("read", &pid_file))?;
@@ -322,18 +325,18 @@ impl Runtime {
         argv: &[String],
         cgroup: &ContainerCgroup,
         stdio: [BorrowedFd<'_>; 3],
-    ) -> Result<(Pid, OwnedFd), RuntimeError> {
+    ) -> Result<(Pid, OwnedFd), OciRuntimeError> {
         let tasks: Vec<_> = cgroup.tasks.iter().map(AsFd::as_fd).collect();
         // runc moves the process itself, and newer versions require the container's group to be empty.
         let parent = match self.kind {
-            Kind::Crun => cgroup.dir.as_fd(),
-            Kind::Runc => self.birth.as_fd(),
+            OciRuntimeKind::Crun => cgroup.dir.as_fd(),
+            OciRuntimeKind::Runc => self.birth.as_fd(),
         };
         self.command(argv)?.spawn(parent, &tasks, stdio).map_err(file("run", &self.program))
     }
 
     /// Deletes the runtime's state of a container whose process has ended.
-    pub async fn delete(&self, id: String) -> Result<(), RuntimeError> {
+    pub async fn delete(&self, id: String) -> Result<(), OciRuntimeError> {
         let runtime = self.clone();
         self.on_thread(move || {
             let done = runtime.run_delete(&id);
@@ -345,7 +348,7 @@ impl Runtime {
     }
 
     /// Runs `delete --force` in a cgroup of the node: the node's removal kills it, so it recreates no folder later.
-    fn run_delete(&self, id: &str) -> Result<(), RuntimeError> {
+    fn run_delete(&self, id: &str) -> Result<(), OciRuntimeError> {
         let null = File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(file("open", Path::new("/dev/null")))?;
         let mut argv = self.argv();
@@ -363,13 +366,16 @@ impl Runtime {
     fn argv(&self) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
-        argv.extend((self.kind == Kind::Crun).then(|| "--cgroup-manager=disabled".to_owned()));
+        argv.extend(
+            (self.kind == OciRuntimeKind::Crun).then(|| "--cgroup-manager=disabled".to_owned()),
+        );
         argv
     }
 
-    fn command(&self, argv: &[String]) -> Result<sys::Command, RuntimeError> {
+    fn command(&self, argv: &[String]) -> Result<sys::CgroupCommand, OciRuntimeError> {
         let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
-        sys::Command::new(argv, &env).map_err(|error| file("run", &self.program)(error.into()))
+        sys::CgroupCommand::new(argv, &env)
+            .map_err(|error| file("run", &self.program)(error.into()))
     }
 }
 
@@ -389,7 +395,7 @@ fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// Gives the calling thread, and the threads it starts, a mount namespace of their own.
-fn private_mounts() -> Result<(), RuntimeError> {
+fn private_mounts() -> Result<(), OciRuntimeError> {
     let cgroup = Path::new("/sys/fs/cgroup");
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
         .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
@@ -403,9 +409,9 @@ fn private_mounts() -> Result<(), RuntimeError> {
 }
 
 /// Runs jobs on this thread and its siblings, until all senders are gone.
-fn work(inbox: mpsc::Receiver<Job>) {
+fn work(inbox: mpsc::Receiver<RuntimeJob>) {
     let inbox = Arc::new(Mutex::new(inbox));
-    let serve = |inbox: Arc<Mutex<mpsc::Receiver<Job>>>| {
+    let serve = |inbox: Arc<Mutex<mpsc::Receiver<RuntimeJob>>>| {
         loop {
             let job = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
             match job {
@@ -424,7 +430,7 @@ fn work(inbox: mpsc::Receiver<Job>) {
 }
 
 /// Mounts the image at `root`, with an empty writable layer over it.
-fn mount_root(launch: &Launch, root: &Path) -> Result<(), RuntimeError> {
+fn mount_root(launch: &ContainerLaunch, root: &Path) -> Result<(), OciRuntimeError> {
     let (upper, scratch) = (launch.layer.join("upper"), launch.layer.join("work"));
     match fs::remove_dir_all(&launch.layer) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -482,7 +488,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Opens a container's log for appending, owned by the container's user.
-fn open_log(path: &Path, user: u32) -> Result<File, RuntimeError> {
+fn open_log(path: &Path, user: u32) -> Result<File, OciRuntimeError> {
     let opened = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
     let log = opened.map_err(file("open the log", path))?;
     fchown(&log, Some(user), None).map_err(file("own the log", path))?;

@@ -50,12 +50,12 @@ const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
 /// A program to be run inside a cgroup.
 #[derive(Debug)]
-pub struct Command {
+pub struct CgroupCommand {
     argv: Vec<CString>,
     env: Vec<CString>,
 }
 
-impl Command {
+impl CgroupCommand {
     /// Prepares the program at path `argv[0]` with these arguments and this environment (`KEY=value`).
     pub fn new(argv: &[String], env: &[String]) -> Result<Self, NulError> {
         let owned = |texts: &[String]| -> Result<Vec<CString>, NulError> {
@@ -78,7 +78,7 @@ impl Command {
         let (argv, env) = (pointers(&self.argv), pointers(&self.env));
         let tasks: Vec<RawFd> = tasks.iter().map(AsRawFd::as_raw_fd).collect();
         let stdio = stdio.map(|fd| fd.as_raw_fd());
-        let child = Child { argv: &argv, env: &env, tasks: &tasks, stdio };
+        let child = ChildArgs { argv: &argv, env: &env, tasks: &tasks, stdio };
         let mut pidfd: RawFd = -1;
         let args = CloneArgs {
             flags: (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD) as u64
@@ -111,7 +111,7 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
 }
 
 /// Data that a child needs between clone3 and execve.
-struct Child<'a> {
+struct ChildArgs<'a> {
     argv: &'a [*const libc::c_char],
     env: &'a [*const libc::c_char],
     tasks: &'a [RawFd],
@@ -127,7 +127,7 @@ struct Child<'a> {
 ///
 /// # Safety
 /// `args` has CLONE_VM, CLONE_VFORK and no stack of its own, and all signals are blocked.
-unsafe fn clone3(args: &CloneArgs, child: &Child<'_>) -> i64 {
+unsafe fn clone3(args: &CloneArgs, child: &ChildArgs<'_>) -> i64 {
     let pid;
     // SAFETY: by the contract; the child writes only below the stack pointer.
     #[cfg(target_arch = "x86_64")]
@@ -169,7 +169,7 @@ unsafe fn clone3(args: &CloneArgs, child: &Child<'_>) -> i64 {
 }
 
 /// Code of the child between clone3 and execve: cgroups, descriptors, signals, program.
-extern "C" fn run_child(child: &Child<'_>) -> ! {
+extern "C" fn run_child(child: &ChildArgs<'_>) -> ! {
     // SAFETY: only async-signal-safe system calls, on descriptors and NUL-terminated arrays the parent prepared.
     unsafe {
         // "0" means the calling thread.
@@ -202,18 +202,18 @@ pub fn pidfd_open(pid: Pid) -> io::Result<OwnedFd> {
 
 /// A descriptor that several owners share, for waiting.
 #[derive(Debug)]
-pub struct Watched(Arc<OwnedFd>);
+pub struct SharedFd(Arc<OwnedFd>);
 
-impl AsRawFd for Watched {
+impl AsRawFd for SharedFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
 /// Registers `fd`, so that tasks can wait until it is readable: for a pidfd, until its process has ended.
-pub fn watch(fd: Arc<OwnedFd>) -> io::Result<AsyncFd<Watched>> {
+pub fn watch(fd: Arc<OwnedFd>) -> io::Result<AsyncFd<SharedFd>> {
     // SAFETY: the wrapper keeps the descriptor open, and always returns the same one.
-    let registered = unsafe { AsyncFd::register_with_interest(Watched(fd), Interest::READABLE) };
+    let registered = unsafe { AsyncFd::register_with_interest(SharedFd(fd), Interest::READABLE) };
     registered.map_err(io::Error::from)
 }
 

@@ -2,22 +2,22 @@
 
 use std::{io::Read as _, path::Path, process::ExitCode};
 
-use common::wire::{Name, is_label, is_subdomain};
-use controller::{parse, policy::AutoscalerConfig, render::ObjectKind};
+use common::wire::{NamespacedName, is_label, is_subdomain};
+use controller::{parse, policy::ScalePolicyConfig, render::KnativeObjectKind};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::Apply,
-    failure::Failure,
+    cli::ApplyArgs,
+    failure::CommandError,
     kinds,
-    manifests::{Kept, Manifests},
+    manifests::{ManifestFolder, ManifestLocation},
     out,
-    store::{self, Store},
+    store::{self, NodeStore},
 };
 
 /// Result of applying one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ApplyOutcome {
     /// The object did not exist before.
     Created,
     /// The object existed and has changed.
@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
 }
 
 /// Applies every object of the files; an invalid one does not stop the others.
-pub(crate) fn apply(store: &Store, args: &Apply) -> Result<ExitCode, Failure> {
+pub(crate) fn apply(store: &NodeStore, args: &ApplyArgs) -> Result<ExitCode, CommandError> {
     let (mut code, mut manifests) = (ExitCode::SUCCESS, store.manifests());
     for file in &args.files {
         for (source, text) in read(file, args.recursive)? {
@@ -48,11 +48,11 @@ pub(crate) fn apply(store: &Store, args: &Apply) -> Result<ExitCode, Failure> {
 }
 
 /// Reads the texts that `-f` names, each with its source for messages.
-pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>, Failure> {
+pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>, CommandError> {
     if file == Path::new("-") {
         let mut text = String::new();
         let read = std::io::stdin().read_to_string(&mut text);
-        read.map_err(Failure::file("read", "standard input"))?;
+        read.map_err(CommandError::file("read", "standard input"))?;
         return Ok(vec![("standard input".to_owned(), text)]);
     }
     let paths = match file.is_dir() {
@@ -61,10 +61,10 @@ pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>
     };
     if paths.is_empty() {
         let why = "holds no .yaml, .yml or .json file".to_owned();
-        return Err(Failure::Manifest { file: file.display().to_string(), why });
+        return Err(CommandError::Manifest { file: file.display().to_string(), why });
     }
     let read = |path: std::path::PathBuf| {
-        let text = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
+        let text = std::fs::read_to_string(&path).map_err(CommandError::file("read", &path))?;
         Ok((path.display().to_string(), text))
     };
     paths.into_iter().map(read).collect()
@@ -75,8 +75,8 @@ pub(crate) fn documents(
     source: &str,
     text: &str,
     namespace: Option<&str>,
-) -> Vec<Result<(Name, Value), Failure>> {
-    let bad = |why: String| Failure::Manifest { file: source.to_owned(), why };
+) -> Vec<Result<(NamespacedName, Value), CommandError>> {
+    let bad = |why: String| CommandError::Manifest { file: source.to_owned(), why };
     match store::documents(text) {
         Err(why) => vec![Err(bad(format!("not readable as YAML: {why}")))],
         Ok(all) if all.is_empty() => vec![Err(bad("no objects passed to apply".to_owned()))],
@@ -85,7 +85,7 @@ pub(crate) fn documents(
 }
 
 /// Checks what is needed to store an object; the controller checks the rest and reports it on the object.
-fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String> {
+fn shape(mut it: Value, namespace: Option<&str>) -> Result<(NamespacedName, Value), String> {
     let field = |at: &str| it.pointer(at).and_then(Value::as_str).map(str::to_owned);
     let version = field("/apiVersion").unwrap_or_default();
     let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
@@ -122,36 +122,40 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(Name, Value), String
     }
     // Written into the manifest, since its file alone must identify the service.
     it["metadata"]["namespace"] = json!(namespace);
-    Ok((Name::new(namespace, name), it))
+    Ok((NamespacedName::new(namespace, name), it))
 }
 
 /// Stores the manifest of a service, in place of an earlier one.
-pub(crate) fn keep(manifests: &mut Manifests, name: &Name, it: &Value) -> Result<Outcome, Failure> {
+pub(crate) fn keep(
+    manifests: &mut ManifestFolder,
+    name: &NamespacedName,
+    it: &Value,
+) -> Result<ApplyOutcome, CommandError> {
     let kept = manifests.find(name)?;
-    let outcome = match kept.as_ref().map(Kept::value) {
-        None => Outcome::Created,
-        Some(old) if old == it => return Ok(Outcome::Unchanged),
-        Some(_) => Outcome::Configured,
+    let outcome = match kept.as_ref().map(ManifestLocation::value) {
+        None => ApplyOutcome::Created,
+        Some(old) if old == it => return Ok(ApplyOutcome::Unchanged),
+        Some(_) => ApplyOutcome::Configured,
     };
     manifests.write(name, it, kept)?;
     Ok(outcome)
 }
 
-fn report(outcome: Outcome, name: &Name, it: &Value) -> Result<(), Failure> {
+fn report(outcome: ApplyOutcome, name: &NamespacedName, it: &Value) -> Result<(), CommandError> {
     let did = match outcome {
-        Outcome::Created => "created",
-        Outcome::Configured => "configured",
-        Outcome::Unchanged => "unchanged",
+        ApplyOutcome::Created => "created",
+        ApplyOutcome::Configured => "configured",
+        ApplyOutcome::Unchanged => "unchanged",
     };
-    out::line(&format!("{}/{} {did}", kinds::singular(ObjectKind::Service), name.name))?;
+    out::line(&format!("{}/{} {did}", kinds::singular(KnativeObjectKind::Service), name.name))?;
     // The controller reports the same as a condition; the warning saves the user a `rouse get`.
     warnings(name, it).iter().for_each(|it| out::complain(&format!("Warning: {it}")));
     Ok(())
 }
 
 /// Warnings on a stored object: the reason why it will not become ready, or else its fields without effect.
-fn warnings(name: &Name, it: &Value) -> Vec<String> {
-    let config = AutoscalerConfig::default();
+fn warnings(name: &NamespacedName, it: &Value) -> Vec<String> {
+    let config = ScalePolicyConfig::default();
     match parse::service(it, &config) {
         Err(problems) => {
             vec![format!("{name} will not become ready: {}", parse::line(&problems))]
@@ -163,7 +167,7 @@ fn warnings(name: &Name, it: &Value) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::tests::Temp;
+    use crate::store::tests::NodeStoreFixture;
 
     mod fields;
 
@@ -182,23 +186,24 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 
     #[test]
     fn an_object_is_created_then_unchanged_then_configured() {
-        let (temp, store) = Temp::new("apply");
+        let (temp, store) = NodeStoreFixture::new("apply");
         let apply = |text: &str| {
             let (name, it) = documents("x.yaml", text, None).remove(0).unwrap();
             keep(&mut store.manifests(), &name, &it).unwrap()
         };
-        assert_eq!(apply(HELLO), Outcome::Created);
-        assert_eq!(apply(HELLO), Outcome::Unchanged);
-        assert_eq!(apply(&HELLO.replace("v1}", "v2}")), Outcome::Configured);
+        assert_eq!(apply(HELLO), ApplyOutcome::Created);
+        assert_eq!(apply(HELLO), ApplyOutcome::Unchanged);
+        assert_eq!(apply(&HELLO.replace("v1}", "v2}")), ApplyOutcome::Configured);
         assert_eq!(temp.files(), ["default_hello.yaml"]);
-        let kept = store.manifests().find(&Name::new("default", "hello")).unwrap().unwrap();
+        let kept =
+            store.manifests().find(&NamespacedName::new("default", "hello")).unwrap().unwrap();
         let image = kept.value().pointer("/spec/template/spec/containers/0/image").unwrap();
         assert_eq!(image, "dev.local/hello:v2");
     }
 
     #[test]
     fn several_documents_become_several_files() {
-        let (temp, store) = Temp::new("several");
+        let (temp, store) = NodeStoreFixture::new("several");
         let text = format!("{HELLO}---\n{}", HELLO.replace("hello}", "other, namespace: demo}"));
         for result in documents("x.yaml", &text, None) {
             let (name, it) = result.unwrap();

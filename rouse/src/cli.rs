@@ -3,59 +3,59 @@
 use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use local::{layout::Layout, node::Node};
+use local::{layout::NodeLayout, node::NodeManager};
 use tracing_subscriber::EnvFilter;
 
-use crate::{apply, delete, describe, get, install, logs, out, run, store::Store, top, up};
+use crate::{apply, delete, describe, get, install, logs, out, run, store::NodeStore, top, up};
 
 /// Services that sleep at zero pods and wake on the next request.
 ///
 /// `rouse up` runs a node on this machine; the other commands use it as kubectl uses a cluster.
 #[derive(Debug, Parser)]
 #[command(name = "rouse", version, propagate_version = true)]
-pub(crate) struct Cli {
+pub(crate) struct RouseCli {
     /// Name of the node, where several run side by side
     #[arg(long, global = true, env = "ROUSE_NODE", default_value = "rouse", value_name = "NAME")]
     node: String,
     #[command(subcommand)]
-    command: Command,
+    command: RouseCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum RouseCommand {
     /// Run a node on this machine until it is interrupted
-    Up(up::Args),
+    Up(up::NodeUpArgs),
     /// End the node and remove its processes, namespaces, cgroups, mounts and pins
-    Down(Down),
+    Down(DownArgs),
     /// Run a command inside the node, where services have their names and addresses
-    Run(Run),
+    Run(RunArgs),
     /// Create or change services from YAML or JSON
-    Apply(Apply),
+    Apply(ApplyArgs),
     /// List objects, or show one
-    Get(Get),
+    Get(GetArgs),
     /// Show an object with all its fields and its status
-    Describe(Describe),
+    Describe(DescribeArgs),
     /// Print the output of the containers of a pod or service
-    Logs(Logs),
+    Logs(LogsArgs),
     /// Watch services, pods, requests and paths live
-    Top(Top),
+    Top(TopArgs),
     /// Delete services by name or manifest
-    Delete(Delete),
+    Delete(DeleteArgs),
     /// Print the manifests of Rouse on Kubernetes, or apply them
-    Install(install::Args),
+    Install(install::InstallArgs),
     /// Remove Rouse from a cluster and leave users' objects and pods
-    Uninstall(install::Remove),
+    Uninstall(install::UninstallArgs),
 }
 
 #[derive(Debug, Args)]
-struct Down {
+struct DownArgs {
     /// Remove applied manifests, images and logs too
     #[arg(long)]
     purge: bool,
 }
 
 #[derive(Debug, Args)]
-struct Run {
+struct RunArgs {
     /// Command to run, with its arguments
     #[arg(
         required = true,
@@ -68,14 +68,14 @@ struct Run {
 
 /// Namespace in which objects are looked up.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Scope {
+pub(crate) struct NamespaceArgs {
     /// Namespace of the objects
     #[arg(short, long, default_value = "default")]
     pub(crate) namespace: String,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Apply {
+pub(crate) struct ApplyArgs {
     /// File or folder with manifests; `-` reads standard input. May be repeated
     #[arg(short, long = "filename", required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
@@ -89,7 +89,7 @@ pub(crate) struct Apply {
 
 /// Format in which objects are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     /// The whole object as YAML
     Yaml,
     /// The whole object as JSON
@@ -101,15 +101,15 @@ pub(crate) enum Format {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Get {
+pub(crate) struct GetArgs {
     /// TYPE [NAME…] or TYPE/NAME…; TYPE is ksvc, configuration, revision, route, pods, podautoscaler (pa), sks or all
     #[arg(required = true, value_name = "TYPE")]
     pub(crate) what: Vec<String>,
     /// Output format; a table without it
     #[arg(short, long, value_enum)]
-    pub(crate) output: Option<Format>,
+    pub(crate) output: Option<OutputFormat>,
     #[command(flatten)]
-    pub(crate) scope: Scope,
+    pub(crate) scope: NamespaceArgs,
     /// Look in all namespaces
     #[arg(short = 'A', long)]
     pub(crate) all_namespaces: bool,
@@ -125,21 +125,21 @@ pub(crate) struct Get {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Describe {
+pub(crate) struct DescribeArgs {
     /// TYPE [NAME…] or TYPE/NAME… of the objects
     #[arg(required = true, value_name = "TYPE")]
     pub(crate) what: Vec<String>,
     #[command(flatten)]
-    pub(crate) scope: Scope,
+    pub(crate) scope: NamespaceArgs,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Logs {
+pub(crate) struct LogsArgs {
     /// Name of a pod, or `ksvc/NAME` or `revision/NAME` for all its pods, including ended ones
     #[arg(value_name = "POD")]
     pub(crate) of: String,
     #[command(flatten)]
-    pub(crate) scope: Scope,
+    pub(crate) scope: NamespaceArgs,
     /// Continue as more is written
     #[arg(short, long)]
     pub(crate) follow: bool,
@@ -152,14 +152,14 @@ pub(crate) struct Logs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Top {
+pub(crate) struct TopArgs {
     /// Print once and exit
     #[arg(long)]
     pub(crate) once: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Delete {
+pub(crate) struct DeleteArgs {
     /// TYPE NAME… or TYPE/NAME… of the services
     #[arg(value_name = "TYPE", required_unless_present = "files")]
     pub(crate) what: Vec<String>,
@@ -167,7 +167,7 @@ pub(crate) struct Delete {
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "what")]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) scope: Scope,
+    pub(crate) scope: NamespaceArgs,
     /// Delete every service of the namespace
     #[arg(long)]
     pub(crate) all: bool,
@@ -179,36 +179,36 @@ pub(crate) struct Delete {
     pub(crate) no_wait: bool,
 }
 
-impl Cli {
+impl RouseCli {
     /// Runs the command and returns its exit code.
     pub(crate) fn dispatch(self) -> anyhow::Result<ExitCode> {
-        let layout = Layout::new(&self.node)?;
-        let store = Store::new(&layout);
+        let layout = NodeLayout::new(&self.node)?;
+        let store = NodeStore::new(&layout);
         // Only `up` and `down` log: the output of the other commands is for the terminal and for scripts.
         match self.command {
-            Command::Up(args) => {
+            RouseCommand::Up(args) => {
                 log();
                 up::run(&layout, &args)?;
             }
-            Command::Down(down) => {
+            RouseCommand::Down(down) => {
                 up::need_root()?;
                 log();
                 if down.purge {
-                    Node::purge(&layout)?
+                    NodeManager::purge(&layout)?
                 } else {
-                    Node::destroy(&layout)?
+                    NodeManager::destroy(&layout)?
                 }
                 out::line(&format!("node {} is down", layout.name()))?;
             }
-            Command::Run(it) => return Ok(run::exec(&layout, &it.command)?),
-            Command::Apply(it) => return Ok(apply::apply(&store, &it)?),
-            Command::Get(it) => get::get(&store, &it)?,
-            Command::Describe(it) => describe::describe(&store, &it)?,
-            Command::Logs(it) => logs::logs(&layout, &store, &it)?,
-            Command::Top(it) => top::top(&layout, &store, &it)?,
-            Command::Delete(it) => return Ok(delete::delete(&layout, &store, &it)?),
-            Command::Install(it) => install::install(&it)?,
-            Command::Uninstall(it) => install::uninstall(&it)?,
+            RouseCommand::Run(it) => return Ok(run::exec(&layout, &it.command)?),
+            RouseCommand::Apply(it) => return Ok(apply::apply(&store, &it)?),
+            RouseCommand::Get(it) => get::get(&store, &it)?,
+            RouseCommand::Describe(it) => describe::describe(&store, &it)?,
+            RouseCommand::Logs(it) => logs::logs(&layout, &store, &it)?,
+            RouseCommand::Top(it) => top::top(&layout, &store, &it)?,
+            RouseCommand::Delete(it) => return Ok(delete::delete(&layout, &store, &it)?),
+            RouseCommand::Install(it) => install::install(&it)?,
+            RouseCommand::Uninstall(it) => install::uninstall(&it)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -233,12 +233,12 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        RouseCli::command().debug_assert();
     }
 
     #[test]
     fn every_command_says_in_one_line_what_it_does() {
-        for command in Cli::command().get_subcommands() {
+        for command in RouseCli::command().get_subcommands() {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             assert!((10..90).contains(&about.len()), "{}: {about:?}", command.get_name());
             assert!(!about.ends_with('.'), "{}", command.get_name());
@@ -248,8 +248,8 @@ mod tests {
     #[test]
     fn a_command_to_run_keeps_its_own_flags() {
         let cli =
-            Cli::try_parse_from(["rouse", "run", "--", "curl", "-s", "http://hello"]).unwrap();
-        let Command::Run(run) = cli.command else { panic!("run") };
+            RouseCli::try_parse_from(["rouse", "run", "--", "curl", "-s", "http://hello"]).unwrap();
+        let RouseCommand::Run(run) = cli.command else { panic!("run") };
         assert_eq!(run.command, ["curl", "-s", "http://hello"]);
     }
 
@@ -265,7 +265,8 @@ mod tests {
             "rouse delete ksvc hello --node other",
             "rouse describe revision/hello-00001",
         ] {
-            Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+            RouseCli::try_parse_from(line.split(' '))
+                .unwrap_or_else(|error| panic!("{line}: {error}"));
         }
     }
 }

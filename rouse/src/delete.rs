@@ -2,17 +2,21 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use common::wire::Name;
-use controller::render::ObjectKind;
-use local::layout::Layout;
+use common::wire::NamespacedName;
+use controller::render::KnativeObjectKind;
+use local::layout::NodeLayout;
 
-use crate::{apply, cli::Delete, failure::Failure, kinds, out, store::Store};
+use crate::{apply, cli::DeleteArgs, failure::CommandError, kinds, out, store::NodeStore};
 
 /// Interval between two checks of an object that is being deleted.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Deletes services by name or manifest; one that is missing does not stop the others.
-pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<ExitCode, Failure> {
+pub(crate) fn delete(
+    layout: &NodeLayout,
+    store: &NodeStore,
+    args: &DeleteArgs,
+) -> Result<ExitCode, CommandError> {
     let mut code = ExitCode::SUCCESS;
     let (mut leaving, mut manifests) = (Vec::new(), store.manifests());
     for name in names(store, args)? {
@@ -21,16 +25,16 @@ pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<Ex
                 manifests.remove(kept)?;
                 out::line(&format!(
                     "{} {:?} deleted",
-                    kinds::singular(ObjectKind::Service),
+                    kinds::singular(KnativeObjectKind::Service),
                     name.name
                 ))?;
                 leaving.push(name);
             }
             None if args.ignore_not_found => {}
             None => {
-                let resource = kinds::plural(ObjectKind::Service);
+                let resource = kinds::plural(KnativeObjectKind::Service);
                 out::complain(
-                    &Failure::NotFound { resource, name: name.name.to_string() }.to_string(),
+                    &CommandError::NotFound { resource, name: name.name.to_string() }.to_string(),
                 );
                 code = ExitCode::FAILURE;
             }
@@ -43,7 +47,7 @@ pub(crate) fn delete(layout: &Layout, store: &Store, args: &Delete) -> Result<Ex
     Ok(code)
 }
 
-fn names(store: &Store, args: &Delete) -> Result<Vec<Name>, Failure> {
+fn names(store: &NodeStore, args: &DeleteArgs) -> Result<Vec<NamespacedName>, CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut out = Vec::new();
     for file in &args.files {
@@ -58,36 +62,38 @@ fn names(store: &Store, args: &Delete) -> Result<Vec<Name>, Failure> {
     }
     for target in kinds::targets(&args.what)? {
         // The controller would create any other object again.
-        if target.kind != ObjectKind::Service {
+        if target.kind != KnativeObjectKind::Service {
             let singular = kinds::singular(target.kind);
-            return Err(Failure::Usage(format!(
+            return Err(CommandError::Usage(format!(
                 "{singular} objects follow from their Service: delete or change that"
             )));
         }
         match target.name {
-            Some(name) => out.push(Name::new(namespace, name)),
+            Some(name) => out.push(NamespacedName::new(namespace, name)),
             // Only `--all` deletes without names, as in kubectl: a forgotten name must not delete everything.
             None if args.all => {
-                let all = store.objects(ObjectKind::Service, Some(namespace))?;
+                let all = store.objects(KnativeObjectKind::Service, Some(namespace))?;
                 let name =
                     |it: &serde_json::Value| it["metadata"]["name"].as_str().map(str::to_owned);
-                out.extend(all.iter().filter_map(name).map(|name| Name::new(namespace, name)));
+                out.extend(
+                    all.iter().filter_map(name).map(|name| NamespacedName::new(namespace, name)),
+                );
             }
             None => {
                 let why =
                     "resource(s) were provided, but no name was specified: name them or say --all";
-                return Err(Failure::Usage(why.to_owned()));
+                return Err(CommandError::Usage(why.to_owned()));
             }
         }
     }
     Ok(out)
 }
 
-fn wait(layout: &Layout, store: &Store, name: &Name) -> Result<(), Failure> {
+fn wait(layout: &NodeLayout, store: &NodeStore, name: &NamespacedName) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         // The socket is checked each time, because the controller may stop during the wait.
-        while store.object(ObjectKind::Service, name)?.is_some()
+        while store.object(KnativeObjectKind::Service, name)?.is_some()
             && layout.controller_socket().exists()
         {
             tokio::time::sleep(LOOK).await;
@@ -101,13 +107,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{cli::Scope, store::tests::Temp};
+    use crate::{cli::NamespaceArgs, store::tests::NodeStoreFixture};
 
-    fn args(what: &[&str]) -> Delete {
-        Delete {
+    fn args(what: &[&str]) -> DeleteArgs {
+        DeleteArgs {
             what: what.iter().map(|&word| word.to_owned()).collect(),
             files: vec![],
-            scope: Scope { namespace: "default".into() },
+            scope: NamespaceArgs { namespace: "default".into() },
             all: false,
             ignore_not_found: false,
             no_wait: true,
@@ -116,23 +122,23 @@ mod tests {
 
     #[test]
     fn a_service_is_deleted_by_taking_its_manifest_away() {
-        let (temp, store) = Temp::new("delete");
-        let layout = Layout::new("delete-test").unwrap();
-        let name = Name::new("default", "hello");
+        let (temp, store) = NodeStoreFixture::new("delete");
+        let layout = NodeLayout::new("delete-test").unwrap();
+        let name = NamespacedName::new("default", "hello");
         let it = json!({"metadata": {"name": "hello", "namespace": "default"}});
         apply::keep(&mut store.manifests(), &name, &it).unwrap();
         let code = delete(&layout, &store, &args(&["ksvc", "hello"])).unwrap();
         assert_eq!((code, temp.files().len()), (ExitCode::SUCCESS, 0));
         let again = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();
         assert_eq!(again, ExitCode::FAILURE);
-        let forgiven = Delete { ignore_not_found: true, ..args(&["ksvc/hello"]) };
+        let forgiven = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };
         assert_eq!(delete(&layout, &store, &forgiven).unwrap(), ExitCode::SUCCESS);
     }
 
     #[test]
     fn what_follows_from_a_service_cannot_be_deleted_alone() {
-        let (_temp, store) = Temp::new("delete-pod");
-        let layout = Layout::new("delete-test").unwrap();
+        let (_temp, store) = NodeStoreFixture::new("delete-pod");
+        let layout = NodeLayout::new("delete-test").unwrap();
         let refused = delete(&layout, &store, &args(&["pod", "x"])).unwrap_err().to_string();
         assert_eq!(refused, "error: pod objects follow from their Service: delete or change that");
         let nameless = delete(&layout, &store, &args(&["ksvc"])).unwrap_err().to_string();

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use crate::{cli::Describe, failure::Failure, get, kinds, out, store::Store};
+use crate::{cli::DescribeArgs, failure::CommandError, get, kinds, out, store::NodeStore};
 
 /// Prints each object that the arguments name.
-pub(crate) fn describe(store: &Store, args: &Describe) -> Result<(), Failure> {
+pub(crate) fn describe(store: &NodeStore, args: &DescribeArgs) -> Result<(), CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut texts = Vec::new();
     for target in kinds::targets(&args.what)? {

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 /// Error that ended a command.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum CommandError {
     /// No object of that name exists.
     #[error("Error from server (NotFound): {resource} {name:?} not found")]
     NotFound {
@@ -50,7 +50,7 @@ pub(crate) enum Failure {
     },
 }
 
-impl Failure {
+impl CommandError {
     /// Returns a function for `map_err` on an operation on `path`.
     pub(crate) fn file(
         attempt: &'static str,
@@ -77,10 +77,10 @@ mod tests {
 
     #[test]
     fn failures_read_as_kubectls() {
-        let missing = Failure::NotFound { resource: "pods", name: "x".into() };
+        let missing = CommandError::NotFound { resource: "pods", name: "x".into() };
         assert_eq!(text(&missing.into()), "Error from server (NotFound): pods \"x\" not found");
         let absent = io::Error::from(io::ErrorKind::NotFound);
-        let file = Failure::file("read", "/tmp/x")(absent);
+        let file = CommandError::file("read", "/tmp/x")(absent);
         assert_eq!(text(&file.into()), "error: cannot read /tmp/x: entity not found");
         assert_eq!(text(&anyhow::anyhow!("no")), "error: no");
     }

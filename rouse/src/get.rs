@@ -5,18 +5,18 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use common::wire::Name;
-use controller::render::ObjectKind;
+use common::wire::NamespacedName;
+use controller::render::KnativeObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{Format, Get},
-    failure::Failure,
-    kinds::{self, Target},
+    cli::{GetArgs, OutputFormat},
+    failure::CommandError,
+    kinds::{self, ObjectSelection},
     out,
-    store::Store,
-    table::Table,
+    store::NodeStore,
+    table::TextTable,
     view,
 };
 
@@ -24,12 +24,12 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Prints the objects that the arguments name, and with `--watch` their changes.
-pub(crate) fn get(store: &Store, args: &Get) -> Result<(), Failure> {
+pub(crate) fn get(store: &NodeStore, args: &GetArgs) -> Result<(), CommandError> {
     let targets = kinds::targets(&args.what)?;
     let found = find(store, args, &targets)?;
     out::text(&print(args, &targets, &found)?)?;
     // To standard error and only with tables, so that scripts read valid YAML, JSON or names.
-    if found.is_empty() && args.output.is_none_or(|format| format == Format::Wide) {
+    if found.is_empty() && args.output.is_none_or(|format| format == OutputFormat::Wide) {
         let place = match args.all_namespaces {
             true => "No resources found".to_owned(),
             false => format!("No resources found in {} namespace.", args.scope.namespace),
@@ -41,10 +41,10 @@ pub(crate) fn get(store: &Store, args: &Get) -> Result<(), Failure> {
 
 /// Objects that the targets name, in the order of the targets.
 pub(crate) fn find(
-    store: &Store,
-    args: &Get,
-    targets: &[Target],
-) -> Result<Vec<(ObjectKind, Value)>, Failure> {
+    store: &NodeStore,
+    args: &GetArgs,
+    targets: &[ObjectSelection],
+) -> Result<Vec<(KnativeObjectKind, Value)>, CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut found = Vec::new();
     for target in targets {
@@ -58,7 +58,7 @@ pub(crate) fn find(
             }
             Some(_) if args.all_namespaces => {
                 let why = "a resource cannot be retrieved by name across all namespaces";
-                return Err(Failure::Usage(why.to_owned()));
+                return Err(CommandError::Usage(why.to_owned()));
             }
             Some(name) => found.push((target.kind, object(store, target.kind, namespace, name)?)),
         }
@@ -68,13 +68,14 @@ pub(crate) fn find(
 
 /// Returns one object, or `NotFound`.
 pub(crate) fn object(
-    store: &Store,
-    kind: ObjectKind,
+    store: &NodeStore,
+    kind: KnativeObjectKind,
     namespace: &str,
     name: &str,
-) -> Result<Value, Failure> {
-    let missing = || Failure::NotFound { resource: kinds::plural(kind), name: name.to_owned() };
-    store.object(kind, &Name::new(namespace, name))?.ok_or_else(missing)
+) -> Result<Value, CommandError> {
+    let missing =
+        || CommandError::NotFound { resource: kinds::plural(kind), name: name.to_owned() };
+    store.object(kind, &NamespacedName::new(namespace, name))?.ok_or_else(missing)
 }
 
 /// Returns true if an object's labels match a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
@@ -94,8 +95,12 @@ fn selected(it: &Value, selector: &str) -> bool {
     })
 }
 
-fn print(args: &Get, targets: &[Target], found: &[(ObjectKind, Value)]) -> Result<String, Failure> {
-    let one = matches!(targets, [Target { name: Some(_), .. }]);
+fn print(
+    args: &GetArgs,
+    targets: &[ObjectSelection],
+    found: &[(KnativeObjectKind, Value)],
+) -> Result<String, CommandError> {
+    let one = matches!(targets, [ObjectSelection { name: Some(_), .. }]);
     let whole = || match found {
         // As in kubectl: an object requested by name is printed alone, anything else as a List.
         [(_, it)] if one => it.clone(),
@@ -104,22 +109,23 @@ fn print(args: &Get, targets: &[Target], found: &[(ObjectKind, Value)]) -> Resul
             json!({"apiVersion": "v1", "items": items, "kind": "List", "metadata": {"resourceVersion": ""}})
         }
     };
-    let failed = |error: String| Failure::Usage(format!("an object cannot be printed: {error}"));
+    let failed =
+        |error: String| CommandError::Usage(format!("an object cannot be printed: {error}"));
     match args.output {
-        Some(Format::Yaml) => {
+        Some(OutputFormat::Yaml) => {
             serde_norway::to_string(&whole()).map_err(|error| failed(error.to_string()))
         }
-        Some(Format::Json) => {
+        Some(OutputFormat::Json) => {
             let text = serde_json::to_string_pretty(&whole());
             text.map(|text| text + "\n").map_err(|error| failed(error.to_string()))
         }
-        Some(Format::Name) => {
-            let line = |(kind, it): &(ObjectKind, Value)| {
+        Some(OutputFormat::Name) => {
+            let line = |(kind, it): &(KnativeObjectKind, Value)| {
                 format!("{}/{}\n", kinds::singular(*kind), view::text(&it["metadata"]["name"]))
             };
             Ok(found.iter().map(line).collect())
         }
-        Some(Format::Wide) | None => Ok(tables(args, found, !args.no_headers, clock())),
+        Some(OutputFormat::Wide) | None => Ok(tables(args, found, !args.no_headers, clock())),
     }
 }
 
@@ -131,16 +137,21 @@ fn clock() -> Timestamp {
 }
 
 /// Formats one table per kind, with an empty line between two tables.
-fn tables(args: &Get, found: &[(ObjectKind, Value)], heads: bool, now: Timestamp) -> String {
-    let wide = args.output == Some(Format::Wide);
-    let mut kinds: Vec<ObjectKind> = Vec::new();
+fn tables(
+    args: &GetArgs,
+    found: &[(KnativeObjectKind, Value)],
+    heads: bool,
+    now: Timestamp,
+) -> String {
+    let wide = args.output == Some(OutputFormat::Wide);
+    let mut kinds: Vec<KnativeObjectKind> = Vec::new();
     for (kind, _) in found {
         if !kinds.contains(kind) {
             kinds.push(*kind);
         }
     }
     let several = kinds.len() > 1;
-    let table = |kind: &ObjectKind| {
+    let table = |kind: &KnativeObjectKind| {
         let row = |it: &Value| {
             let mut cells = view::cells(*kind, it, wide, now);
             // As in kubectl, names carry their kind where several kinds are printed.
@@ -154,19 +165,19 @@ fn tables(args: &Get, found: &[(ObjectKind, Value)], heads: bool, now: Timestamp
         let head = place.into_iter().chain(view::columns(*kind, wide)).map(str::to_owned);
         let head = if heads { head.collect() } else { Vec::new() };
         let rows = found.iter().filter(|(of, _)| of == kind).map(|(_, it)| row(it)).collect();
-        Table { head, rows }.text()
+        TextTable { head, rows }.text()
     };
     kinds.iter().map(table).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints every object that changes, until the process is interrupted.
 fn follow(
-    store: &Store,
-    args: &Get,
-    targets: &[Target],
-    found: Vec<(ObjectKind, Value)>,
-) -> Result<(), Failure> {
-    let key = |(kind, it): &(ObjectKind, Value)| {
+    store: &NodeStore,
+    args: &GetArgs,
+    targets: &[ObjectSelection],
+    found: Vec<(KnativeObjectKind, Value)>,
+) -> Result<(), CommandError> {
+    let key = |(kind, it): &(KnativeObjectKind, Value)| {
         let meta = &it["metadata"];
         (*kind, view::text(&meta["namespace"]), view::text(&meta["name"]))
     };
@@ -177,7 +188,7 @@ fn follow(
             tokio::time::sleep(LOOK).await;
             let now = match find(store, args, targets) {
                 // An object watched by name may be created later, or again.
-                Err(Failure::NotFound { .. }) => Vec::new(),
+                Err(CommandError::NotFound { .. }) => Vec::new(),
                 found => found?,
             };
             let fresh: Vec<_> =
@@ -185,9 +196,9 @@ fn follow(
             for one in &fresh {
                 let one = std::slice::from_ref(one);
                 let text = match args.output {
-                    Some(Format::Wide) | None => tables(args, one, false, clock()),
-                    Some(Format::Yaml) => format!("---\n{}", print(args, targets, one)?),
-                    Some(Format::Json | Format::Name) => print(args, targets, one)?,
+                    Some(OutputFormat::Wide) | None => tables(args, one, false, clock()),
+                    Some(OutputFormat::Yaml) => format!("---\n{}", print(args, targets, one)?),
+                    Some(OutputFormat::Json | OutputFormat::Name) => print(args, targets, one)?,
                 };
                 out::text(&text)?;
             }
@@ -202,16 +213,16 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::store::tests::Temp;
+    use crate::store::tests::NodeStoreFixture;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct GetCliFixture {
         #[command(flatten)]
-        get: Get,
+        get: GetArgs,
     }
 
-    fn args(line: &str) -> Get {
-        Line::parse_from(line.split(' ')).get
+    fn args(line: &str) -> GetArgs {
+        GetCliFixture::parse_from(line.split(' ')).get
     }
 
     fn service(namespace: &str, name: &str) -> Value {
@@ -223,7 +234,7 @@ mod tests {
         })
     }
 
-    fn run(store: &Store, line: &str) -> Result<String, Failure> {
+    fn run(store: &NodeStore, line: &str) -> Result<String, CommandError> {
         let args = args(line);
         let targets = kinds::targets(&args.what)?;
         print(&args, &targets, &find(store, &args, &targets)?)
@@ -231,9 +242,9 @@ mod tests {
 
     #[test]
     fn objects_are_printed_as_kubectl_does() {
-        let (temp, store) = Temp::new("get");
-        temp.put(ObjectKind::Service, &service("default", "a"));
-        temp.put(ObjectKind::Service, &service("demo", "b"));
+        let (temp, store) = NodeStoreFixture::new("get");
+        temp.put(KnativeObjectKind::Service, &service("default", "a"));
+        temp.put(KnativeObjectKind::Service, &service("demo", "b"));
         let head =
             "NAME   URL                          LATESTCREATED   LATESTREADY   READY   REASON\n";
         let row = "a      http://a.default.localhost                                 True\n";
@@ -256,9 +267,9 @@ mod tests {
 
     #[test]
     fn several_kinds_are_several_tables() {
-        let (temp, store) = Temp::new("get-all");
-        temp.put(ObjectKind::Service, &service("default", "a"));
-        temp.put(ObjectKind::Route, &service("default", "a"));
+        let (temp, store) = NodeStoreFixture::new("get-all");
+        temp.put(KnativeObjectKind::Service, &service("default", "a"));
+        temp.put(KnativeObjectKind::Route, &service("default", "a"));
         let all = run(&store, "get all --no-headers").unwrap();
         assert!(all.starts_with("service.serving.knative.dev/a "), "{all}");
         assert!(all.contains("\n\nroute.serving.knative.dev/a "), "{all}");
@@ -266,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_missing_object_is_named_with_its_group() {
-        let (_temp, store) = Temp::new("get-none");
+        let (_temp, store) = NodeStoreFixture::new("get-none");
         let missing = run(&store, "get ksvc nope").unwrap_err().to_string();
         assert_eq!(
             missing,

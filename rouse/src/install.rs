@@ -26,15 +26,15 @@ mod uninstall;
 mod workloads;
 
 use self::{
-    cluster::Cluster,
-    settings::{Gateway, Profile, Settings},
+    cluster::ClusterClient,
+    settings::{GatewayExposure, InstallProfile, InstallSettings},
     workloads::is_ours,
 };
 use crate::out;
 
 /// Command-line options of `rouse install`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct InstallArgs {
     /// Apply the objects to the cluster of --kubeconfig; without this, print them as YAML
     #[arg(long, requires = "kubeconfig")]
     apply: bool,
@@ -52,10 +52,10 @@ pub(crate) struct Args {
     namespace: String,
     /// Way of requests from outside to the gateway
     #[arg(long, value_enum, default_value_t)]
-    gateway: Gateway,
+    gateway: GatewayExposure,
     /// Set of options for cold starts
     #[arg(long, value_enum, default_value_t)]
-    profile: Profile,
+    profile: InstallProfile,
     /// Image with all components [default: that of this version]
     #[arg(long)]
     image: Option<String>,
@@ -79,7 +79,7 @@ pub(crate) struct Args {
 
 /// Command-line options of `rouse uninstall`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Remove {
+pub(crate) struct UninstallArgs {
     /// Kubeconfig of the cluster; no other cluster is ever touched
     #[arg(long, value_name = "FILE", required = true)]
     kubeconfig: PathBuf,
@@ -94,8 +94,8 @@ pub(crate) struct Remove {
     crds: bool,
 }
 
-impl Args {
-    fn settings(&self) -> Result<Settings> {
+impl InstallArgs {
+    fn settings(&self) -> Result<InstallSettings> {
         if !common::wire::is_label(&self.namespace) {
             bail!("--namespace is {:?}: must be a DNS label", self.namespace);
         }
@@ -104,8 +104,8 @@ impl Args {
                 bail!("--{flag} is {domain:?}: must be a domain name");
             }
         }
-        let image = self.image.clone().unwrap_or_else(|| Settings::default().image);
-        Ok(Settings {
+        let image = self.image.clone().unwrap_or_else(|| InstallSettings::default().image);
+        Ok(InstallSettings {
             namespace: self.namespace.clone(),
             image,
             gateway: self.gateway,
@@ -124,7 +124,7 @@ pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
 }
 
 /// Runs `rouse install`: applies the objects of an installation, or prints or writes them.
-pub(crate) fn install(args: &Args) -> Result<()> {
+pub(crate) fn install(args: &InstallArgs) -> Result<()> {
     let settings = args.settings()?;
     if let Some(root) = &args.write {
         return write(root);
@@ -132,7 +132,7 @@ pub(crate) fn install(args: &Args) -> Result<()> {
     let objects = objects::all(&settings);
     match &args.kubeconfig {
         Some(file) if args.apply => runtime()?.block_on(async {
-            let cluster = Cluster::of(file).await?;
+            let cluster = ClusterClient::of(file).await?;
             apply(&cluster, &settings, &objects).await?;
             if args.wait {
                 wait(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
@@ -145,15 +145,15 @@ pub(crate) fn install(args: &Args) -> Result<()> {
 }
 
 /// Runs `rouse uninstall`, if Knative's own controllers are not in the namespace.
-pub(crate) fn uninstall(args: &Remove) -> Result<()> {
-    let usual = Settings::default();
-    let settings = Settings {
+pub(crate) fn uninstall(args: &UninstallArgs) -> Result<()> {
+    let usual = InstallSettings::default();
+    let settings = InstallSettings {
         namespace: args.namespace.clone(),
         image: args.image.clone().unwrap_or_else(|| usual.image.clone()),
         ..usual
     };
     runtime()?.block_on(async {
-        let cluster = Cluster::of(&args.kubeconfig).await?;
+        let cluster = ClusterClient::of(&args.kubeconfig).await?;
         let there = cluster.list("apps/v1", "Deployment", Some(&settings.namespace), "").await?;
         guard::check(&settings.namespace, &there)?;
         uninstall::run(&cluster, &settings, args.crds).await
@@ -177,7 +177,11 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.enable_all().build().context("cannot start a runtime")
 }
 
-async fn apply(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Result<()> {
+async fn apply(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+    objects: &[Value],
+) -> Result<()> {
     let namespace = &settings.namespace;
     // Checked before the first write, so that a refused installation changes nothing.
     let there = cluster.list("apps/v1", "Deployment", Some(namespace), "").await?;
@@ -210,7 +214,11 @@ async fn apply(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Res
 }
 
 /// Removes objects that an earlier version installed and this one does not have.
-async fn remove_left(cluster: &Cluster, settings: &Settings, objects: &[Value]) -> Result<()> {
+async fn remove_left(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+    objects: &[Value],
+) -> Result<()> {
     let namespace = settings.namespace.as_str();
     for (api_version, kind, everywhere) in left::kinds(objects) {
         let namespace = (!everywhere).then_some(namespace);
@@ -234,7 +242,7 @@ fn part_of_rouse() -> String {
 
 /// Waits until the controller has published its certificate authorities, which all other components mount. A pod
 /// created earlier fails to mount them, and the kubelet retries after ever longer waits.
-async fn authorities(cluster: &Cluster, settings: &Settings) -> Result<()> {
+async fn authorities(cluster: &ClusterClient, settings: &InstallSettings) -> Result<()> {
     let object = objects::object("v1", "ConfigMap", "rouse-authorities", "", settings);
     let started = Instant::now();
     while cluster.get(&object).await?.is_none() && started.elapsed() < AUTHORITIES {
@@ -251,13 +259,13 @@ const AUTHORITIES: Duration = Duration::from_secs(20);
 const MERGED: [&str; 2] = ["Service", "HorizontalPodAutoscaler"];
 
 /// Number of activators to apply: the present one, at least two. Later the HorizontalPodAutoscaler decides on it.
-async fn replicas(cluster: &Cluster, activator: &Value) -> Result<u64> {
+async fn replicas(cluster: &ClusterClient, activator: &Value) -> Result<u64> {
     let there = cluster.get(activator).await?.unwrap_or_default();
     Ok(there["spec"]["replicas"].as_u64().unwrap_or(0).max(2))
 }
 
 /// Waits until every component is ready and admission is in force.
-async fn wait(cluster: &Cluster, settings: &Settings, limit: Duration) -> Result<()> {
+async fn wait(cluster: &ClusterClient, settings: &InstallSettings, limit: Duration) -> Result<()> {
     let started = Instant::now();
     let mut said = String::new();
     loop {
@@ -281,7 +289,7 @@ async fn wait(cluster: &Cluster, settings: &Settings, limit: Duration) -> Result
     Ok(())
 }
 
-async fn missing(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> {
+async fn missing(cluster: &ClusterClient, settings: &InstallSettings) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     for (kind, name) in workloads::ALL {
         let object = objects::object("apps/v1", kind, name, "", settings);
@@ -305,7 +313,7 @@ async fn missing(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> 
 }
 
 /// A Service for dry runs, which is never stored.
-fn sample(settings: &Settings) -> Value {
+fn sample(settings: &InstallSettings) -> Value {
     let meta = json!({"name": "is-it-taken", "namespace": settings.namespace});
     let pod = json!({"containers": [{"image": settings.image}]});
     json!({
@@ -314,7 +322,7 @@ fn sample(settings: &Settings) -> Value {
     })
 }
 
-async fn troubles(cluster: &Cluster, settings: &Settings) -> Result<Vec<String>> {
+async fn troubles(cluster: &ClusterClient, settings: &InstallSettings) -> Result<Vec<String>> {
     let pods = cluster.list("v1", "Pod", Some(&settings.namespace), &part_of_rouse()).await?;
     Ok(pods.iter().filter_map(ready::trouble).collect())
 }

@@ -1,41 +1,43 @@
 //! Pure: names of kinds, and the objects that a command's arguments select.
 
-use controller::render::ObjectKind;
+use controller::render::KnativeObjectKind;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 /// Selection of objects by a command: all objects of a kind, or one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct ObjectSelection {
     /// Kind of the selected objects.
-    pub(crate) kind: ObjectKind,
+    pub(crate) kind: KnativeObjectKind,
     /// Name of the object; `None`: all objects of the kind.
     pub(crate) name: Option<String>,
 }
 
 /// Singular of the kind with its group, as in `service.serving.knative.dev/hello`.
-pub(crate) fn singular(kind: ObjectKind) -> &'static str {
+pub(crate) fn singular(kind: KnativeObjectKind) -> &'static str {
     match kind {
-        ObjectKind::Service => "service.serving.knative.dev",
-        ObjectKind::Configuration => "configuration.serving.knative.dev",
-        ObjectKind::Revision => "revision.serving.knative.dev",
-        ObjectKind::Route => "route.serving.knative.dev",
-        ObjectKind::Pod => "pod",
-        ObjectKind::PodAutoscaler => "podautoscaler.autoscaling.internal.knative.dev",
-        ObjectKind::ServerlessService => "serverlessservice.networking.internal.knative.dev",
+        KnativeObjectKind::Service => "service.serving.knative.dev",
+        KnativeObjectKind::Configuration => "configuration.serving.knative.dev",
+        KnativeObjectKind::Revision => "revision.serving.knative.dev",
+        KnativeObjectKind::Route => "route.serving.knative.dev",
+        KnativeObjectKind::Pod => "pod",
+        KnativeObjectKind::PodAutoscaler => "podautoscaler.autoscaling.internal.knative.dev",
+        KnativeObjectKind::ServerlessService => "serverlessservice.networking.internal.knative.dev",
     }
 }
 
 /// Plural of the kind with its group, as in `services.serving.knative.dev "hello" not found`.
-pub(crate) fn plural(kind: ObjectKind) -> &'static str {
+pub(crate) fn plural(kind: KnativeObjectKind) -> &'static str {
     match kind {
-        ObjectKind::Service => "services.serving.knative.dev",
-        ObjectKind::Configuration => "configurations.serving.knative.dev",
-        ObjectKind::Revision => "revisions.serving.knative.dev",
-        ObjectKind::Route => "routes.serving.knative.dev",
-        ObjectKind::Pod => "pods",
-        ObjectKind::PodAutoscaler => "podautoscalers.autoscaling.internal.knative.dev",
-        ObjectKind::ServerlessService => "serverlessservices.networking.internal.knative.dev",
+        KnativeObjectKind::Service => "services.serving.knative.dev",
+        KnativeObjectKind::Configuration => "configurations.serving.knative.dev",
+        KnativeObjectKind::Revision => "revisions.serving.knative.dev",
+        KnativeObjectKind::Route => "routes.serving.knative.dev",
+        KnativeObjectKind::Pod => "pods",
+        KnativeObjectKind::PodAutoscaler => "podautoscalers.autoscaling.internal.knative.dev",
+        KnativeObjectKind::ServerlessService => {
+            "serverlessservices.networking.internal.knative.dev"
+        }
     }
 }
 
@@ -47,60 +49,65 @@ const GROUPS: [&str; 3] = [
 ];
 
 /// Finds the kind that `word` names: singular, plural or short name, with or without group.
-pub(crate) fn kind(word: &str) -> Result<ObjectKind, Failure> {
+pub(crate) fn kind(word: &str) -> Result<KnativeObjectKind, CommandError> {
     let lower = word.to_ascii_lowercase();
     let bare = GROUPS.iter().find_map(|group| lower.strip_suffix(group)).unwrap_or(&lower);
     match bare {
         // Unlike in kubectl, `svc` and `service` are Knative's: the local node has no other Services.
         "service" | "services" | "ksvc" | "kservice" | "kservices" | "svc" => {
-            Ok(ObjectKind::Service)
+            Ok(KnativeObjectKind::Service)
         }
-        "configuration" | "configurations" | "config" | "cfg" => Ok(ObjectKind::Configuration),
-        "revision" | "revisions" | "rev" => Ok(ObjectKind::Revision),
-        "route" | "routes" | "rt" => Ok(ObjectKind::Route),
-        "pod" | "pods" | "po" => Ok(ObjectKind::Pod),
-        "podautoscaler" | "podautoscalers" | "kpa" | "pa" => Ok(ObjectKind::PodAutoscaler),
-        "serverlessservice" | "serverlessservices" | "sks" => Ok(ObjectKind::ServerlessService),
-        _ => Err(Failure::Kind(word.to_owned())),
+        "configuration" | "configurations" | "config" | "cfg" => {
+            Ok(KnativeObjectKind::Configuration)
+        }
+        "revision" | "revisions" | "rev" => Ok(KnativeObjectKind::Revision),
+        "route" | "routes" | "rt" => Ok(KnativeObjectKind::Route),
+        "pod" | "pods" | "po" => Ok(KnativeObjectKind::Pod),
+        "podautoscaler" | "podautoscalers" | "kpa" | "pa" => Ok(KnativeObjectKind::PodAutoscaler),
+        "serverlessservice" | "serverlessservices" | "sks" => {
+            Ok(KnativeObjectKind::ServerlessService)
+        }
+        _ => Err(CommandError::Kind(word.to_owned())),
     }
 }
 
 /// Kinds that `all` selects; as in Knative, internal kinds do not belong to that category.
-const COMMON: [ObjectKind; 5] = [
-    ObjectKind::Service,
-    ObjectKind::Configuration,
-    ObjectKind::Revision,
-    ObjectKind::Route,
-    ObjectKind::Pod,
+const COMMON: [KnativeObjectKind; 5] = [
+    KnativeObjectKind::Service,
+    KnativeObjectKind::Configuration,
+    KnativeObjectKind::Revision,
+    KnativeObjectKind::Route,
+    KnativeObjectKind::Pod,
 ];
 
 /// Parses `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` into selections.
-pub(crate) fn targets(words: &[String]) -> Result<Vec<Target>, Failure> {
+pub(crate) fn targets(words: &[String]) -> Result<Vec<ObjectSelection>, CommandError> {
     let [first, names @ ..] = words else {
-        return Err(Failure::Usage("You must specify the type of resource.".to_owned()));
+        return Err(CommandError::Usage("You must specify the type of resource.".to_owned()));
     };
     // One slash makes all words TYPE/NAME; as in kubectl the two forms do not mix.
     if words.iter().any(|word| word.contains('/')) {
         return words.iter().map(|word| one(word)).collect();
     }
-    let kinds: Vec<ObjectKind> = if first == "all" {
+    let kinds: Vec<KnativeObjectKind> = if first == "all" {
         COMMON.to_vec()
     } else {
         first.split(',').map(kind).collect::<Result<_, _>>()?
     };
     if names.is_empty() {
-        return Ok(kinds.into_iter().map(|kind| Target { kind, name: None }).collect());
+        return Ok(kinds.into_iter().map(|kind| ObjectSelection { kind, name: None }).collect());
     }
-    let of = |kind| names.iter().map(move |name| Target { kind, name: Some(name.clone()) });
+    let of =
+        |kind| names.iter().map(move |name| ObjectSelection { kind, name: Some(name.clone()) });
     Ok(kinds.into_iter().flat_map(of).collect())
 }
 
-fn one(word: &str) -> Result<Target, Failure> {
+fn one(word: &str) -> Result<ObjectSelection, CommandError> {
     match word.split_once('/') {
         Some((of, name)) if !name.is_empty() && !name.contains('/') => {
-            Ok(Target { kind: kind(of)?, name: Some(name.to_owned()) })
+            Ok(ObjectSelection { kind: kind(of)?, name: Some(name.to_owned()) })
         }
-        _ => Err(Failure::Usage(format!(
+        _ => Err(CommandError::Usage(format!(
             "there is no need to mix TYPE NAME and TYPE/NAME: {word:?} must be TYPE/NAME"
         ))),
     }
@@ -118,19 +125,19 @@ mod tests {
     fn a_kind_has_many_names() {
         let table = [
             (
-                ObjectKind::Service,
+                KnativeObjectKind::Service,
                 "ksvc kservice service services Services service.serving.knative.dev",
             ),
-            (ObjectKind::Configuration, "configuration configurations cfg config"),
-            (ObjectKind::Revision, "revision revisions rev revisions.serving.knative.dev"),
-            (ObjectKind::Route, "route routes rt"),
-            (ObjectKind::Pod, "pod pods po"),
+            (KnativeObjectKind::Configuration, "configuration configurations cfg config"),
+            (KnativeObjectKind::Revision, "revision revisions rev revisions.serving.knative.dev"),
+            (KnativeObjectKind::Route, "route routes rt"),
+            (KnativeObjectKind::Pod, "pod pods po"),
             (
-                ObjectKind::PodAutoscaler,
+                KnativeObjectKind::PodAutoscaler,
                 "pa kpa podautoscaler podautoscalers podautoscalers.autoscaling.internal.knative.dev",
             ),
             (
-                ObjectKind::ServerlessService,
+                KnativeObjectKind::ServerlessService,
                 "sks serverlessservices serverlessservice.networking.internal.knative.dev",
             ),
         ];
@@ -145,8 +152,9 @@ mod tests {
 
     #[test]
     fn words_point_at_kinds_or_objects() {
-        let target = |kind, name: Option<&str>| Target { kind, name: name.map(Into::into) };
-        let (service, pod) = (ObjectKind::Service, ObjectKind::Pod);
+        let target =
+            |kind, name: Option<&str>| ObjectSelection { kind, name: name.map(Into::into) };
+        let (service, pod) = (KnativeObjectKind::Service, KnativeObjectKind::Pod);
         assert_eq!(targets(&words("ksvc")).unwrap(), [target(service, None)]);
         assert_eq!(targets(&words("ksvc,po")).unwrap(), [target(service, None), target(pod, None)]);
         let both = [target(service, Some("a")), target(service, Some("b"))];

@@ -1,6 +1,6 @@
 //! Shell: the log of a component in a process of its own: its format and its level.
 
-use common::{log, wire::Level};
+use common::{log, wire::LogLevel};
 use tracing_subscriber::EnvFilter;
 
 /// Logs to standard error from now on. `RUST_LOG` selects the level, or else the operator, also while the component
@@ -9,7 +9,7 @@ pub(crate) fn init() {
     let chosen = EnvFilter::try_from_default_env();
     let is_chosen = chosen.is_ok();
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(chosen.unwrap_or_else(|_unset| filter("", Level::Info)))
+        .with_env_filter(chosen.unwrap_or_else(|_unset| filter("", LogLevel::Info)))
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_filter_reloading();
@@ -28,15 +28,15 @@ pub(crate) fn init() {
     });
 }
 
-fn filter(part: &str, level: Level) -> EnvFilter {
+fn filter(part: &str, level: LogLevel) -> EnvFilter {
     EnvFilter::new(directives(part, level))
 }
 
 /// Filter directives: level debug applies only to Rouse's own crates, because libraries would drown them.
-fn directives(part: &str, level: Level) -> String {
+fn directives(part: &str, level: LogLevel) -> String {
     match level {
-        Level::Debug => format!("info,common=debug,{part}=debug"),
-        Level::Info | Level::Warn | Level::Error => level.to_string(),
+        LogLevel::Debug => format!("info,common=debug,{part}=debug"),
+        LogLevel::Info | LogLevel::Warn | LogLevel::Error => level.to_string(),
     }
 }
 
@@ -47,10 +47,10 @@ mod tests {
     #[test]
     fn only_our_own_crates_are_debugged() {
         for (level, said) in [
-            (Level::Debug, "info,common=debug,agent=debug"),
-            (Level::Info, "info"),
-            (Level::Warn, "warn"),
-            (Level::Error, "error"),
+            (LogLevel::Debug, "info,common=debug,agent=debug"),
+            (LogLevel::Info, "info"),
+            (LogLevel::Warn, "warn"),
+            (LogLevel::Error, "error"),
         ] {
             assert_eq!(directives("agent", level), said);
             assert!(EnvFilter::try_new(directives("agent", level)).is_ok());

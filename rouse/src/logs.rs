@@ -7,17 +7,17 @@ use std::{
     time::Duration,
 };
 
-use controller::render::ObjectKind;
-use local::layout::Layout;
+use controller::render::KnativeObjectKind;
+use local::layout::NodeLayout;
 
-use crate::{cli::Logs, failure::Failure, kinds, out, store::Store};
+use crate::{cli::LogsArgs, failure::CommandError, kinds, out, store::NodeStore};
 
 /// Polling interval of `--follow`.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Log of one container, and the number of bytes printed.
 #[derive(Debug)]
-struct Log {
+struct ContainerLog {
     path: PathBuf,
     /// Prefix of each line where several logs are printed together.
     prefix: String,
@@ -25,7 +25,11 @@ struct Log {
 }
 
 /// Prints the logs, and with `--follow` continues as they grow.
-pub(crate) fn logs(layout: &Layout, store: &Store, args: &Logs) -> Result<(), Failure> {
+pub(crate) fn logs(
+    layout: &NodeLayout,
+    store: &NodeStore,
+    args: &LogsArgs,
+) -> Result<(), CommandError> {
     let mut logs = Vec::new();
     look(layout, args, &mut logs)?;
     if logs.is_empty() && !args.follow {
@@ -53,30 +57,30 @@ pub(crate) fn logs(layout: &Layout, store: &Store, args: &Logs) -> Result<(), Fa
 }
 
 /// Predicate on pod names: true for the pods whose logs are printed.
-type Meant = Box<dyn Fn(&str) -> bool>;
+type PodFilter = Box<dyn Fn(&str) -> bool>;
 
 /// Returns the predicate for `of`: a pod's name, or `KIND/NAME`.
-fn is_meant(of: &str) -> Result<Meant, Failure> {
+fn is_meant(of: &str) -> Result<PodFilter, CommandError> {
     let Some((kind, name)) = of.split_once('/') else {
         let name = of.to_owned();
         return Ok(Box::new(move |pod| pod == name));
     };
     let name = name.to_owned();
     Ok(match kinds::kind(kind)? {
-        ObjectKind::Pod => Box::new(move |pod| pod == name),
+        KnativeObjectKind::Pod => Box::new(move |pod| pod == name),
         // These objects have their Revision's name.
-        ObjectKind::Revision | ObjectKind::PodAutoscaler | ObjectKind::ServerlessService => {
-            Box::new(move |pod| revision(pod) == Some(&name))
-        }
+        KnativeObjectKind::Revision
+        | KnativeObjectKind::PodAutoscaler
+        | KnativeObjectKind::ServerlessService => Box::new(move |pod| revision(pod) == Some(&name)),
         // A Revision is named after its Configuration, and a Configuration after its Service: `hello-00001`.
-        ObjectKind::Service | ObjectKind::Configuration | ObjectKind::Route => {
-            Box::new(move |pod| {
-                let rest = revision(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
-                rest.is_some_and(|rest| {
-                    rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
-                })
+        KnativeObjectKind::Service
+        | KnativeObjectKind::Configuration
+        | KnativeObjectKind::Route => Box::new(move |pod| {
+            let rest = revision(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
+            rest.is_some_and(|rest| {
+                rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
             })
-        }
+        }),
     })
 }
 
@@ -86,7 +90,11 @@ fn revision(pod: &str) -> Option<&str> {
 }
 
 /// Adds logs that were created since the last call.
-fn look(layout: &Layout, args: &Logs, logs: &mut Vec<Log>) -> Result<(), Failure> {
+fn look(
+    layout: &NodeLayout,
+    args: &LogsArgs,
+    logs: &mut Vec<ContainerLog>,
+) -> Result<(), CommandError> {
     let is_meant = is_meant(&args.of)?;
     let prefix = format!("{}_", args.scope.namespace);
     // Folders are named NAMESPACE_POD, and an underscore cannot be in either name.
@@ -111,34 +119,38 @@ fn look(layout: &Layout, args: &Logs, logs: &mut Vec<Log>) -> Result<(), Failure
     for (path, prefix) in found {
         if !logs.iter().any(|log| log.path == path) {
             let prefix = if several && args.of.contains('/') { prefix } else { String::new() };
-            logs.push(Log { path, prefix, printed: 0 });
+            logs.push(ContainerLog { path, prefix, printed: 0 });
         }
     }
     Ok(())
 }
 
 /// Returns the reason why there is nothing to print.
-fn missing(layout: &Layout, store: &Store, args: &Logs) -> Result<Failure, Failure> {
+fn missing(
+    layout: &NodeLayout,
+    store: &NodeStore,
+    args: &LogsArgs,
+) -> Result<CommandError, CommandError> {
     let (kind, name) = match args.of.split_once('/') {
         Some((kind, name)) => (kinds::kind(kind)?, name),
-        None => (ObjectKind::Pod, args.of.as_str()),
+        None => (KnativeObjectKind::Pod, args.of.as_str()),
     };
-    let known =
-        store.object(kind, &common::wire::Name::new(args.scope.namespace.as_str(), name))?;
+    let known = store
+        .object(kind, &common::wire::NamespacedName::new(args.scope.namespace.as_str(), name))?;
     if known.is_none() {
-        return Ok(Failure::NotFound { resource: kinds::plural(kind), name: name.to_owned() });
+        return Ok(CommandError::NotFound { resource: kinds::plural(kind), name: name.to_owned() });
     }
     let folder = layout.logs();
-    Ok(Failure::Usage(match &args.container {
+    Ok(CommandError::Usage(match &args.container {
         Some(container) => format!("container {container} of {} has written nothing", args.of),
         None => format!("{} has written nothing yet: no log below {}", args.of, folder.display()),
     }))
 }
 
-impl Log {
+impl ContainerLog {
     /// Reads the bytes written since the last call. A file that was replaced is read from its beginning.
-    fn read(&mut self) -> Result<String, Failure> {
-        let failed = || Failure::file("read", self.path.clone());
+    fn read(&mut self) -> Result<String, CommandError> {
+        let failed = || CommandError::file("read", self.path.clone());
         let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
             file => file.map_err(failed())?,
@@ -205,7 +217,7 @@ mod tests {
     fn a_log_is_printed_once_as_it_grows() {
         let path = std::env::temp_dir().join(format!("rouse-logs-{}.log", std::process::id()));
         fs::write(&path, "one\n").unwrap();
-        let mut log = Log { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
+        let mut log = ContainerLog { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
         assert_eq!(log.read().unwrap(), "one\n");
         fs::write(&path, "one\ntwo\n").unwrap();
         let more = log.read().unwrap();

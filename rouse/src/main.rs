@@ -43,9 +43,9 @@ fn main() -> ExitCode {
 fn dispatch() -> anyhow::Result<ExitCode> {
     let mut words = std::env::args_os();
     // Looked at before clap: a component has flags and variables of its own, which may clash with those of the user.
-    let part = words.nth(1).and_then(|word| part::Part::named(word.to_str()?));
+    let part = words.nth(1).and_then(|word| part::ComponentCommand::named(word.to_str()?));
     match part {
         Some(part) => part.run(words).map(|()| ExitCode::SUCCESS),
-        None => cli::Cli::parse().dispatch(),
+        None => cli::RouseCli::parse().dispatch(),
     }
 }

@@ -9,20 +9,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use serde_json::Value;
 
 use crate::{
-    failure::Failure,
+    failure::CommandError,
     store::{documents, name_of, replace, walk},
 };
 
 /// Manifests folder, with an index that lasts for one command.
 #[derive(Debug)]
-pub(crate) struct Manifests {
+pub(crate) struct ManifestFolder {
     folder: PathBuf,
     /// First file that names each service; built on first use.
-    index: Option<BTreeMap<Name, PathBuf>>,
+    index: Option<BTreeMap<NamespacedName, PathBuf>>,
     /// Number of files read, for tests.
     #[cfg(test)]
     reads: usize,
@@ -30,13 +30,13 @@ pub(crate) struct Manifests {
 
 /// Location of a manifest: its file, all documents of that file, and the manifest's index among them.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct ManifestLocation {
     path: PathBuf,
     documents: Vec<Value>,
     at: usize,
 }
 
-impl Manifests {
+impl ManifestFolder {
     /// Returns the manifests in `folder`, without reading any.
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self {
@@ -48,7 +48,10 @@ impl Manifests {
     }
 
     /// Finds the manifest of a service in any file.
-    pub(crate) fn find(&mut self, name: &Name) -> Result<Option<Kept>, Failure> {
+    pub(crate) fn find(
+        &mut self,
+        name: &NamespacedName,
+    ) -> Result<Option<ManifestLocation>, CommandError> {
         // The usual case reads one file, however many services there are.
         if let Some(kept) = self.in_file(self.own(name), name) {
             return Ok(Some(kept));
@@ -58,17 +61,17 @@ impl Manifests {
     }
 
     /// Names of all services that have a manifest, sorted.
-    pub(crate) fn names(&mut self) -> Result<impl Iterator<Item = &Name>, Failure> {
+    pub(crate) fn names(&mut self) -> Result<impl Iterator<Item = &NamespacedName>, CommandError> {
         Ok(self.index()?.keys())
     }
 
     /// Writes the manifest of a service in place of `kept`, or to a file of its own.
     pub(crate) fn write(
         &mut self,
-        name: &Name,
+        name: &NamespacedName,
         it: &Value,
-        kept: Option<Kept>,
-    ) -> Result<(), Failure> {
+        kept: Option<ManifestLocation>,
+    ) -> Result<(), CommandError> {
         let (path, documents) = match kept {
             None => (self.own(name), vec![it.clone()]),
             Some(mut kept) => {
@@ -76,29 +79,30 @@ impl Manifests {
                 (kept.path, kept.documents)
             }
         };
-        fs::create_dir_all(&self.folder).map_err(Failure::file("make folder", &self.folder))?;
+        fs::create_dir_all(&self.folder)
+            .map_err(CommandError::file("make folder", &self.folder))?;
         replace(&path, &documents)
     }
 
     /// Removes a manifest; other documents of its file stay.
-    pub(crate) fn remove(&mut self, mut kept: Kept) -> Result<(), Failure> {
+    pub(crate) fn remove(&mut self, mut kept: ManifestLocation) -> Result<(), CommandError> {
         kept.documents.remove(kept.at);
         // An empty file would stay as a manifest that names nothing.
         if kept.documents.is_empty() {
-            return fs::remove_file(&kept.path).map_err(Failure::file("remove", &kept.path));
+            return fs::remove_file(&kept.path).map_err(CommandError::file("remove", &kept.path));
         }
         replace(&kept.path, &kept.documents)
     }
 
     /// Path of the file in which `apply` stores a service. An underscore cannot be in a name, so paths are unique.
-    fn own(&self, name: &Name) -> PathBuf {
+    fn own(&self, name: &NamespacedName) -> PathBuf {
         self.folder.join(format!("{}_{}.yaml", name.namespace, name.name))
     }
 
-    fn in_file(&mut self, path: PathBuf, name: &Name) -> Option<Kept> {
+    fn in_file(&mut self, path: PathBuf, name: &NamespacedName) -> Option<ManifestLocation> {
         let documents = self.read(&path);
         let at = documents.iter().position(|it| name_of(it).as_ref() == Some(name));
-        at.map(|at| Kept { path, documents, at })
+        at.map(|at| ManifestLocation { path, documents, at })
     }
 
     /// Reads the documents of a file. An unreadable file has none; the controller reports the error itself.
@@ -111,7 +115,7 @@ impl Manifests {
         documents(&text).unwrap_or_default()
     }
 
-    fn index(&mut self) -> Result<&BTreeMap<Name, PathBuf>, Failure> {
+    fn index(&mut self) -> Result<&BTreeMap<NamespacedName, PathBuf>, CommandError> {
         if self.index.is_none() {
             let (mut paths, mut index) = (Vec::new(), BTreeMap::new());
             walk(&self.folder, &mut paths)?;
@@ -127,7 +131,7 @@ impl Manifests {
     }
 }
 
-impl Kept {
+impl ManifestLocation {
     /// The manifest itself, without its file's other documents.
     pub(crate) fn value(&self) -> &Value {
         &self.documents[self.at]
@@ -139,19 +143,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::store::tests::Temp;
+    use crate::store::tests::NodeStoreFixture;
 
     fn service(name: &str) -> Value {
         json!({"kind": "Service", "metadata": {"name": name, "namespace": "default"}})
     }
 
-    fn name(name: &str) -> Name {
-        Name::new("default", name)
+    fn name(name: &str) -> NamespacedName {
+        NamespacedName::new("default", name)
     }
 
     #[test]
     fn a_manifest_is_found_wherever_it_is() {
-        let (temp, store) = Temp::new("found");
+        let (temp, store) = NodeStoreFixture::new("found");
         let folder = temp.path().join("manifests/team");
         fs::create_dir_all(&folder).unwrap();
         replace(&folder.join("both.yaml"), &[service("a"), service("b")]).unwrap();
@@ -167,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_command_reads_each_foreign_file_once_whatever_the_number_of_services() {
-        let (temp, store) = Temp::new("reads");
+        let (temp, store) = NodeStoreFixture::new("reads");
         let foreign = temp.path().join("manifests/by-hand.yaml");
         replace(&foreign, &[service("x"), service("y")]).unwrap();
         let mut manifests = store.manifests();

@@ -15,7 +15,7 @@ use crate::logging;
 
 /// Component that a pod runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ComponentCommand {
     /// Agent, which runs on each node.
     Agent,
     /// Activator: requests that wait for a pod, and the gateway.
@@ -30,27 +30,27 @@ pub(crate) enum Part {
     AgentRemoved,
 }
 
-type Run = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+type ComponentFuture = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// Command-line settings of the controller on Kubernetes.
 #[derive(Debug, clap::Parser)]
 #[command(name = "rouse controller", version)]
-struct Controller {
+struct ControllerCli {
     #[command(flatten)]
-    config: controller::Config,
+    config: controller::ControllerConfig,
     #[command(flatten)]
-    cluster: controller::config::Cluster,
+    cluster: controller::config::KubernetesConfig,
 }
 
 /// Command-line settings of the autoscaler.
 #[derive(Debug, clap::Parser)]
 #[command(name = "rouse autoscaler", version)]
-struct Autoscaler {
+struct AutoscalerCli {
     #[command(flatten)]
-    config: autoscaler::Config,
+    config: autoscaler::AutoscalerProcessConfig,
 }
 
-impl Part {
+impl ComponentCommand {
     /// Returns the component that the first word names.
     pub(crate) fn named(word: &str) -> Option<Self> {
         Some(match word {
@@ -91,7 +91,11 @@ impl Part {
     }
 
     /// Parses the component's settings; an invalid word ends the process with a message.
-    fn prepare(self, args: impl Iterator<Item = OsString>, shutdown: CancellationToken) -> Run {
+    fn prepare(
+        self,
+        args: impl Iterator<Item = OsString>,
+        shutdown: CancellationToken,
+    ) -> ComponentFuture {
         let words = std::iter::once(OsString::from("rouse")).chain(args);
         match self {
             Self::Agent => {
@@ -99,14 +103,14 @@ impl Part {
                 Box::pin(async { agent::run(config, shutdown).await.context("agent failed") })
             }
             Self::Activator => {
-                let config = activator::Config::parse_from(words);
+                let config = activator::ActivatorConfig::parse_from(words);
                 use_all_files();
                 Box::pin(async {
                     activator::run(config, shutdown).await.context("activator failed")
                 })
             }
             Self::Autoscaler => {
-                let config = Autoscaler::parse_from(words).config;
+                let config = AutoscalerCli::parse_from(words).config;
                 Box::pin(async {
                     autoscaler::run(config, shutdown).await.context("autoscaler failed")
                 })
@@ -128,7 +132,7 @@ impl Part {
                 Ok(())
             }),
             Self::Controller => {
-                let Controller { config, cluster } = Controller::parse_from(words);
+                let ControllerCli { config, cluster } = ControllerCli::parse_from(words);
                 Box::pin(async {
                     let run = controller::run_on_kubernetes(config, cluster, shutdown);
                     run.await.context("controller failed")

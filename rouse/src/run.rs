@@ -11,13 +11,13 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use local::{cgroups::Mounts, layout::Layout, net};
+use local::{cgroups::CgroupMounts, layout::NodeLayout, net};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
 };
 
-use crate::{failure::Failure, out};
+use crate::{failure::CommandError, out};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Exit code of a shell for a command that is not found.
@@ -26,9 +26,9 @@ const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
 /// Replaces this process by the command. Returns only on failure.
-pub(crate) fn exec(layout: &Layout, command: &[String]) -> Result<ExitCode, Failure> {
+pub(crate) fn exec(layout: &NodeLayout, command: &[String]) -> Result<ExitCode, CommandError> {
     let [program, args @ ..] = command else {
-        return Err(Failure::Usage("a command is needed: rouse run -- CMD".to_owned()));
+        return Err(CommandError::Usage("a command is needed: rouse run -- CMD".to_owned()));
     };
     enter(layout)?;
     let error = Command::new(program).args(args).exec();
@@ -40,22 +40,22 @@ pub(crate) fn exec(layout: &Layout, command: &[String]) -> Result<ExitCode, Fail
 }
 
 /// Moves this process into the node. The process has one thread, so all of it moves.
-fn enter(layout: &Layout) -> Result<(), Failure> {
+fn enter(layout: &NodeLayout) -> Result<(), CommandError> {
     let namespace = layout.client_namespace();
     if !net::is_published(&namespace) {
         let hint = ", or name another with --node";
-        return Err(Failure::Down { node: layout.name().to_owned(), hint });
+        return Err(CommandError::Down { node: layout.name().to_owned(), hint });
     }
-    let mounts = Mounts::find().map_err(|error| Failure::Usage(error.to_string()))?;
+    let mounts = CgroupMounts::find().map_err(|error| CommandError::Usage(error.to_string()))?;
     let cgroup = layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
     // PID 0 means the writing process; its children are created in the same cgroup.
-    fs::write(&cgroup, "0").map_err(Failure::file("join the node through", &cgroup))?;
+    fs::write(&cgroup, "0").map_err(CommandError::file("join the node through", &cgroup))?;
     name_server(&layout.resolv_conf())
-        .map_err(Failure::file("put the node's names into", RESOLV_CONF))?;
+        .map_err(CommandError::file("put the node's names into", RESOLV_CONF))?;
     let entered = net::open(&namespace).and_then(|fd| net::enter(fd.as_fd()));
     entered.map_err(|error| {
         let source = io::Error::other(common::link::chain(&error));
-        Failure::File { attempt: "enter", path: namespace, source }
+        CommandError::File { attempt: "enter", path: namespace, source }
     })
 }
 
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_down_is_named_with_what_to_do() {
-        let layout = Layout::new("cli-no-such-node").unwrap();
+        let layout = NodeLayout::new("cli-no-such-node").unwrap();
         let refused = exec(&layout, &["true".to_owned()]).unwrap_err().to_string();
         assert_eq!(
             refused,

@@ -1,4 +1,4 @@
-//! Shell: the folders of a node: `objects/`, written by the controller, and, by [`Manifests`], `manifests/`.
+//! Shell: the folders of a node: `objects/`, written by the controller, and, by [`ManifestFolder`], `manifests/`.
 
 use std::{
     collections::BTreeSet,
@@ -7,48 +7,52 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::wire::Name;
-use controller::render::ObjectKind;
+use common::wire::NamespacedName;
+use controller::render::KnativeObjectKind;
 use k8s_openapi::serde::Deserialize as _;
-use local::layout::Layout;
+use local::layout::NodeLayout;
 use serde_json::Value;
 
-use crate::{failure::Failure, manifests::Manifests};
+use crate::{failure::CommandError, manifests::ManifestFolder};
 
 /// Folders of one node.
 #[derive(Clone, Debug)]
-pub(crate) struct Store {
+pub(crate) struct NodeStore {
     objects: PathBuf,
     manifests: PathBuf,
 }
 
-impl Store {
+impl NodeStore {
     /// Returns the folders of the node with this layout.
-    pub(crate) fn new(layout: &Layout) -> Self {
+    pub(crate) fn new(layout: &NodeLayout) -> Self {
         Self { objects: layout.objects(), manifests: layout.manifests() }
     }
 
     /// Reads one object as the controller last wrote it; a service not read by the controller yet is read from its
     /// manifest.
-    pub(crate) fn object(&self, kind: ObjectKind, name: &Name) -> Result<Option<Value>, Failure> {
+    pub(crate) fn object(
+        &self,
+        kind: KnativeObjectKind,
+        name: &NamespacedName,
+    ) -> Result<Option<Value>, CommandError> {
         let folder = self.objects.join(kind.plural()).join(&name.namespace);
         match read_one(&folder.join(format!("{}.yaml", name.name)))? {
-            None if kind == ObjectKind::Service => self.applied(name),
+            None if kind == KnativeObjectKind::Service => self.applied(name),
             found => Ok(found),
         }
     }
 
     /// Reads the manifest of a service, as an API server shows an object before a controller has seen it.
-    fn applied(&self, name: &Name) -> Result<Option<Value>, Failure> {
+    fn applied(&self, name: &NamespacedName) -> Result<Option<Value>, CommandError> {
         Ok(self.manifests().find(name)?.map(|kept| kept.value().clone()))
     }
 
     /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by name.
     pub(crate) fn objects(
         &self,
-        kind: ObjectKind,
+        kind: KnativeObjectKind,
         namespace: Option<&str>,
-    ) -> Result<Vec<Value>, Failure> {
+    ) -> Result<Vec<Value>, CommandError> {
         let folder = self.objects.join(kind.plural());
         let folders = match namespace {
             Some(namespace) => vec![folder.join(namespace)],
@@ -60,19 +64,24 @@ impl Store {
                 out.extend(read_one(&path)?);
             }
         }
-        if kind == ObjectKind::Service {
+        if kind == KnativeObjectKind::Service {
             self.add_unread(namespace, &mut out)?;
         }
         Ok(out)
     }
 
     /// Adds services whose manifests the controller has not read yet, and sorts all by name.
-    fn add_unread(&self, namespace: Option<&str>, out: &mut Vec<Value>) -> Result<(), Failure> {
+    fn add_unread(
+        &self,
+        namespace: Option<&str>,
+        out: &mut Vec<Value>,
+    ) -> Result<(), CommandError> {
         let mut manifests = self.manifests();
         // The controller's object wins: it has the status, and the manifest may be newer for a moment only.
-        let known: BTreeSet<Name> = out.iter().filter_map(name_of).collect();
-        let wanted = |name: &Name| namespace.is_none_or(|it| *name.namespace == *it);
-        let unread: Vec<Name> = manifests.names()?.filter(|it| wanted(it)).cloned().collect();
+        let known: BTreeSet<NamespacedName> = out.iter().filter_map(name_of).collect();
+        let wanted = |name: &NamespacedName| namespace.is_none_or(|it| *name.namespace == *it);
+        let unread: Vec<NamespacedName> =
+            manifests.names()?.filter(|it| wanted(it)).cloned().collect();
         for name in unread.into_iter().filter(|it| !known.contains(it)) {
             out.extend(manifests.find(&name)?.map(|kept| kept.value().clone()));
         }
@@ -81,8 +90,8 @@ impl Store {
     }
 
     /// Returns the manifests, for reading and changes.
-    pub(crate) fn manifests(&self) -> Manifests {
-        Manifests::new(self.manifests.clone())
+    pub(crate) fn manifests(&self) -> ManifestFolder {
+        ManifestFolder::new(self.manifests.clone())
     }
 }
 
@@ -103,14 +112,14 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
 }
 
 /// Name and namespace of a document; the default namespace if it names none.
-pub(crate) fn name_of(it: &Value) -> Option<Name> {
+pub(crate) fn name_of(it: &Value) -> Option<NamespacedName> {
     let meta = it.get("metadata")?;
     let namespace = meta.get("namespace").and_then(Value::as_str).unwrap_or("default");
-    Some(Name::new(namespace, meta.get("name")?.as_str()?))
+    Some(NamespacedName::new(namespace, meta.get("name")?.as_str()?))
 }
 
 /// Paths of the manifest files in a folder, and below it if `recursive`.
-pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, Failure> {
+pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, CommandError> {
     let mut out = Vec::new();
     if recursive {
         walk(folder, &mut out)?;
@@ -122,7 +131,7 @@ pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, 
 }
 
 /// Collects the manifest files in a folder and in all folders below it.
-pub(crate) fn walk(folder: &Path, into: &mut Vec<PathBuf>) -> Result<(), Failure> {
+pub(crate) fn walk(folder: &Path, into: &mut Vec<PathBuf>) -> Result<(), CommandError> {
     for path in entries(folder)? {
         if path.is_dir() {
             walk(&path, into)?;
@@ -140,36 +149,36 @@ fn is_manifest(path: &Path) -> bool {
 }
 
 /// Sorted entries of a folder; none if it does not exist.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, CommandError> {
     let read = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(Failure::file("read folder", folder))?,
+        read => read.map_err(CommandError::file("read folder", folder))?,
     };
     let mut out: Vec<PathBuf> = read.flatten().map(|entry| entry.path()).collect();
     out.sort();
     Ok(out)
 }
 
-fn read_one(path: &Path) -> Result<Option<Value>, Failure> {
+fn read_one(path: &Path) -> Result<Option<Value>, CommandError> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        read => read.map_err(Failure::file("read", path))?,
+        read => read.map_err(CommandError::file("read", path))?,
     };
-    let bad = |error| Failure::file("understand", path)(std::io::Error::other(error));
+    let bad = |error| CommandError::file("understand", path)(std::io::Error::other(error));
     // The controller writes JSON, which is YAML too; the JSON parser is many times faster.
     let json = serde_json::from_str(&text);
     json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(bad)
 }
 
 /// Replaces a file atomically: readers see either the old or the new documents.
-pub(crate) fn replace(path: &Path, documents: &[Value]) -> Result<(), Failure> {
-    let bad = |error| Failure::file("write", path)(std::io::Error::other(error));
+pub(crate) fn replace(path: &Path, documents: &[Value]) -> Result<(), CommandError> {
+    let bad = |error| CommandError::file("write", path)(std::io::Error::other(error));
     let texts = documents.iter().map(serde_norway::to_string).collect::<Result<Vec<_>, _>>();
     let text = texts.map_err(bad)?.join("---\n");
     // The extension keeps the draft out of `is_manifest`; the rename is atomic within one folder.
     let draft = path.with_extension("new");
-    fs::write(&draft, text).map_err(Failure::file("write", &draft))?;
-    fs::rename(&draft, path).map_err(Failure::file("write", path))
+    fs::write(&draft, text).map_err(CommandError::file("write", &draft))?;
+    fs::rename(&draft, path).map_err(CommandError::file("write", path))
 }
 
 #[cfg(test)]
@@ -177,13 +186,14 @@ pub(crate) mod tests {
     use super::*;
 
     /// Folders of a node in a temporary folder, removed at the end of the test.
-    pub(crate) struct Temp(PathBuf);
+    pub(crate) struct NodeStoreFixture(PathBuf);
 
-    impl Temp {
-        pub(crate) fn new(test: &str) -> (Self, Store) {
+    impl NodeStoreFixture {
+        pub(crate) fn new(test: &str) -> (Self, NodeStore) {
             let path =
                 std::env::temp_dir().join(format!("rouse-cli-{test}-{}", std::process::id()));
-            let store = Store { objects: path.join("objects"), manifests: path.join("manifests") };
+            let store =
+                NodeStore { objects: path.join("objects"), manifests: path.join("manifests") };
             fs::create_dir_all(&store.manifests).unwrap();
             (Self(path), store)
         }
@@ -192,7 +202,7 @@ pub(crate) mod tests {
             &self.0
         }
 
-        pub(crate) fn put(&self, kind: ObjectKind, it: &Value) {
+        pub(crate) fn put(&self, kind: KnativeObjectKind, it: &Value) {
             let name = name_of(it).unwrap();
             let folder = self.0.join("objects").join(kind.plural()).join(&name.namespace);
             fs::create_dir_all(&folder).unwrap();
@@ -207,7 +217,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Drop for Temp {
+    impl Drop for NodeStoreFixture {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -215,17 +225,21 @@ pub(crate) mod tests {
 
     #[test]
     fn a_service_that_was_just_applied_is_known() {
-        let (_temp, store) = Temp::new("unread");
+        let (_temp, store) = NodeStoreFixture::new("unread");
         let service = |name: &str| serde_json::json!({"kind": "Service", "metadata": {"name": name, "namespace": "default"}});
         let mut manifests = store.manifests();
         for name in ["b", "a"] {
-            manifests.write(&Name::new("default", name), &service(name), None).unwrap();
+            manifests.write(&NamespacedName::new("default", name), &service(name), None).unwrap();
         }
-        let found = store.object(ObjectKind::Service, &Name::new("default", "a")).unwrap();
+        let found =
+            store.object(KnativeObjectKind::Service, &NamespacedName::new("default", "a")).unwrap();
         assert_eq!(found, Some(service("a")));
-        assert_eq!(store.object(ObjectKind::Route, &Name::new("default", "a")).unwrap(), None);
+        assert_eq!(
+            store.object(KnativeObjectKind::Route, &NamespacedName::new("default", "a")).unwrap(),
+            None
+        );
         let names = |namespace| -> Vec<Value> {
-            let all = store.objects(ObjectKind::Service, namespace).unwrap();
+            let all = store.objects(KnativeObjectKind::Service, namespace).unwrap();
             all.iter().map(|it| it["metadata"]["name"].clone()).collect()
         };
         assert_eq!(names(None), ["a", "b"]);
@@ -235,15 +249,15 @@ pub(crate) mod tests {
 
     #[test]
     fn what_the_controller_wrote_comes_before_the_manifest() {
-        let (temp, store) = Temp::new("written");
-        let name = Name::new("default", "a");
+        let (temp, store) = NodeStoreFixture::new("written");
+        let name = NamespacedName::new("default", "a");
         let it = serde_json::json!({"kind": "Service", "metadata": {"name": "a", "namespace": "default"}});
         store.manifests().write(&name, &it, None).unwrap();
         let mut known = it;
         known["status"] = serde_json::json!({"url": "http://a"});
-        temp.put(ObjectKind::Service, &known);
-        assert_eq!(store.object(ObjectKind::Service, &name).unwrap(), Some(known.clone()));
-        assert_eq!(store.objects(ObjectKind::Service, None).unwrap(), [known]);
+        temp.put(KnativeObjectKind::Service, &known);
+        assert_eq!(store.object(KnativeObjectKind::Service, &name).unwrap(), Some(known.clone()));
+        assert_eq!(store.objects(KnativeObjectKind::Service, None).unwrap(), [known]);
     }
 
     #[test]

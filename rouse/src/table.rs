@@ -5,14 +5,14 @@ const GAP: usize = 3;
 
 /// Table of text. Columns are as wide as their widest cell; the last is not padded.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     /// Column names; if empty, no line of names is printed.
     pub(crate) head: Vec<String>,
     /// Cells of each row, in the order of the columns.
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// Formats the table as text, one line per row.
     pub(crate) fn text(&self) -> String {
         let head = Some(&self.head).filter(|head| !head.is_empty());
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let table = Table {
+        let table = TextTable {
             head: row(&["NAME", "URL", "READY"]),
             rows: vec![row(&["hello", "http://h", "True"]), row(&["x", "", ""])],
         };
@@ -53,8 +53,8 @@ mod tests {
 
     #[test]
     fn without_names_only_rows_are_printed() {
-        let table = Table { head: vec![], rows: vec![row(&["a", "b"])] };
+        let table = TextTable { head: vec![], rows: vec![row(&["a", "b"])] };
         assert_eq!(table.text(), "a   b\n");
-        assert_eq!(Table::default().text(), "");
+        assert_eq!(TextTable::default().text(), "");
     }
 }

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use controller::render::ObjectKind;
-use local::{layout::Layout, node::Node};
+use controller::render::KnativeObjectKind;
+use local::{layout::NodeLayout, node::NodeManager};
 use ratatui::{
     DefaultTerminal, Frame,
     crossterm::event::{self, Event, KeyCode, KeyModifiers},
@@ -17,11 +17,11 @@ use ratatui::{
     widgets::{Cell, Row, Table as Widget},
 };
 
-use crate::{cli::Top, failure::Failure, out, store::Store, table::Table};
+use crate::{cli::TopArgs, failure::CommandError, out, store::NodeStore, table::TextTable};
 
 mod figures;
 
-use figures::{Service, Snapshot};
+use figures::{ServiceStats, TopSnapshot};
 
 /// Refresh interval of the view.
 const LOOK: Duration = Duration::from_millis(500);
@@ -32,17 +32,21 @@ const METRICS: SocketAddr =
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Shows the node until `q`; prints it once with `--once` or without a terminal.
-pub(crate) fn top(layout: &Layout, store: &Store, args: &Top) -> Result<(), Failure> {
+pub(crate) fn top(
+    layout: &NodeLayout,
+    store: &NodeStore,
+    args: &TopArgs,
+) -> Result<(), CommandError> {
     if !local::net::is_published(&layout.node_namespace()) {
-        return Err(Failure::Down { node: layout.name().to_owned(), hint: "" });
+        return Err(CommandError::Down { node: layout.name().to_owned(), hint: "" });
     }
-    Node::enter(layout).map_err(|error| Failure::Usage(common::link::chain(&error)))?;
+    NodeManager::enter(layout).map_err(|error| CommandError::Usage(common::link::chain(&error)))?;
     let mut before = look(store, None)?;
     // Without a terminal the output is a table for a pipe, like that of `rouse get`.
     if args.once || !io::stdout().is_terminal() {
         let rows = before.services.iter().map(|it| it.cells().to_vec()).collect();
         let head = figures::COLUMNS.map(str::to_owned).to_vec();
-        return Ok(out::text(&Table { head, rows }.text())?);
+        return Ok(out::text(&TextTable { head, rows }.text())?);
     }
     let mut terminal = ratatui::init();
     let done = show(&mut terminal, layout, store, &mut before);
@@ -53,10 +57,10 @@ pub(crate) fn top(layout: &Layout, store: &Store, args: &Top) -> Result<(), Fail
 
 fn show(
     terminal: &mut DefaultTerminal,
-    layout: &Layout,
-    store: &Store,
-    now: &mut Snapshot,
-) -> Result<(), Failure> {
+    layout: &NodeLayout,
+    store: &NodeStore,
+    now: &mut TopSnapshot,
+) -> Result<(), CommandError> {
     loop {
         terminal.draw(|frame| draw(frame, layout.name(), now))?;
         if event::poll(LOOK)?
@@ -77,14 +81,14 @@ fn show(
 }
 
 /// Takes a snapshot of the node; rates are differences to `before`.
-fn look(store: &Store, before: Option<&Snapshot>) -> Result<Snapshot, Failure> {
-    let services = store.objects(ObjectKind::Service, None)?;
-    let pods = store.objects(ObjectKind::Pod, None)?;
+fn look(store: &NodeStore, before: Option<&TopSnapshot>) -> Result<TopSnapshot, CommandError> {
+    let services = store.objects(KnativeObjectKind::Service, None)?;
+    let pods = store.objects(KnativeObjectKind::Pod, None)?;
     let metrics = fetch(METRICS);
     // Without the autoscaler the objects are still shown, and the error in the last line.
     let trouble = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
     let metrics = metrics.unwrap_or_default();
-    Ok(Snapshot::new(Instant::now(), &services, &pods, &metrics, trouble, before))
+    Ok(TopSnapshot::new(Instant::now(), &services, &pods, &metrics, trouble, before))
 }
 
 /// Reads `GET /metrics` from a component, without its response head.
@@ -99,7 +103,7 @@ fn fetch(address: SocketAddr) -> io::Result<String> {
     body.ok_or_else(|| io::Error::other("answered no HTTP"))
 }
 
-fn draw(frame: &mut Frame<'_>, node: &str, now: &Snapshot) {
+fn draw(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
     let [head, body, foot] =
         Areas::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
             .areas(frame.area());
@@ -129,7 +133,7 @@ fn draw(frame: &mut Frame<'_>, node: &str, now: &Snapshot) {
     frame.render_widget(Line::from(hint).dim(), foot);
 }
 
-fn row(service: &Service) -> Row<'static> {
+fn row(service: &ServiceStats) -> Row<'static> {
     let colour = match (service.path.as_str(), service.pods) {
         ("direct", _) => Color::Green,
         (_, 0) => Color::DarkGray,

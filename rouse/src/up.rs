@@ -12,13 +12,13 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use common::node::Orders;
+use common::node::LocalNodeSpec;
 use ipnet::IpNet;
 use local::{
-    cgroups::Mounts,
-    layout::{self, Layout},
+    cgroups::CgroupMounts,
+    layout::{self, NodeLayout},
     net,
-    node::Node,
+    node::NodeManager,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -39,7 +39,7 @@ const READY_POLL: Duration = Duration::from_millis(10);
 
 /// Command-line options of `rouse up`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct NodeUpArgs {
     /// Folder of OCI image layouts, found by the names in their index
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     proxy_protocol: bool,
     /// Run only this component; `rouse up` once for each makes a node whose components can be restarted one by one
     #[arg(long, value_enum)]
-    part: Option<Part>,
+    part: Option<NodeComponent>,
     /// Write this file once all components are ready
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -63,7 +63,7 @@ pub(crate) struct Args {
 
 /// Component of the node that this process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum NodeComponent {
     /// Objects, routes and the pods themselves
     Controller,
     /// Number of pods, from the load
@@ -74,7 +74,7 @@ enum Part {
     Agent,
 }
 
-impl Part {
+impl NodeComponent {
     /// All components in the order in which they depend on each other.
     const ALL: [Self; 4] = [Self::Controller, Self::Autoscaler, Self::Activator, Self::Agent];
 
@@ -100,17 +100,18 @@ impl Part {
 }
 
 /// Runs the node until SIGINT or SIGTERM, then removes it. A single component leaves the rest of the node alone.
-pub(crate) fn run(layout: &Layout, args: &Args) -> Result<()> {
+pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     need_root()?;
-    let parts = args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]);
+    let parts = args.part.map_or_else(|| NodeComponent::ALL.to_vec(), |part| vec![part]);
     // Components may be started at the same moment; the lock orders their creation of the node.
-    let lock = Node::lock(layout)?;
+    let lock = NodeManager::lock(layout)?;
     refuse_twins(layout, args.part)?;
     let made = make(layout, args.part);
     drop(lock);
     let ran = made.and_then(|()| enter_and_run(layout, args, &parts));
     if args.part.is_none() {
-        Node::destroy(layout).context("the node is left half removed; `rouse down` tries again")?;
+        NodeManager::destroy(layout)
+            .context("the node is left half removed; `rouse down` tries again")?;
     }
     ran
 }
@@ -124,15 +125,15 @@ pub(crate) fn need_root() -> Result<()> {
 }
 
 /// Creates the missing pieces of the node and registers this process as one of its components.
-fn make(layout: &Layout, part: Option<Part>) -> Result<()> {
-    Node::create(layout)?;
-    Ok(Node::claim(layout, part.map_or("node", Part::name))?)
+fn make(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
+    NodeManager::create(layout)?;
+    Ok(NodeManager::claim(layout, part.map_or("node", NodeComponent::name))?)
 }
 
 /// Returns an error if a requested component, or the whole node, runs already.
-fn refuse_twins(layout: &Layout, part: Option<Part>) -> Result<()> {
+fn refuse_twins(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
     // Components of one node may run in several processes, but the whole node excludes all of them.
-    let others = Node::parts(layout);
+    let others = NodeManager::parts(layout);
     let clashes = |name: &str| match part {
         Some(part) => name == part.name() || name == "node",
         None => true,
@@ -145,16 +146,17 @@ fn refuse_twins(layout: &Layout, part: Option<Part>) -> Result<()> {
     Ok(())
 }
 
-fn enter_and_run(layout: &Layout, args: &Args, parts: &[Part]) -> Result<()> {
+fn enter_and_run(layout: &NodeLayout, args: &NodeUpArgs, parts: &[NodeComponent]) -> Result<()> {
     // Sockets and the namespace of the host are opened before this process leaves the host's network.
     let host = net::current()?;
-    let gateway = parts.contains(&Part::Activator).then(|| gateway(args.gateway)).transpose()?;
+    let gateway =
+        parts.contains(&NodeComponent::Activator).then(|| gateway(args.gateway)).transpose()?;
     // Before the runtime exists: only this thread changes its namespace, and later threads inherit it.
-    Node::enter(layout)?;
+    NodeManager::enter(layout)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outside = Outside { host: Some(host), gateway };
+    let outside = HostHandles { host: Some(host), gateway };
     runtime.block_on(async {
-        let running = Running::start(layout, args, outside, parts)?;
+        let running = RunningComponents::start(layout, args, outside, parts)?;
         running.until_stopped(layout, args.ready_file.as_deref()).await
     })
 }
@@ -168,20 +170,25 @@ fn gateway(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Handles that a component needs and that must be opened before the node's namespace is entered.
-struct Outside {
+struct HostHandles {
     host: Option<OwnedFd>,
     gateway: Option<TcpListener>,
 }
 
 /// Components that run in this process.
-struct Running {
-    parts: Vec<Part>,
+struct RunningComponents {
+    parts: Vec<NodeComponent>,
     tasks: JoinSet<(&'static str, Result<()>)>,
     shutdown: CancellationToken,
 }
 
-impl Running {
-    fn start(layout: &Layout, args: &Args, mut outside: Outside, parts: &[Part]) -> Result<Self> {
+impl RunningComponents {
+    fn start(
+        layout: &NodeLayout,
+        args: &NodeUpArgs,
+        mut outside: HostHandles,
+        parts: &[NodeComponent],
+    ) -> Result<Self> {
         let mut running = Self {
             parts: parts.to_vec(),
             tasks: JoinSet::new(),
@@ -189,34 +196,40 @@ impl Running {
         };
         for part in parts {
             match part {
-                Part::Controller => running.controller(layout, args, &mut outside)?,
-                Part::Autoscaler => running.autoscaler(layout),
-                Part::Activator => running.activator(layout, args, &mut outside),
-                Part::Agent => running.agent(layout)?,
+                NodeComponent::Controller => running.controller(layout, args, &mut outside)?,
+                NodeComponent::Autoscaler => running.autoscaler(layout),
+                NodeComponent::Activator => running.activator(layout, args, &mut outside),
+                NodeComponent::Agent => running.agent(layout)?,
             }
         }
         Ok(running)
     }
 
     /// Starts the controller and, since it alone decides which pods run, the node's pods and DNS names.
-    fn controller(&mut self, layout: &Layout, args: &Args, outside: &mut Outside) -> Result<()> {
+    fn controller(
+        &mut self,
+        layout: &NodeLayout,
+        args: &NodeUpArgs,
+        outside: &mut HostHandles,
+    ) -> Result<()> {
         // Only the latest orders matter, so a watch channel may skip older ones; each status counts.
-        let (orders_in, orders) = watch::channel(Orders::default());
+        let (orders_in, orders) = watch::channel(LocalNodeSpec::default());
         let (statuses, statuses_out) = mpsc::channel(STATUSES);
-        let config = controller::Config {
+        let config = controller::ControllerConfig {
             node: layout.name().to_owned(),
             state: layout.data(),
             listen: endpoint(&layout.controller_socket()),
-            admin: Part::Controller.admin(),
-            ..controller::Config::default()
+            admin: NodeComponent::Controller.admin(),
+            ..controller::ControllerConfig::default()
         };
-        let node = controller::local::Node { orders: orders_in, statuses: statuses_out };
+        let node =
+            controller::local::LocalNodeChannels { orders: orders_in, statuses: statuses_out };
         let shutdown = self.shutdown.clone();
         self.spawn("controller", async { Ok(controller::run(config, node, shutdown).await?) });
 
         // The node connects its bridge to the host's network, which this process has left.
         let host = outside.host.take().context("the host's network namespace is opened once")?;
-        let config = local::Config {
+        let config = local::LocalNodeConfig {
             layout: layout.clone(),
             images: args.images.clone(),
             runtime: None,
@@ -228,11 +241,11 @@ impl Running {
         Ok(())
     }
 
-    fn autoscaler(&mut self, layout: &Layout) {
-        let config = autoscaler::Config {
+    fn autoscaler(&mut self, layout: &NodeLayout) {
+        let config = autoscaler::AutoscalerProcessConfig {
             usage: endpoint(&layout.autoscaler_socket()),
             controller: endpoint(&layout.controller_socket()),
-            admin: Part::Autoscaler.admin(),
+            admin: NodeComponent::Autoscaler.admin(),
             name: layout.name().to_owned(),
             tick_ms: TICK_MS,
             identity: None,
@@ -241,8 +254,8 @@ impl Running {
         self.spawn("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
     }
 
-    fn activator(&mut self, layout: &Layout, args: &Args, outside: &mut Outside) {
-        let config = activator::Config {
+    fn activator(&mut self, layout: &NodeLayout, args: &NodeUpArgs, outside: &mut HostHandles) {
+        let config = activator::ActivatorConfig {
             name: layout.name().to_owned(),
             node: layout.name().to_owned(),
             controller: endpoint(&layout.controller_socket()),
@@ -252,15 +265,15 @@ impl Running {
             outside_listener: outside.gateway.take(),
             trusted_proxies: args.trusted_proxies.clone(),
             proxy_protocol: args.proxy_protocol,
-            admin: Part::Activator.admin(),
-            ..activator::Config::defaults()
+            admin: NodeComponent::Activator.admin(),
+            ..activator::ActivatorConfig::defaults()
         };
         let shutdown = self.shutdown.clone();
         self.spawn("activator", async { Ok(activator::run(config, shutdown).await?) });
     }
 
-    fn agent(&mut self, layout: &Layout) -> Result<()> {
-        let cgroups = Mounts::find()?;
+    fn agent(&mut self, layout: &NodeLayout) -> Result<()> {
+        let cgroups = CgroupMounts::find()?;
         let config = agent::config::AgentConfig {
             node: layout.name().to_owned(),
             controller: endpoint(&layout.controller_socket()),
@@ -274,7 +287,7 @@ impl Running {
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),
             activator_netns: Some(layout.node_namespace()),
-            admin: Part::Agent.admin(),
+            admin: NodeComponent::Agent.admin(),
         };
         let shutdown = self.shutdown.clone();
         self.spawn("agent", async { Ok(agent::run(config, shutdown).await?) });
@@ -290,7 +303,7 @@ impl Running {
     }
 
     /// Waits for a signal or for the end of a component, then stops all components.
-    async fn until_stopped(mut self, layout: &Layout, ready_file: Option<&Path>) -> Result<()> {
+    async fn until_stopped(mut self, layout: &NodeLayout, ready_file: Option<&Path>) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let announce = announce(layout.name().to_owned(), self.parts.clone(), ready_file);
@@ -363,7 +376,11 @@ fn endpoint(socket: &Path) -> String {
 }
 
 /// Prints once that all components are ready, and writes the ready file.
-async fn announce(node: String, parts: Vec<Part>, ready_file: Option<&Path>) -> Result<()> {
+async fn announce(
+    node: String,
+    parts: Vec<NodeComponent>,
+    ready_file: Option<&Path>,
+) -> Result<()> {
     for part in parts {
         while !is_ready(part.admin()).await {
             tokio::time::sleep(READY_POLL).await;

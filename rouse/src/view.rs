@@ -1,19 +1,19 @@
 //! Pure: an object → the cells of its row. Columns are those of Knative's CRDs and of kubectl's pods.
 
-use controller::render::ObjectKind;
+use controller::render::KnativeObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 /// Column names of a kind, with kubectl's additional ones if `wide`.
-pub(crate) fn columns(kind: ObjectKind, wide: bool) -> Vec<&'static str> {
+pub(crate) fn columns(kind: KnativeObjectKind, wide: bool) -> Vec<&'static str> {
     match kind {
-        ObjectKind::Service => {
+        KnativeObjectKind::Service => {
             vec!["NAME", "URL", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
         }
-        ObjectKind::Configuration => {
+        KnativeObjectKind::Configuration => {
             vec!["NAME", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
         }
-        ObjectKind::Revision => vec![
+        KnativeObjectKind::Revision => vec![
             "NAME",
             "CONFIG NAME",
             "GENERATION",
@@ -22,45 +22,52 @@ pub(crate) fn columns(kind: ObjectKind, wide: bool) -> Vec<&'static str> {
             "ACTUAL REPLICAS",
             "DESIRED REPLICAS",
         ],
-        ObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
-        ObjectKind::PodAutoscaler => {
+        KnativeObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
+        KnativeObjectKind::PodAutoscaler => {
             vec!["NAME", "DESIREDSCALE", "ACTUALSCALE", "READY", "REASON"]
         }
-        ObjectKind::ServerlessService => {
+        KnativeObjectKind::ServerlessService => {
             let services = ["SERVICENAME", "PRIVATESERVICENAME"];
             [&["NAME", "MODE", "ACTIVATORS"], &services[..], &["READY", "REASON"]].concat()
         }
-        ObjectKind::Pod if wide => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"],
-        ObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
+        KnativeObjectKind::Pod if wide => {
+            vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"]
+        }
+        KnativeObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
     }
 }
 
 /// Cells of one object's row, in the order of [`columns`].
-pub(crate) fn cells(kind: ObjectKind, it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
+pub(crate) fn cells(
+    kind: KnativeObjectKind,
+    it: &Value,
+    wide: bool,
+    now: Timestamp,
+) -> Vec<String> {
     let status = &it["status"];
     let latest =
         || [text(&status["latestCreatedRevisionName"]), text(&status["latestReadyRevisionName"])];
     let ready = || [condition(it, "Ready", "status"), condition(it, "Ready", "reason")];
     let name = [text(&it["metadata"]["name"])];
     let rest = match kind {
-        ObjectKind::Service => {
+        KnativeObjectKind::Service => {
             [vec![text(&status["url"])], latest().into(), ready().into()].concat()
         }
-        ObjectKind::Configuration => [latest(), ready()].concat(),
-        ObjectKind::Route => [vec![text(&status["url"])], ready().into()].concat(),
-        ObjectKind::Revision => {
+        KnativeObjectKind::Configuration => [latest(), ready()].concat(),
+        KnativeObjectKind::Route => [vec![text(&status["url"])], ready().into()].concat(),
+        KnativeObjectKind::Revision => {
             let label =
                 |key: &str| text(&it["metadata"]["labels"][format!("serving.knative.dev/{key}")]);
             let replicas = [text(&status["actualReplicas"]), text(&status["desiredReplicas"])];
             let whose = vec![label("configuration"), label("configurationGeneration")];
             [whose, ready().into(), replicas.into()].concat()
         }
-        ObjectKind::Pod => pod(it, wide, now),
-        ObjectKind::PodAutoscaler => {
+        KnativeObjectKind::Pod => pod(it, wide, now),
+        KnativeObjectKind::PodAutoscaler => {
             let scale = [text(&status["desiredScale"]), text(&status["actualScale"])];
             [scale, ready()].concat()
         }
-        ObjectKind::ServerlessService => {
+        KnativeObjectKind::ServerlessService => {
             let mode = [text(&it["spec"]["mode"]), text(&it["spec"]["numActivators"])];
             let services = [text(&status["serviceName"]), text(&status["privateServiceName"])];
             [mode, services, ready()].concat()
@@ -186,7 +193,7 @@ mod tests {
                 ],
             },
         });
-        let cells = cells(ObjectKind::Service, &it, false, Timestamp::UNIX_EPOCH);
+        let cells = cells(KnativeObjectKind::Service, &it, false, Timestamp::UNIX_EPOCH);
         let expected = [
             "hello",
             "http://hello.default.localhost",
@@ -209,7 +216,7 @@ mod tests {
             ]},
         });
         let now = at("2026-11-21T12:00:00Z");
-        let row = |it: &Value| cells(ObjectKind::Pod, it, true, now);
+        let row = |it: &Value| cells(KnativeObjectKind::Pod, it, true, now);
         assert_eq!(row(&it), ["p", "1/2", "CrashLoopBackOff", "3", "10s", "10.244.1.2", "rouse"]);
         it["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
         assert_eq!(row(&it)[2], "Terminating");
@@ -217,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_cell_for_each_column() {
-        for kind in ObjectKind::ALL {
+        for kind in KnativeObjectKind::ALL {
             for wide in [false, true] {
                 let cells = cells(kind, &json!({}), wide, Timestamp::UNIX_EPOCH);
                 assert_eq!(cells.len(), columns(kind, wide).len(), "{kind:?}");

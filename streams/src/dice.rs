@@ -2,13 +2,13 @@
 
 /// Generator of random numbers; the same seed gives the same numbers.
 #[derive(Clone, Debug)]
-pub struct Dice {
+pub struct SeededRng {
     seed: u64,
     /// Bytes to draw before the seed's numbers, in reverse order.
     script: Option<Vec<u8>>,
 }
 
-impl Dice {
+impl SeededRng {
     /// A generator that begins with `seed`.
     pub fn new(seed: u64) -> Self {
         Self { seed, script: None }
@@ -75,11 +75,11 @@ mod tests {
     #[test]
     fn a_seed_tells_all_that_follows() {
         let drawn = |seed| {
-            let mut dice = Dice::new(seed);
+            let mut dice = SeededRng::new(seed);
             [(); 4].map(|()| dice.below(1_000_000))
         };
         assert_eq!(drawn(7), drawn(7));
         assert_ne!(drawn(7), drawn(8));
-        assert_ne!(Dice::of(b"ab").any(), Dice::of(b"ba").any());
+        assert_ne!(SeededRng::of(b"ab").any(), SeededRng::of(b"ba").any());
     }
 }

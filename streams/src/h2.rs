@@ -7,22 +7,22 @@ pub mod pair;
 pub mod reference;
 pub mod server;
 
-use self::reference::{Reference, What};
+use self::reference::{Http2Reference, ReferenceEvent};
 use crate::{
-    CROWD, Outcome,
-    tap::{Event, Tap},
+    CROWD, ConformanceTotals,
+    tap::{EbpfModel, ModelEvent},
 };
 
 /// Numbers of requests that have begun, were cut and were answered.
-type Totals = [usize; 3];
+type EventCounts = [usize; 3];
 
 /// Incremental comparison of the model's events with the reference; each event is read once.
 #[derive(Clone, Debug, Default)]
-pub struct Comparison {
+pub struct EventComparison {
     /// Numbers of events and of reference records that are included in the totals.
     seen: [usize; 2],
-    counted: Totals,
-    wanted: Totals,
+    counted: EventCounts,
+    wanted: EventCounts,
     /// True once bytes have arrived behind missing ones.
     pub has_had_gap: bool,
     is_crowded: bool,
@@ -31,27 +31,27 @@ pub struct Comparison {
     is_unsure: bool,
 }
 
-impl Comparison {
+impl EventComparison {
     /// Compares the model with the reference, if both have read the same bytes; the error describes the difference.
     ///
     /// Behind a gap in a payload the model continues to read, and the reference does not. So after a gap the two may
     /// differ: a request cut by its client for one was answered before for the other, or began just before the server's
     /// GOAWAY.
-    pub fn compare(&mut self, tap: &Tap, reference: &Reference) -> Result<(), String> {
+    pub fn compare(&mut self, tap: &EbpfModel, reference: &Http2Reference) -> Result<(), String> {
         for event in &tap.events()[self.seen[0]..] {
             match event {
-                Event::Started => self.counted[0] += 1,
-                Event::Cut => self.counted[1] += 1,
-                Event::Answered(..) => self.counted[2] += 1,
-                Event::Http2 => {}
+                ModelEvent::Started => self.counted[0] += 1,
+                ModelEvent::Cut => self.counted[1] += 1,
+                ModelEvent::Answered(..) => self.counted[2] += 1,
+                ModelEvent::Http2 => {}
                 _ => return Err(format!("{event:?} on a connection of HTTP/2")),
             }
         }
         for what in &reference.log[self.seen[1]..] {
             match what {
-                What::Started(_) => self.wanted[0] += 1,
-                What::Cut(_) => self.wanted[1] += 1,
-                What::Answered(_) => self.wanted[2] += 1,
+                ReferenceEvent::Started(_) => self.wanted[0] += 1,
+                ReferenceEvent::Cut(_) => self.wanted[1] += 1,
+                ReferenceEvent::Answered(_) => self.wanted[2] += 1,
             }
         }
         self.seen = [tap.events().len(), reference.log.len()];
@@ -87,8 +87,8 @@ impl Comparison {
     }
 
     /// Totals of this connection, with the number of requests that were given to the server.
-    pub fn outcome(&self, requests: u64, is_refused: bool) -> Outcome {
-        Outcome {
+    pub fn outcome(&self, requests: u64, is_refused: bool) -> ConformanceTotals {
+        ConformanceTotals {
             requests,
             refused: u64::from(is_refused),
             differing: u64::from(self.is_unsure),

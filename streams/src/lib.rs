@@ -29,7 +29,7 @@ pub mod targets;
 
 /// Totals of streams on which all implementations agreed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ConformanceTotals {
     /// Number of requests that were answered.
     pub requests: u64,
     /// Number of streams that the other side broke off.
@@ -43,7 +43,7 @@ pub struct Outcome {
 /// Requests in flight at once from which a connection is crowded: nearly as many as `common::h2` has places for.
 pub const CROWD: u32 = 200;
 
-impl std::ops::AddAssign for Outcome {
+impl std::ops::AddAssign for ConformanceTotals {
     fn add_assign(&mut self, other: Self) {
         self.requests += other.requests;
         self.refused += other.refused;

@@ -13,7 +13,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
-use crate::{Outcome, dice::Dice, shrink::shrunk};
+use crate::{ConformanceTotals, dice::SeededRng, shrink::shrunk};
 
 /// Number of ways in which a stream of the corpus is cut when it is played again.
 pub const WAYS: u64 = 100;
@@ -26,21 +26,21 @@ pub const WAYS: u64 = 100;
 pub fn many(
     what: &str,
     streams: u64,
-    make: impl Fn(&mut Dice) -> Vec<u8>,
-    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
-) -> Outcome {
+    make: impl Fn(&mut SeededRng) -> Vec<u8>,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
+) -> ConformanceTotals {
     let streams = number("ROUSE_STREAMS").unwrap_or(streams);
     let first = number("ROUSE_SEED").unwrap_or_else(|| RandomState::new().hash_one(what) >> 16);
-    let mut all = Outcome::default();
+    let mut all = ConformanceTotals::default();
     for seed in first..first + streams {
-        let mut dice = Dice::new(seed);
+        let mut dice = SeededRng::new(seed);
         let stream = make(&mut dice);
         match attempt(&stream, &dice, &play) {
             Ok(outcome) => all += outcome,
             Err(_) => fail(what, seed, &stream, &dice, &play),
         }
     }
-    let Outcome { requests, refused, differing, crowded } = all;
+    let ConformanceTotals { requests, refused, differing, crowded } = all;
     let line = format!(
         "{what}: {streams} streams from seed {first}: {requests} requests answered, {refused} streams refused, \
          {differing} not compared, {crowded} crowded\n"
@@ -52,17 +52,17 @@ pub fn many(
 /// Plays one stream with [`WAYS`] different cuts.
 pub fn replay(
     stream: &[u8],
-    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> Result<(), String> {
-    (0..WAYS).try_for_each(|seed| attempt(stream, &Dice::new(seed), &play).map(drop))
+    (0..WAYS).try_for_each(|seed| attempt(stream, &SeededRng::new(seed), &play).map(drop))
 }
 
 /// Plays one stream; a panic becomes an error.
 fn attempt(
     stream: &[u8],
-    dice: &Dice,
-    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
-) -> Result<Outcome, String> {
+    dice: &SeededRng,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
+) -> Result<ConformanceTotals, String> {
     let played = panic::catch_unwind(AssertUnwindSafe(|| play(stream, &mut dice.clone())));
     played.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -75,12 +75,12 @@ fn fail(
     what: &str,
     seed: u64,
     stream: &[u8],
-    dice: &Dice,
-    play: impl Fn(&[u8], &mut Dice) -> Result<Outcome, String>,
+    dice: &SeededRng,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> ! {
     // Prefer cuts that a replay of the corpus makes, so that the shortened stream fails there too.
-    let corpus = (0..WAYS).map(Dice::new);
-    let mut ways: Vec<Dice> =
+    let corpus = (0..WAYS).map(SeededRng::new);
+    let mut ways: Vec<SeededRng> =
         corpus.filter(|dice| attempt(stream, dice, &play).is_err()).take(6).collect();
     if ways.is_empty() {
         ways.push(dice.clone());

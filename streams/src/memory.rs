@@ -18,7 +18,7 @@ use hyper::rt::ReadBufCursor;
 
 /// Buffers between one end of a connection and the test, which plays the network.
 #[derive(Debug, Default)]
-struct Pipe {
+struct MemoryPipe {
     incoming: VecDeque<u8>,
     is_ended: bool,
     outgoing: Vec<u8>,
@@ -26,9 +26,9 @@ struct Pipe {
 
 /// One end of a connection. Its clones share the same buffers.
 #[derive(Clone, Debug, Default)]
-pub struct Io(Rc<RefCell<Pipe>>);
+pub struct MemoryIo(Rc<RefCell<MemoryPipe>>);
 
-impl Io {
+impl MemoryIo {
     /// Adds bytes for this end to read.
     pub fn deliver(&self, bytes: &[u8]) {
         self.0.borrow_mut().incoming.extend(bytes);
@@ -41,7 +41,7 @@ impl Io {
 
     /// Passes readable bytes to `put`, at most `room` of them.
     fn receive(&self, room: usize, put: impl FnOnce(&[u8])) -> Poll<io::Result<()>> {
-        let Pipe { incoming, is_ended, .. } = &mut *self.0.borrow_mut();
+        let MemoryPipe { incoming, is_ended, .. } = &mut *self.0.borrow_mut();
         if incoming.is_empty() && !*is_ended {
             return Poll::Pending;
         }
@@ -57,7 +57,7 @@ impl Io {
     }
 }
 
-impl hyper::rt::Read for Io {
+impl hyper::rt::Read for MemoryIo {
     fn poll_read(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -67,7 +67,7 @@ impl hyper::rt::Read for Io {
     }
 }
 
-impl hyper::rt::Write for Io {
+impl hyper::rt::Write for MemoryIo {
     fn poll_write(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -86,7 +86,7 @@ impl hyper::rt::Write for Io {
     }
 }
 
-impl tokio::io::AsyncRead for Io {
+impl tokio::io::AsyncRead for MemoryIo {
     fn poll_read(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -96,7 +96,7 @@ impl tokio::io::AsyncRead for Io {
     }
 }
 
-impl tokio::io::AsyncWrite for Io {
+impl tokio::io::AsyncWrite for MemoryIo {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -116,18 +116,18 @@ impl tokio::io::AsyncWrite for Io {
 
 /// Polls by hand, and records wake-ups.
 #[derive(Clone, Debug, Default)]
-pub struct Poller(Arc<Woken>);
+pub struct ManualPoller(Arc<WakeFlag>);
 
 #[derive(Debug, Default)]
-struct Woken(AtomicBool);
+struct WakeFlag(AtomicBool);
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Poller {
+impl ManualPoller {
     /// Returns true if there was a wake-up since the last poll.
     pub fn is_woken(&self) -> bool {
         self.0.0.load(Ordering::Relaxed)
@@ -150,17 +150,17 @@ impl Poller {
 
 /// Future that is polled by hand until it makes no more progress.
 #[allow(missing_debug_implementations, reason = "futures have none")]
-pub struct Task<F: Future> {
+pub struct PolledTask<F: Future> {
     future: Pin<Box<F>>,
-    poller: Poller,
+    poller: ManualPoller,
     /// Output of the future, once it has ended.
     pub output: Option<F::Output>,
 }
 
-impl<F: Future> Task<F> {
+impl<F: Future> PolledTask<F> {
     /// A task that has not been polled yet.
     pub fn new(future: F) -> Self {
-        Self { future: Box::pin(future), poller: Poller::default(), output: None }
+        Self { future: Box::pin(future), poller: ManualPoller::default(), output: None }
     }
 
     /// Returns true if the task was woken since it was last polled and has not ended.

@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use common::abi::LATE_MAX;
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 
 /// Longest segment that is buffered whole if it arrives early: `common::abi::KEPT_BYTES` holds one packet.
 const PACKET: usize = 1_448;
 
 /// Cuts `from..to` into segments, in order.
-pub fn cut(from: usize, to: usize, dice: &mut Dice) -> Vec<Range<usize>> {
+pub fn cut(from: usize, to: usize, dice: &mut SeededRng) -> Vec<Range<usize>> {
     let most = match dice.below(6) {
         0 => 1,
         1 => 3,
@@ -34,7 +34,7 @@ pub fn cut(from: usize, to: usize, dice: &mut Dice) -> Vec<Range<usize>> {
 /// Order in which the segments of a stream of `len` bytes arrive. Each byte arrives at least once.
 ///
 /// Retransmissions end where a segment has ended, as in TCP. If no segment is out of order, they begin anywhere.
-pub fn arrivals(len: usize, dice: &mut Dice) -> Vec<Range<usize>> {
+pub fn arrivals(len: usize, dice: &mut SeededRng) -> Vec<Range<usize>> {
     let mut order = cut(0, len, dice);
     let is_disturbed = dice.chance(35) && order.iter().all(|it| it.len() <= PACKET);
     if is_disturbed {
@@ -47,7 +47,7 @@ pub fn arrivals(len: usize, dice: &mut Dice) -> Vec<Range<usize>> {
 }
 
 /// Delays some segments behind later ones, so that at most [`LATE_MAX`] segments wait at once.
-fn disturb(order: &mut [Range<usize>], dice: &mut Dice) {
+fn disturb(order: &mut [Range<usize>], dice: &mut SeededRng) {
     let mut index = 0;
     while index + 1 < order.len() {
         if dice.chance(20) {
@@ -60,7 +60,7 @@ fn disturb(order: &mut [Range<usize>], dice: &mut Dice) {
 }
 
 /// Repeats some segments; unless `is_disturbed`, some of them together with earlier bytes.
-fn repeat(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut Dice) {
+fn repeat(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut SeededRng) {
     let mut index = 0;
     while index < order.len() && order.len() < 4_000 {
         if dice.chance(15) {
@@ -80,12 +80,12 @@ fn repeat(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut Dice) {
 
 /// Received part of a stream, up to the first gap.
 #[derive(Clone, Debug, Default)]
-pub struct Received {
+pub struct ReceivedRanges {
     whole: usize,
     ahead: Vec<Range<usize>>,
 }
 
-impl Received {
+impl ReceivedRanges {
     /// Number of bytes before the first gap.
     pub fn whole(&self) -> usize {
         self.whole
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn however_a_stream_is_cut_each_byte_arrives() {
         for seed in 0..2_000 {
-            let mut dice = Dice::new(seed);
+            let mut dice = SeededRng::new(seed);
             let len = dice.length(9_000);
-            let mut received = Received::default();
+            let mut received = ReceivedRanges::default();
             let mut read = 0;
             for segment in arrivals(len, &mut dice) {
                 let now = received.take(&segment);

@@ -1,17 +1,17 @@
 //! Pure: model of the eBPF programs: processes segments as `ebpf/src/count.rs` does.
 //!
-//! Only this file and [`late`] drive the parsers. Unlike the eBPF programs, the model reads as many windows of a
+//! Only this file and `late` drive the parsers. Unlike the eBPF programs, the model reads as many windows of a
 //! segment as it has.
 
 mod late;
 
 use common::{
-    h1::{self, Draft, Happened, Seek, at},
+    h1::{self, Http1Events, SeekResult, UnlockedRead, at},
     h2::{self, PEEK, PEEK_WORDS},
 };
 
-use self::late::{Lates, Piece};
-use crate::segments::Received;
+use self::late::{PendingSegments, SegmentPart};
+use crate::segments::ReceivedRanges;
 
 /// Words of an HTTP/1 window: fewer than in the eBPF programs, so that more heads span several windows.
 const WORDS: usize = 29;
@@ -20,7 +20,7 @@ const FAST_ROUNDS: u32 = 2;
 
 /// Event that the parsers report on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ModelEvent {
     /// A request is in flight from now on.
     Started,
     /// The request in flight has ended, with this status.
@@ -45,7 +45,7 @@ pub enum Event {
 
 /// Protocol that a connection speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Speaks {
+enum ModelProtocol {
     Http1,
     Http2,
     Other,
@@ -53,18 +53,18 @@ enum Speaks {
 
 /// State of a connection in the model of the eBPF programs.
 #[derive(Clone, Debug)]
-pub struct Tap {
-    speaks: Speaks,
-    h1: h1::Conn,
-    h2: Box<h2::Conn>,
+pub struct EbpfModel {
+    speaks: ModelProtocol,
+    h1: h1::Http1Connection,
+    h2: Box<h2::Http2Connection>,
     /// Sequence numbers of the first request byte and of the first response byte.
     first: [u32; 2],
-    draft: Draft<WORDS>,
+    draft: UnlockedRead<WORDS>,
     /// Request bytes that the socket has received.
-    received: Received,
-    lates: Lates,
+    received: ReceivedRanges,
+    lates: PendingSegments,
     now_ns: u64,
-    events: Vec<Event>,
+    events: Vec<ModelEvent>,
     has_spilled: bool,
     /// Number of events that were checked, and of requests in flight after them.
     checked: (usize, u32),
@@ -72,7 +72,7 @@ pub struct Tap {
 
 /// Result of reading a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum ModelReadEnd {
     Done,
     /// Bytes before the segment are missing.
     Gap,
@@ -82,30 +82,30 @@ enum End {
     Changed,
 }
 
-impl Default for Tap {
+impl Default for EbpfModel {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Tap {
+impl EbpfModel {
     /// A connection that was just accepted.
     pub fn new() -> Self {
         // Close to the maximum, so that both sequence numbers wrap early.
         let first = [u32::MAX - 40, u32::MAX - 90];
-        let mut h1 = h1::Conn::default();
+        let mut h1 = h1::Http1Connection::default();
         h1.open(first[0], first[1]);
         // Stale bytes of an earlier window, which look like the end of a head: reading them would be an error.
-        let mut draft = Draft::default();
+        let mut draft = UnlockedRead::default();
         draft.window = [0x5a0a_0d0a_0d0a_0d0a; WORDS];
         Self {
-            speaks: Speaks::Http1,
+            speaks: ModelProtocol::Http1,
             h1,
             h2: Box::default(),
             first,
             draft,
-            received: Received::default(),
-            lates: Lates::default(),
+            received: ReceivedRanges::default(),
+            lates: PendingSegments::default(),
             now_ns: 1 << 40,
             events: Vec::new(),
             has_spilled: false,
@@ -114,17 +114,17 @@ impl Tap {
     }
 
     /// All events so far, in order.
-    pub fn events(&self) -> &[Event] {
+    pub fn events(&self) -> &[ModelEvent] {
         &self.events
     }
 
     /// Number of requests in flight.
     pub fn in_flight(&self) -> u32 {
         match self.speaks {
-            Speaks::Http1 => u32::from(self.h1.is_busy()),
-            Speaks::Http2 => self.h2.open,
+            ModelProtocol::Http1 => u32::from(self.h1.is_busy()),
+            ModelProtocol::Http2 => self.h2.open,
             // Opaque connections have an estimate, which this model does not compute.
-            Speaks::Other => 0,
+            ModelProtocol::Other => 0,
         }
     }
 
@@ -143,26 +143,26 @@ impl Tap {
         if bytes.is_empty() {
             return;
         }
-        let piece = Piece::whole(self.first[0].wrapping_add(offset as u32), bytes);
+        let piece = SegmentPart::whole(self.first[0].wrapping_add(offset as u32), bytes);
         let is_expected = self.received.whole() == offset;
-        if self.speaks == Speaks::Http1 && self.h1.rx.at == at::LOST && is_expected {
+        if self.speaks == ModelProtocol::Http1 && self.h1.rx.at == at::LOST && is_expected {
             self.h1.resume_requests(piece.seq);
         }
-        if self.speaks == Speaks::Http2 && self.h2.rx.is_lost() && is_expected {
+        if self.speaks == ModelProtocol::Http2 && self.h2.rx.is_lost() && is_expected {
             self.resume_frames(&piece);
         }
         let mut end = self.take_request(&piece);
-        if end == End::Gap && self.speaks == Speaks::Http2 && is_expected {
+        if end == ModelReadEnd::Gap && self.speaks == ModelProtocol::Http2 && is_expected {
             // The missing bytes passed while boundaries were lost, so they will not come again.
             self.lose_requests();
             self.resume_frames(&piece);
             end = self.take_request(&piece);
         }
         match end {
-            End::Done => self.take_lates(),
-            End::Gap if self.lates.keep(&piece) => {}
-            End::Gap | End::Budget => self.lose_requests(),
-            End::Changed => unreachable!("goes on in the other parser"),
+            ModelReadEnd::Done => self.take_lates(),
+            ModelReadEnd::Gap if self.lates.keep(&piece) => {}
+            ModelReadEnd::Gap | ModelReadEnd::Budget => self.lose_requests(),
+            ModelReadEnd::Changed => unreachable!("goes on in the other parser"),
         }
         self.received.take(&(offset..offset + bytes.len()));
         self.check();
@@ -170,7 +170,7 @@ impl Tap {
 
     /// Returns true if the connection is known to speak HTTP/2.
     pub fn speaks_http2(&self) -> bool {
-        self.speaks == Speaks::Http2
+        self.speaks == ModelProtocol::Http2
     }
 
     /// Records `len` received request bytes at `offset` that the parsers never see.
@@ -183,19 +183,19 @@ impl Tap {
         if bytes.is_empty() {
             return;
         }
-        let piece = Piece::whole(self.first[1].wrapping_add(offset as u32), bytes);
-        let mut end = End::Done;
-        if self.speaks == Speaks::Http1 {
+        let piece = SegmentPart::whole(self.first[1].wrapping_add(offset as u32), bytes);
+        let mut end = ModelReadEnd::Done;
+        if self.speaks == ModelProtocol::Http1 {
             end = self.http1_response(&piece);
         }
-        if self.speaks == Speaks::Http2 {
+        if self.speaks == ModelProtocol::Http2 {
             end = self.http2(&piece, false);
-            if end == End::Done && self.speaks == Speaks::Http2 {
+            if end == ModelReadEnd::Done && self.speaks == ModelProtocol::Http2 {
                 let cut = self.h2.leave_out();
                 self.cut(cut);
             }
         }
-        if end == End::Gap {
+        if end == ModelReadEnd::Gap {
             self.lose_responses();
         }
         self.check();
@@ -204,16 +204,16 @@ impl Tap {
     /// Gives up reading request bytes until a known boundary.
     pub fn lose_requests(&mut self) {
         match self.speaks {
-            Speaks::Http1 => {
+            ModelProtocol::Http1 => {
                 let happened = self.h1.lose_requests();
                 self.note(happened, 0);
             }
-            Speaks::Http2 => {
+            ModelProtocol::Http2 => {
                 if self.h2.lose_requests() {
-                    self.events.push(Event::Desync);
+                    self.events.push(ModelEvent::Desync);
                 }
             }
-            Speaks::Other => {}
+            ModelProtocol::Other => {}
         }
         self.check();
     }
@@ -221,12 +221,12 @@ impl Tap {
     /// Gives up reading response bytes.
     pub fn lose_responses(&mut self) {
         match self.speaks {
-            Speaks::Http1 => {
+            ModelProtocol::Http1 => {
                 let happened = self.h1.lose_responses();
                 self.note(happened, 0);
             }
-            Speaks::Http2 => self.lose_frames(),
-            Speaks::Other => {}
+            ModelProtocol::Http2 => self.lose_frames(),
+            ModelProtocol::Other => {}
         }
         self.check();
     }
@@ -234,70 +234,70 @@ impl Tap {
     /// Closes the connection: the server sends nothing more (`in_order`), or the connection is gone.
     pub fn close(&mut self, in_order: bool) {
         match self.speaks {
-            Speaks::Http1 => {
+            ModelProtocol::Http1 => {
                 let happened = self.h1.close(in_order);
                 assert_eq!(happened & !(h1::FINISHED | h1::CUT), 0, "a close may only end");
                 if happened & h1::FINISHED != 0 {
-                    self.events.push(Event::Closed);
+                    self.events.push(ModelEvent::Closed);
                 }
                 self.note(happened & h1::CUT, 0);
             }
-            Speaks::Http2 => {
+            ModelProtocol::Http2 => {
                 let cut = self.h2.close();
                 self.cut(cut);
             }
-            Speaks::Other => {}
+            ModelProtocol::Other => {}
         }
         self.check();
         assert!(!self.is_busy(), "in flight on a closed connection");
     }
 
-    fn take_request(&mut self, piece: &Piece) -> End {
-        let mut end = End::Done;
-        if self.speaks == Speaks::Http1 {
+    fn take_request(&mut self, piece: &SegmentPart) -> ModelReadEnd {
+        let mut end = ModelReadEnd::Done;
+        if self.speaks == ModelProtocol::Http1 {
             end = self.http1_request(piece);
         }
-        if self.speaks == Speaks::Http2 {
+        if self.speaks == ModelProtocol::Http2 {
             end = self.http2(piece, true);
         }
-        if end == End::Changed { End::Done } else { end }
+        if end == ModelReadEnd::Changed { ModelReadEnd::Done } else { end }
     }
 
     /// Reads buffered segments that waited for the last one.
     fn take_lates(&mut self) {
         loop {
             let next = match self.speaks {
-                Speaks::Http1 => self.h1.rx.next,
-                Speaks::Http2 => self.h2.rx.next,
-                Speaks::Other => return,
+                ModelProtocol::Http1 => self.h1.rx.next,
+                ModelProtocol::Http2 => self.h2.rx.next,
+                ModelProtocol::Other => return,
             };
             let Some(piece) = self.lates.due(next) else { return };
             match self.take_request(&piece) {
-                End::Done | End::Changed => {}
-                End::Budget => return self.lose_requests(),
-                End::Gap => return,
+                ModelReadEnd::Done | ModelReadEnd::Changed => {}
+                ModelReadEnd::Budget => return self.lose_requests(),
+                ModelReadEnd::Gap => return,
             }
         }
     }
 
-    fn http1_request(&mut self, piece: &Piece) -> End {
+    fn http1_request(&mut self, piece: &SegmentPart) -> ModelReadEnd {
         let (mut happened, mut round) = (0, 0);
         loop {
             let seek = self.h1.rx.seek(piece.seq, piece.len);
             happened |= self.h1.after_request_seek();
             if self.note(happened, 0) {
-                return End::Changed;
+                return ModelReadEnd::Changed;
             }
             match seek {
-                Seek::Read(_) => {}
-                Seek::Done => return End::Done,
-                Seek::Gap => return End::Gap,
+                SeekResult::Read(_) => {}
+                SeekResult::Done => return ModelReadEnd::Done,
+                SeekResult::Gap => return ModelReadEnd::Gap,
             }
             happened = 0;
             // No offset: the message that has ended was the last one that is read.
             let begins = self.draft.begin(&self.h1.rx, piece.seq, piece.len);
             let Some(offset) = begins else { continue };
-            let Some(len) = self.fill(piece, offset) else { return End::Budget };
+            let Some(len) = self.fill(piece, offset) else { return ModelReadEnd::Budget };
             let is_slow = round >= FAST_ROUNDS;
             self.draft.read(len, true, is_slow);
             happened = self.h1.take_request(&self.draft);
@@ -306,9 +306,9 @@ impl Tap {
         }
     }
 
-    fn http1_response(&mut self, piece: &Piece) -> End {
+    fn http1_response(&mut self, piece: &SegmentPart) -> ModelReadEnd {
         if self.h1.tx.is_inside(piece.seq, piece.len) {
-            return End::Done;
+            return ModelReadEnd::Done;
         }
         let taken = self.first[0].wrapping_add(self.received.whole() as u32);
         let is_missed = !self.h1.is_busy() && taken.wrapping_sub(self.h1.rx.next) as i32 > 1;
@@ -321,18 +321,18 @@ impl Tap {
                 happened |= self.h1.lose_requests();
             }
             if self.note(happened, self.h1.tx.status) {
-                return End::Changed;
+                return ModelReadEnd::Changed;
             }
             match seek {
-                Seek::Read(_) => {}
-                Seek::Done => return End::Done,
-                Seek::Gap => return End::Gap,
+                SeekResult::Read(_) => {}
+                SeekResult::Done => return ModelReadEnd::Done,
+                SeekResult::Gap => return ModelReadEnd::Gap,
             }
             happened = 0;
             // No offset: the message that has ended was the last one that is read.
             let begins = self.draft.begin(&self.h1.tx, piece.seq, piece.len);
             let Some(offset) = begins else { continue };
-            let Some(len) = self.fill(piece, offset) else { return End::Budget };
+            let Some(len) = self.fill(piece, offset) else { return ModelReadEnd::Budget };
             let is_slow = round >= FAST_ROUNDS;
             self.draft.read(len, false, is_slow);
             happened = self.h1.take_response(&self.draft);
@@ -341,11 +341,11 @@ impl Tap {
         }
     }
 
-    fn fill(&mut self, piece: &Piece, offset: u32) -> Option<u32> {
+    fn fill(&mut self, piece: &SegmentPart, offset: u32) -> Option<u32> {
         fill(&mut self.draft.window, &piece.bytes, offset, h1::most::<WORDS>() as usize)
     }
 
-    fn http2(&mut self, piece: &Piece, requests: bool) -> End {
+    fn http2(&mut self, piece: &SegmentPart, requests: bool) -> ModelReadEnd {
         loop {
             self.now_ns += 100_000;
             let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
@@ -355,16 +355,16 @@ impl Tap {
             self.note_change();
             if self.h2.is_foreign() {
                 self.lose_frames();
-                return End::Done;
+                return ModelReadEnd::Done;
             }
             let offset = match seek {
-                Seek::Read(offset) => offset,
-                Seek::Done => return End::Done,
-                Seek::Gap => return End::Gap,
+                SeekResult::Read(offset) => offset,
+                SeekResult::Done => return ModelReadEnd::Done,
+                SeekResult::Gap => return ModelReadEnd::Gap,
             };
             let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
             let Some(len) = fill(&mut window, &piece.bytes, offset, PEEK) else {
-                return End::Budget;
+                return ModelReadEnd::Budget;
             };
             let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
             side.read(&window, len);
@@ -374,7 +374,7 @@ impl Tap {
     }
 
     /// Resumes reading where the client's next segment certainly begins with a frame.
-    fn resume_frames(&mut self, piece: &Piece) {
+    fn resume_frames(&mut self, piece: &SegmentPart) {
         let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
         let have = fill(&mut window, &piece.bytes, 0, PEEK).unwrap_or_default();
         self.h2.resume_requests(&window, have, piece.seq, piece.len);
@@ -384,35 +384,35 @@ impl Tap {
     fn lose_frames(&mut self) {
         let cut = self.h2.close();
         self.cut(cut);
-        self.events.extend([Event::Desync, Event::Opaque]);
-        self.speaks = Speaks::Other;
+        self.events.extend([ModelEvent::Desync, ModelEvent::Opaque]);
+        self.speaks = ModelProtocol::Other;
     }
 
     fn cut(&mut self, cut: u32) {
-        self.events.extend((0..cut).map(|_| Event::Cut));
+        self.events.extend((0..cut).map(|_| ModelEvent::Cut));
     }
 
     /// Records the events of HTTP/1. Returns true if another protocol is spoken from here on.
-    fn note(&mut self, happened: Happened, status: u16) -> bool {
+    fn note(&mut self, happened: Http1Events, status: u16) -> bool {
         let bits = [
-            (h1::FINISHED, Event::Finished(status)),
-            (h1::CUT, Event::Cut),
-            (h1::STARTED, Event::Started),
-            (h1::MISSED, Event::Missed(status)),
-            (h1::STRAY, Event::Stray),
-            (h1::DESYNC, Event::Desync),
-            (h1::OPAQUE, Event::Opaque),
-            (h1::HTTP2, Event::Http2),
+            (h1::FINISHED, ModelEvent::Finished(status)),
+            (h1::CUT, ModelEvent::Cut),
+            (h1::STARTED, ModelEvent::Started),
+            (h1::MISSED, ModelEvent::Missed(status)),
+            (h1::STRAY, ModelEvent::Stray),
+            (h1::DESYNC, ModelEvent::Desync),
+            (h1::OPAQUE, ModelEvent::Opaque),
+            (h1::HTTP2, ModelEvent::Http2),
         ];
         let seen = bits.into_iter().filter(|(bit, _)| happened & bit != 0);
         self.events.extend(seen.map(|(_, event)| event));
         if happened & h1::OPAQUE != 0 {
-            self.speaks = Speaks::Other;
+            self.speaks = ModelProtocol::Other;
         }
         if happened & h1::HTTP2 != 0 {
             let upgraded = self.h1.is_upgrading().then_some(self.now_ns);
             self.h2.open(&self.h1.begun(), upgraded);
-            self.speaks = Speaks::Http2;
+            self.speaks = ModelProtocol::Http2;
         }
         happened & (h1::OPAQUE | h1::HTTP2) != 0
     }
@@ -420,11 +420,11 @@ impl Tap {
     fn note_change(&mut self) {
         let change = self.h2.change;
         if change.started > 0 {
-            self.events.push(Event::Started);
+            self.events.push(ModelEvent::Started);
             self.has_spilled |= self.h2.youngest_ns(self.now_ns).is_none();
         }
         if change.answered > 0 {
-            self.events.push(Event::Answered(change.class, change.grpc));
+            self.events.push(ModelEvent::Answered(change.class, change.grpc));
         }
         self.cut(change.cut);
     }
@@ -435,15 +435,21 @@ impl Tap {
         let mut most = 1;
         for event in &self.events[from..] {
             match event {
-                Event::Started => open += 1,
-                Event::Finished(_) | Event::Closed | Event::Cut | Event::Answered(..) => {
+                ModelEvent::Started => open += 1,
+                ModelEvent::Finished(_)
+                | ModelEvent::Closed
+                | ModelEvent::Cut
+                | ModelEvent::Answered(..) => {
                     assert!(open > 0, "ended without a begin: {:?}", self.events);
                     open -= 1;
                 }
-                Event::Http2 => most = u32::MAX,
-                Event::Missed(_) | Event::Stray | Event::Desync | Event::Opaque => {}
+                ModelEvent::Http2 => most = u32::MAX,
+                ModelEvent::Missed(_)
+                | ModelEvent::Stray
+                | ModelEvent::Desync
+                | ModelEvent::Opaque => {}
             }
-            if self.speaks == Speaks::Http1 {
+            if self.speaks == ModelProtocol::Http1 {
                 assert!(open <= most, "two in flight: {:?}", self.events);
             }
         }

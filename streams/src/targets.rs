@@ -1,13 +1,14 @@
 //! Pure: fuzz targets, shared by the fuzzer and the test of its corpus.
 
-use crate::{Outcome, dice::Dice, h1, h2, tap::Tap};
+use crate::{ConformanceTotals, dice::SeededRng, h1, h2, tap::EbpfModel};
 
 /// Target: its name, which is also its folder in `fuzz/corpus`, and the function that plays bytes with a generator's
 /// cuts.
-pub type Target = (&'static str, fn(&[u8], &mut Dice) -> Result<Outcome, String>);
+pub type FuzzTarget =
+    (&'static str, fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>);
 
 /// All fuzz targets of this crate.
-pub const ALL: [Target; 4] = [
+pub const ALL: [FuzzTarget; 4] = [
     ("h1", h1),
     ("h1_differential", h1_differential),
     ("h2", h2),
@@ -25,7 +26,7 @@ pub const ELSEWHERE: [&str; 2] = ["answers", "proxy_protocol"];
 pub fn check(name: &str, bytes: &[u8]) {
     let target = ALL.iter().find(|(it, _)| *it == name);
     let (_, play) = target.expect("a file of fuzz/targets names it");
-    if let Err(what) = play(bytes, &mut Dice::of(bytes)) {
+    if let Err(what) = play(bytes, &mut SeededRng::of(bytes)) {
         panic!("{what}\n  bytes: {}", bytes.escape_ascii());
     }
 }
@@ -33,21 +34,21 @@ pub fn check(name: &str, bytes: &[u8]) {
 /// Plays arbitrary bytes as segments in any order. Only the model's own invariants are checked.
 ///
 /// A segment begins with two bytes: its kind and its length. Its bytes follow.
-pub fn h1(bytes: &[u8], _: &mut Dice) -> Result<Outcome, String> {
-    segments(Tap::new(), [0; 2], bytes);
-    Ok(Outcome::default())
+pub fn h1(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    segments(EbpfModel::new(), [0; 2], bytes);
+    Ok(ConformanceTotals::default())
 }
 
 /// Plays arbitrary bytes as segments behind the preface of HTTP/2, with the same checks as [`h1()`].
-pub fn h2(bytes: &[u8], _: &mut Dice) -> Result<Outcome, String> {
-    let mut tap = Tap::new();
+pub fn h2(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let mut tap = EbpfModel::new();
     tap.request(0, h2::frames::PREFACE);
     segments(tap, [h2::frames::PREFACE.len(), 0], bytes);
-    Ok(Outcome::default())
+    Ok(ConformanceTotals::default())
 }
 
 /// Plays segments that continue at the present ends of requests and responses, or near them.
-fn segments(mut tap: Tap, mut ends: [usize; 2], mut bytes: &[u8]) {
+fn segments(mut tap: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
     while let [what, len, rest @ ..] = bytes {
         let len = usize::from(*len).min(rest.len());
         let (data, rest) = rest.split_at(len);
@@ -77,9 +78,9 @@ fn segments(mut tap: Tap, mut ends: [usize; 2], mut bytes: &[u8]) {
 }
 
 /// Plays a conversation to hyper's client (first byte `<`), or requests to hyper's server and to a simulated one.
-pub fn h1_differential(bytes: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+pub fn h1_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     match bytes {
-        [] => Ok(Outcome::default()),
+        [] => Ok(ConformanceTotals::default()),
         [b'<', conversation @ ..] => h1::client::play(conversation, dice),
         [_, stream @ ..] => {
             h1::simulated::play(stream, dice)?;
@@ -90,9 +91,9 @@ pub fn h1_differential(bytes: &[u8], dice: &mut Dice) -> Result<Outcome, String>
 
 /// Plays bytes by their first byte: `<` a conversation frame by frame, `:` a script for client and server of crate
 /// h2. Any other byte begins a client's frames to the server of crate h2.
-pub fn h2_differential(bytes: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+pub fn h2_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     match bytes {
-        [] => Ok(Outcome::default()),
+        [] => Ok(ConformanceTotals::default()),
         [b'<', conversation @ ..] => h2::made::play(conversation, dice),
         [b':', script @ ..] => h2::pair::play(script, dice),
         [_, stream @ ..] => h2::server::play(stream, dice),

@@ -15,10 +15,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use common::{
-    link::Link,
-    node::Orders,
+    link::ComponentLink,
+    node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{Name, Role, Subscriber, Totals, UsageKey, UsageSeen},
+    wire::{ComponentReplica, ComponentRole, NamespacedName, RequestTotals, UsageKey, UsageSample},
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -54,18 +54,23 @@ async fn measure(
     parts: &TaskTracker,
 ) -> Result<Vec<f64>> {
     write_manifests(&folder.join("manifests"))?;
-    let (orders, mut ordered) = watch::channel(Orders::default());
+    let (orders, mut ordered) = watch::channel(LocalNodeSpec::default());
     let (_statuses, statuses) = mpsc::channel(1);
-    let node = controller::local::Node { orders, statuses };
+    let node = controller::local::LocalNodeChannels { orders, statuses };
     let routes = endpoint(folder, "controller.sock");
     let usage = endpoint(folder, "autoscaler.sock");
     parts.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
     parts.spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
 
-    let who = Subscriber { role: Role::Activator, name: "bench".into(), node: "bench".into() };
-    let revisions = revisions(Link::new(&routes, who.clone(), shutdown.clone())).await?;
+    let who = ComponentReplica {
+        role: ComponentRole::Activator,
+        name: "bench".into(),
+        node: "bench".into(),
+    };
+    let revisions = revisions(ComponentLink::new(&routes, who.clone(), shutdown.clone())).await?;
     let outbox = Outbox::new();
-    let (link, report) = (Arc::new(Link::new(&usage, who, shutdown.clone())), outbox.clone());
+    let (link, report) =
+        (Arc::new(ComponentLink::new(&usage, who, shutdown.clone())), outbox.clone());
     tokio::spawn(async move { link.report_usage(&report).await });
 
     let clock = Instant::now();
@@ -83,7 +88,7 @@ async fn measure(
 }
 
 /// Waits until all revisions are in the RouteTable, and returns their names.
-async fn revisions(link: Link) -> Result<Vec<Name>> {
+async fn revisions(link: ComponentLink) -> Result<Vec<NamespacedName>> {
     let (found, complete) = oneshot::channel();
     let mut found = Some(found);
     tokio::spawn(async move {
@@ -103,16 +108,16 @@ async fn revisions(link: Link) -> Result<Vec<Name>> {
     }
 }
 
-fn key(revision: &Name) -> UsageKey {
+fn key(revision: &NamespacedName) -> UsageKey {
     UsageKey { revision: revision.clone(), pod: None }
 }
 
 /// Usage report of one request that has been waiting since now.
-fn waiting(revision: &Name, clock: Instant) -> UsageSeen {
+fn waiting(revision: &NamespacedName, clock: Instant) -> UsageSample {
     let at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let mut totals = Totals::default();
+    let mut totals = RequestTotals::default();
     totals.start(at_ns);
-    UsageSeen { key: key(revision), at_ns, totals, status: Vec::new(), latency: Vec::new() }
+    UsageSample { key: key(revision), at_ns, totals, status: Vec::new(), latency: Vec::new() }
 }
 
 fn write_manifests(folder: &Path) -> Result<()> {
@@ -142,18 +147,18 @@ fn endpoint(folder: &Path, socket: &str) -> String {
     format!("unix:{}", folder.join(socket).display())
 }
 
-fn controller_config(folder: &Path, listen: &str) -> controller::Config {
-    controller::Config {
+fn controller_config(folder: &Path, listen: &str) -> controller::ControllerConfig {
+    controller::ControllerConfig {
         node: "bench".into(),
         state: folder.to_owned(),
         listen: listen.to_owned(),
         admin: ([127, 0, 0, 1], 0).into(),
-        ..controller::Config::default()
+        ..controller::ControllerConfig::default()
     }
 }
 
-fn autoscaler_config(controller: &str, usage: &str) -> autoscaler::config::Config {
-    autoscaler::config::Config {
+fn autoscaler_config(controller: &str, usage: &str) -> autoscaler::config::AutoscalerProcessConfig {
+    autoscaler::config::AutoscalerProcessConfig {
         usage: usage.to_owned(),
         controller: controller.to_owned(),
         admin: ([127, 0, 0, 1], 0).into(),

@@ -1,15 +1,15 @@
 //! Repeated installation, each time on a cluster without Rouse.
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
-use tests::cluster::Cluster;
-use tests::installed::{Installed, Place, SYSTEM};
+use tests::cluster::TestCluster;
+use tests::installed::{ClientPod, RouseCluster, SYSTEM};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 /// Default number of rounds, without `ROUSE_INSTALL_ROUNDS`.
 const ROUNDS: u32 = 2;
 
 /// Asserts that no component, endpoint slice or pinned program of Rouse is left on the cluster and its nodes.
-fn assert_nothing_runs(cluster: &Cluster) {
+fn assert_nothing_runs(cluster: &TestCluster) {
     let ours = "endpointslice.kubernetes.io/managed-by=rouse.dev";
     let words = ["get", "endpointslices", "-A", "--selector", ours, "--output", "name"];
     assert_eq!(cluster.kubectl(&words).expect("slices are listed").trim(), "");
@@ -24,11 +24,11 @@ fn assert_nothing_runs(cluster: &Cluster) {
 }
 
 /// One round from nothing to the first response: the commands of the README, and nothing between them.
-fn round(rouse: &Installed) {
+fn round(rouse: &RouseCluster) {
     let said = rouse.install();
     println!("{}", said.lines().last().unwrap_or_default());
     let namespace = rouse.namespace("again");
-    let client = Place::new(&rouse.cluster, &namespace.name, "node1");
+    let client = ClientPod::new(&rouse.cluster, &namespace.name, "node1");
     // Before it is ready, a request may get 503, or a moment earlier no response.
     rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
     let started = std::time::Instant::now();
@@ -42,7 +42,7 @@ fn round(rouse: &Installed) {
 
 #[test]
 fn the_first_request_after_an_installation_is_answered_each_time() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let rounds = std::env::var("ROUSE_INSTALL_ROUNDS").ok();
     let rounds =
         rounds.map_or(ROUNDS, |text| text.parse().expect("ROUSE_INSTALL_ROUNDS is a number"));
@@ -58,7 +58,7 @@ fn the_first_request_after_an_installation_is_answered_each_time() {
 /// An object of a kind that is being removed is deleted with it, and would not be created again.
 #[test]
 fn a_kind_that_is_still_being_removed_is_waited_for() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let kind = ["crd", "metrics.autoscaling.internal.knative.dev"];
     let uid = || rouse.cluster.get(&kind)["metadata"]["uid"].clone();
     let before = uid();
@@ -85,7 +85,7 @@ fn a_kind_that_is_still_being_removed_is_waited_for() {
 
 #[test]
 fn services_stay_when_rouse_is_uninstalled_and_answer_when_it_is_back() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let namespace = rouse.namespace("stays");
     rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
     let url = rouse.url(&namespace.name, "hello");

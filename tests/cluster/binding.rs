@@ -1,14 +1,14 @@
 //! `bind-pods` of `config-deployment`: pods without resource requests are bound to a node when they are created.
 
 use serde_json::Value;
-use tests::cluster::Namespace;
-use tests::installed::{CONTAINER, Installed, SYSTEM, service};
+use tests::cluster::TestNamespace;
+use tests::installed::{CONTAINER, RouseCluster, SYSTEM, service};
 
 /// Enables `bind-pods` until drop, which also removes the test's taints.
-struct Bound<'a>(&'a Installed);
+struct BindPodsSetting<'a>(&'a RouseCluster);
 
-impl<'a> Bound<'a> {
-    fn on(rouse: &'a Installed) -> Self {
+impl<'a> BindPodsSetting<'a> {
+    fn on(rouse: &'a RouseCluster) -> Self {
         let bound = Self(rouse);
         bound.switch("true");
         bound
@@ -31,7 +31,7 @@ impl<'a> Bound<'a> {
     }
 }
 
-impl Drop for Bound<'_> {
+impl Drop for BindPodsSetting<'_> {
     fn drop(&mut self) {
         for node in ["node1", "node2"] {
             let _clean = self.0.cluster.kubectl(&["taint", "node", node, "test-"]);
@@ -44,8 +44,8 @@ impl Drop for Bound<'_> {
 
 /// Creates a service with three pods. Returns their nodes, and the number of those that the scheduler placed.
 fn placed(
-    rouse: &Installed,
-    space: &Namespace<'_>,
+    rouse: &RouseCluster,
+    space: &TestNamespace<'_>,
     name: &str,
     more: &str,
 ) -> (Vec<String>, usize) {
@@ -65,9 +65,9 @@ fn placed(
 
 #[test]
 fn pods_that_ask_for_nothing_are_bound_where_they_may_run() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("bound");
-    let bound = Bound::on(&rouse);
+    let bound = BindPodsSetting::on(&rouse);
     let (mut nodes, scheduled) = placed(&rouse, &space, "free", "");
     nodes.sort();
     nodes.dedup();

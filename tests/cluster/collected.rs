@@ -1,37 +1,37 @@
 //! Garbage collection by `config-gc` of a revision with requests in flight: each of them gets its whole response.
 
-use tests::installed::{Installed, configure};
+use tests::installed::{RouseCluster, configure};
 
 use super::deleted::{finish_all, forget_old, no_old_revision, open_old};
 
 /// Setting that no unreferenced revision is retained, in force until drop.
-struct NoneStays<'a>(&'a Installed);
+struct ImmediateGcSetting<'a>(&'a RouseCluster);
 
-impl<'a> NoneStays<'a> {
-    fn new(rouse: &'a Installed) -> Self {
+impl<'a> ImmediateGcSetting<'a> {
+    fn new(rouse: &'a RouseCluster) -> Self {
         set(rouse, "\"0\"").expect("good values are taken");
         Self(rouse)
     }
 }
 
-impl Drop for NoneStays<'_> {
+impl Drop for ImmediateGcSetting<'_> {
     fn drop(&mut self) {
         let _as_before = set(self.0, "null");
     }
 }
 
-fn set(rouse: &Installed, value: &str) -> Result<String, String> {
+fn set(rouse: &RouseCluster, value: &str) -> Result<String, String> {
     let keys = ["min-non-active-revisions", "max-non-active-revisions"];
     configure(&rouse.cluster, "config-gc", &keys, value)
 }
 
 #[test]
 fn requests_outlive_a_revision_that_is_collected() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("collected");
     let namespace = &space.name;
     let in_flight = open_old(&rouse, namespace);
-    let _none_stays = NoneStays::new(&rouse);
+    let _none_stays = ImmediateGcSetting::new(&rouse);
     forget_old(&rouse, namespace);
     finish_all(&rouse, in_flight);
     // No request can be lost any more, so now the revision's deletion is the only thing to check.

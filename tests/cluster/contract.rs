@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tests::installed::Installed;
+use tests::installed::RouseCluster;
 
 const SERVICE: &str = "
 apiVersion: v1
@@ -32,12 +32,12 @@ spec:
 ";
 
 /// Directory below `/proc` of a pod's process.
-fn process(rouse: &Installed, namespace: &str, pod: &str) -> PathBuf {
+fn process(rouse: &RouseCluster, namespace: &str, pod: &str) -> PathBuf {
     let netns = rouse.cluster.netns_of(namespace, pod);
     netns.parent().and_then(Path::parent).expect("a process has a folder").to_owned()
 }
 
-fn the_pod(rouse: &Installed, namespace: &str, service: &str) -> (String, Value) {
+fn the_pod(rouse: &RouseCluster, namespace: &str, service: &str) -> (String, Value) {
     let pods = rouse.pods(namespace, service);
     let [pod] = &pods[..] else { panic!("{} pods", pods.len()) };
     (pod["metadata"]["name"].as_str().expect("it has a name").to_owned(), pod.clone())
@@ -52,7 +52,7 @@ fn mounted(mounts: &str, at: &str) -> String {
     mounts.lines().find_map(of).unwrap_or_else(|| panic!("nothing is mounted at {at}"))
 }
 
-fn environment(rouse: &Installed, url: &str, pod: &str) {
+fn environment(rouse: &RouseCluster, url: &str, pod: &str) {
     let said = rouse.from("node1").ask(&format!("{url}/env")).body;
     for want in [
         "PORT=8080",
@@ -71,7 +71,7 @@ fn environment(rouse: &Installed, url: &str, pod: &str) {
     assert_eq!(rouse.from("node1").ask(&format!("{url}/files/key")).body, "value-of-key");
 }
 
-fn headers(rouse: &Installed, namespace: &str) {
+fn headers(rouse: &RouseCluster, namespace: &str) {
     let host = format!("contract.{namespace}.example.com");
     let said = rouse.through_gateway(&host, "/headers", &["K-Revision: other", "X-Own: kept"]).body;
     assert!(said.contains(&format!("host: {host}\n")), "{said}");
@@ -131,7 +131,7 @@ fn object(pod: &Value) {
 
 #[test]
 fn a_process_finds_what_the_runtime_contract_promises() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("contract");
     let namespace = &space.name;
     rouse.ready(namespace, SERVICE);
@@ -144,7 +144,7 @@ fn a_process_finds_what_the_runtime_contract_promises() {
 
 #[test]
 fn an_application_that_listens_on_loopback_only_is_served() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("loopback");
     let service = "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -162,7 +162,7 @@ spec:
 
 #[test]
 fn what_the_contract_leaves_to_the_platform_may_not_be_set() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("refused");
     let of = |pod: &str, container: &str| {
         format!(

@@ -1,9 +1,9 @@
 //! Deletion of objects with requests in flight: each request gets its whole response.
 
 use serde_json::Value;
-use tests::cluster::Cluster;
-use tests::exchange::Exchange;
-use tests::installed::{CONTAINER, Installed, service};
+use tests::cluster::TestCluster;
+use tests::exchange::StreamingExchange;
+use tests::installed::{CONTAINER, RouseCluster, service};
 use tests::mounted::MountedApp;
 
 /// Services, named by the path of their requests, each with the annotations for that path.
@@ -18,13 +18,13 @@ const SECOND: &str = "second\n";
 const CLOSE_FRAME: [u8; 4] = [0x88, 2, 3, 0xe9];
 
 /// A request in flight, whose first part has been echoed.
-pub(super) struct InFlight {
+pub(super) struct InFlightRequest {
     what: String,
-    exchange: Exchange,
+    exchange: StreamingExchange,
 }
 
-impl InFlight {
-    fn new(cluster: &Cluster, what: String, exchange: Exchange) -> Self {
+impl InFlightRequest {
+    fn new(cluster: &TestCluster, what: String, exchange: StreamingExchange) -> Self {
         cluster.wait(&format!("the first part of {what}"), || {
             (exchange.body() == FIRST.as_bytes()).then_some(())
         });
@@ -32,13 +32,13 @@ impl InFlight {
     }
 
     /// Sends the second part, and asserts that both arrive and the exchange ends well.
-    fn finish(mut self, cluster: &Cluster) {
+    fn finish(mut self, cluster: &TestCluster) {
         self.exchange.send(SECOND);
         self.exchange.close();
         self.ends_with(cluster, SECOND.as_bytes());
     }
 
-    fn ends_with(mut self, cluster: &Cluster, last: &[u8]) {
+    fn ends_with(mut self, cluster: &TestCluster, last: &[u8]) {
         let status = cluster.wait(&format!("the end of {}", self.what), || self.exchange.ended());
         let body = self.exchange.body();
         let said = String::from_utf8_lossy(&body);
@@ -48,7 +48,7 @@ impl InFlight {
 }
 
 /// Opens a request of each kind to `host`, in flight at a pod of the service `name`.
-fn open(rouse: &Installed, namespace: &str, name: &str, host: &str) -> Vec<InFlight> {
+fn open(rouse: &RouseCluster, namespace: &str, name: &str, host: &str) -> Vec<InFlightRequest> {
     let client = rouse.from("node1");
     let (url, own) = (rouse.url(namespace, host), client.addresses());
     // Until its first pod is known to all nodes, every service is on the activator path.
@@ -57,7 +57,7 @@ fn open(rouse: &Installed, namespace: &str, name: &str, host: &str) -> Vec<InFli
         (!peer.is_empty() && own.contains(&peer) == (name == "direct")).then_some(())
     });
     let upload = |version: &str| {
-        let mut exchange = Exchange::upload(client, &format!("{url}/echo"), version);
+        let mut exchange = StreamingExchange::upload(client, &format!("{url}/echo"), version);
         exchange.send(FIRST);
         exchange
     };
@@ -66,8 +66,8 @@ fn open(rouse: &Installed, namespace: &str, name: &str, host: &str) -> Vec<InFli
         ("HTTP/2", upload("--http2-prior-knowledge")),
         ("upgraded", tunnel(rouse, &url, host)),
     ];
-    let in_flight = |(kind, exchange): (&str, Exchange)| {
-        let it = InFlight::new(&rouse.cluster, format!("{kind} by {name}"), exchange);
+    let in_flight = |(kind, exchange): (&str, StreamingExchange)| {
+        let it = InFlightRequest::new(&rouse.cluster, format!("{kind} by {name}"), exchange);
         let peer = it.exchange.header("x-peer");
         assert_eq!(own.contains(&peer), name == "direct", "{} came from {peer}", it.what);
         it
@@ -76,10 +76,10 @@ fn open(rouse: &Installed, namespace: &str, name: &str, host: &str) -> Vec<InFli
 }
 
 /// Opens an upgraded connection to the service whose address is in `url`.
-fn tunnel(rouse: &Installed, url: &str, host: &str) -> Exchange {
+fn tunnel(rouse: &RouseCluster, url: &str, host: &str) -> StreamingExchange {
     let to = format!("{}:80", url.trim_start_matches("http://"));
     let words = [env!("CARGO_BIN_EXE_tunnel"), &to, host, "/upgrade"];
-    let mut exchange = Exchange::start(rouse.from("node1").command(&words));
+    let mut exchange = StreamingExchange::start(rouse.from("node1").command(&words));
     // Bytes that are sent before the upgrade are no part of the upgraded connection.
     rouse
         .cluster
@@ -88,12 +88,12 @@ fn tunnel(rouse: &Installed, url: &str, host: &str) -> Exchange {
     exchange
 }
 
-fn open_all(rouse: &Installed, namespace: &str, tag: &str) -> Vec<InFlight> {
+fn open_all(rouse: &RouseCluster, namespace: &str, tag: &str) -> Vec<InFlightRequest> {
     let of = |name: &str| open(rouse, namespace, name, &format!("{tag}{name}"));
     NAMES.into_iter().flat_map(of).collect()
 }
 
-pub(super) fn finish_all(rouse: &Installed, all: Vec<InFlight>) {
+pub(super) fn finish_all(rouse: &RouseCluster, all: Vec<InFlightRequest>) {
     all.into_iter().for_each(|it| it.finish(&rouse.cluster));
 }
 
@@ -105,13 +105,13 @@ fn manifests(container: &str, more: impl Fn(&str) -> String) -> String {
     PATHS.map(one).join("---\n")
 }
 
-fn delete(rouse: &Installed, namespace: &str, kind: &str) {
+fn delete(rouse: &RouseCluster, namespace: &str, kind: &str) {
     let words = ["delete", kind, "--namespace", namespace, "--wait=false"];
     rouse.cluster.kubectl(&[&words[..], &NAMES].concat()).expect("they may be deleted");
 }
 
 /// Values of the metadata field `key` of all objects of a kind.
-fn all(rouse: &Installed, namespace: &str, kind: &str, key: &str) -> Vec<String> {
+fn all(rouse: &RouseCluster, namespace: &str, kind: &str, key: &str) -> Vec<String> {
     let list = rouse.cluster.get(&[kind, "--namespace", namespace]);
     let items = list["items"].as_array().cloned().unwrap_or_default();
     let of = |it: &Value| it["metadata"][key].as_str().map(str::to_owned);
@@ -119,7 +119,7 @@ fn all(rouse: &Installed, namespace: &str, kind: &str, key: &str) -> Vec<String>
 }
 
 /// Waits until each of these pods has a deletion timestamp, because its owner has gone.
-fn leave(rouse: &Installed, namespace: &str, pods: &[String]) {
+fn leave(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be told to end", || {
         let list = rouse.cluster.get(&["pods", "--namespace", namespace]);
         let stays = |it: &&Value| it["metadata"]["deletionTimestamp"].is_null();
@@ -130,7 +130,7 @@ fn leave(rouse: &Installed, namespace: &str, pods: &[String]) {
 }
 
 /// Waits until these pods, which have no requests left, are gone.
-fn gone(rouse: &Installed, namespace: &str, pods: &[String]) {
+fn gone(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be gone", || {
         let there = all(rouse, namespace, "pods", "uid");
         (!pods.iter().any(|it| there.contains(it))).then_some(())
@@ -138,7 +138,7 @@ fn gone(rouse: &Installed, namespace: &str, pods: &[String]) {
 }
 
 /// Waits until the gateway answers 404 for the host.
-fn unknown(rouse: &Installed, namespace: &str, host: &str) {
+fn unknown(rouse: &RouseCluster, namespace: &str, host: &str) {
     let host = format!("{host}.{namespace}.example.com");
     rouse.cluster.wait(&format!("{host} to lead nowhere"), || {
         (rouse.through_gateway(&host, "/", &[]).status == 404).then_some(())
@@ -147,7 +147,7 @@ fn unknown(rouse: &Installed, namespace: &str, host: &str) {
 
 #[test]
 fn requests_outlive_their_service() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-service");
     let namespace = &space.name;
     rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
@@ -163,7 +163,7 @@ fn requests_outlive_their_service() {
 /// The controller creates the Configuration again for the service, and the pods of the first one end.
 #[test]
 fn requests_outlive_the_configuration_of_their_service() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-config");
     let namespace = &space.name;
     rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
@@ -178,7 +178,7 @@ fn requests_outlive_the_configuration_of_their_service() {
 /// The controller creates the Route again, with other Services; the addresses of the first one become invalid.
 #[test]
 fn requests_outlive_the_route_of_their_service() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-route");
     let namespace = &space.name;
     rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
@@ -211,7 +211,7 @@ fn old_revision(service: &str) -> String {
 }
 
 /// Waits until the first of the two revisions of each service is deleted.
-pub(super) fn no_old_revision(rouse: &Installed, namespace: &str) {
+pub(super) fn no_old_revision(rouse: &RouseCluster, namespace: &str) {
     let old = NAMES.map(old_revision);
     rouse.cluster.wait("the old Revisions to be gone", || {
         let there = all(rouse, namespace, "revisions", "name");
@@ -220,7 +220,7 @@ pub(super) fn no_old_revision(rouse: &Installed, namespace: &str) {
 }
 
 /// Removes the tag, the only reference to the first revisions, and waits until they are in reserve.
-pub(super) fn forget_old(rouse: &Installed, namespace: &str) {
+pub(super) fn forget_old(rouse: &RouseCluster, namespace: &str) {
     rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
     for name in NAMES.map(old_revision) {
         rouse.cluster.wait(&format!("{name} to be in reserve"), || {
@@ -232,7 +232,7 @@ pub(super) fn forget_old(rouse: &Installed, namespace: &str) {
 }
 
 /// Opens requests at the first of two revisions, which is reachable only by the tag `old`.
-pub(super) fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
+pub(super) fn open_old(rouse: &RouseCluster, namespace: &str) -> Vec<InFlightRequest> {
     let tagged =
         |name: &str| format!("{NEWEST}  - {{revisionName: {}, tag: old}}\n", old_revision(name));
     rouse.ready(namespace, &manifests(CONTAINER, |_| NEWEST.to_owned()));
@@ -243,7 +243,7 @@ pub(super) fn open_old(rouse: &Installed, namespace: &str) -> Vec<InFlight> {
 /// The tag is the only reference to the old Revision.
 #[test]
 fn requests_outlive_the_tag_that_they_were_sent_to() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-tag");
     let namespace = &space.name;
     let in_flight = open_old(&rouse, namespace);
@@ -255,7 +255,7 @@ fn requests_outlive_the_tag_that_they_were_sent_to() {
 /// An older Revision with a tag as its only reference is deleted on its own.
 #[test]
 fn requests_outlive_their_revision() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-revision");
     let namespace = &space.name;
     let in_flight = open_old(&rouse, namespace);
@@ -270,7 +270,7 @@ fn requests_outlive_their_revision() {
 /// Kubernetes deletes all objects of a namespace in any order; the kubelet then ends the pods.
 #[test]
 fn requests_outlive_their_namespace() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-namespace");
     let namespace = &space.name;
     rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
@@ -287,7 +287,7 @@ fn requests_outlive_their_namespace() {
 #[test]
 #[ignore = "takes more than a minute: --long"]
 fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("close-frame");
     let namespace = &space.name;
     let app = MountedApp::new(&rouse, namespace);
@@ -302,7 +302,7 @@ fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
         // An early connection takes the activator path, so it is opened again until it takes the wanted one.
         rouse.cluster.wait(&what, || {
             let exchange = tunnel(&rouse, &rouse.url(namespace, name), name);
-            let it = InFlight::new(&rouse.cluster, what.clone(), exchange);
+            let it = InFlightRequest::new(&rouse.cluster, what.clone(), exchange);
             (own.contains(&it.exchange.header("x-peer")) == (name == "direct")).then_some(it)
         })
     });

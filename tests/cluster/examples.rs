@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use tests::features::Features;
-use tests::installed::Installed;
+use tests::features::EnabledFeatures;
+use tests::installed::RouseCluster;
 
 /// Examples with requests to their services: file, service, path, and a part of the response's body.
 const ANSWERS: [(&str, &str, &str, &str); 12] = [
@@ -38,7 +38,7 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
 }
 
 /// Applies all examples. `split-2` changes the service of `split`, so it is applied once that one is Ready.
-fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
+fn applied(rouse: &RouseCluster, namespace: &str, all: &[(String, String)]) {
     for (name, yaml) in all {
         if name.starts_with("split-2") {
             rouse.wait_ready(namespace, "ksvc", "split");
@@ -56,8 +56,8 @@ fn applied(rouse: &Installed, namespace: &str, all: &[(String, String)]) {
 
 #[test]
 fn every_example_answers_from_zero_and_leaves_nothing_behind() {
-    let rouse = Installed::at_hand();
-    let features = Features::on(&rouse.cluster, &["kubernetes.podspec-init-containers"]);
+    let rouse = RouseCluster::at_hand();
+    let features = EnabledFeatures::on(&rouse.cluster, &["kubernetes.podspec-init-containers"]);
     let namespace = rouse.namespace("examples");
     let name = &namespace.name;
     let all = examples(name);
@@ -94,7 +94,7 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
 }
 
 /// Checks the hosts of the examples, from outside of the cluster.
-fn hosts(rouse: &Installed, namespace: &str) {
+fn hosts(rouse: &RouseCluster, namespace: &str) {
     let answer = rouse.through_gateway("hello.example.org", "/", &[]);
     assert!(answer.pod().starts_with("named-00001-deployment-"), "{answer}");
     for (host, want) in [("current-split", "split-blue"), ("candidate-split", "split-green")] {
@@ -109,7 +109,7 @@ fn hosts(rouse: &Installed, namespace: &str) {
 }
 
 /// Sends six requests at once to at most three pods, which take one request each.
-fn limited(rouse: &Installed, namespace: &str) {
+fn limited(rouse: &RouseCluster, namespace: &str) {
     let address = rouse.address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
     let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();

@@ -1,12 +1,12 @@
 //! Applications that listen on one family of IP addresses only, on a dual-stack cluster.
 
 use serde_json::Value;
-use tests::installed::{Installed, condition};
+use tests::installed::{RouseCluster, condition};
 use tests::mounted::MountedApp;
 
 #[test]
 fn an_application_that_listens_on_ipv6_only_is_told_that_clients_come_by_ipv4() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("families");
     let namespace = &space.name;
     let app = MountedApp::new(&rouse, namespace);

@@ -10,25 +10,25 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::cluster::Cluster;
-use tests::installed::{CONTAINER, Installed, Place, SYSTEM, condition, service};
-use tests::requests::{Load, Request, by_second, none_lost};
+use tests::cluster::TestCluster;
+use tests::installed::{CONTAINER, ClientPod, RouseCluster, SYSTEM, condition, service};
+use tests::requests::{LoadProcess, LoadRequest, by_second, none_lost};
 
 /// A fault, reversed on drop, also when the test fails.
-struct Fault<'a> {
-    cluster: &'a Cluster,
+struct InjectedFault<'a> {
+    cluster: &'a TestCluster,
     part: &'static str,
     undo: &'static str,
 }
 
-impl<'a> Fault<'a> {
-    fn of(cluster: &'a Cluster, action: &str, part: &'static str, undo: &'static str) -> Self {
+impl<'a> InjectedFault<'a> {
+    fn of(cluster: &'a TestCluster, action: &str, part: &'static str, undo: &'static str) -> Self {
         cluster.fault(action, part).unwrap_or_else(|said| panic!("{action} {part}: {said}"));
         Self { cluster, part, undo }
     }
 }
 
-impl Drop for Fault<'_> {
+impl Drop for InjectedFault<'_> {
     fn drop(&mut self) {
         let _undone = self.cluster.fault(self.undo, self.part);
     }
@@ -44,30 +44,30 @@ fn pause(seconds: u64) {
 }
 
 /// Load on a service that is awake: four clients, half of them on persistent connections.
-fn traffic(rouse: &Installed, namespace: &str, name: &str, seconds: u64) -> Load {
+fn traffic(rouse: &RouseCluster, namespace: &str, name: &str, seconds: u64) -> LoadProcess {
     let stages = format!("4x{seconds}s");
     let args = ["--stages", &stages, "--path", "/?sleep=50"];
     rouse.from("node1").load(&rouse.address(namespace, name), name, &args)
 }
 
 /// One request to a service that sleeps, with a timeout above the length of any fault.
-fn wake(rouse: &Installed, address: &str) -> Load {
+fn wake(rouse: &RouseCluster, address: &str) -> LoadProcess {
     let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "180"];
     rouse.from("node2").load(address, "asleep", &args)
 }
 
-fn slowest(requests: &[Request]) -> u64 {
+fn slowest(requests: &[LoadRequest]) -> u64 {
     requests.iter().map(|request| request.took_us / 1000).max().unwrap_or_default()
 }
 
 /// Creates a service that is awake and one that sleeps, in one namespace.
-fn prepared(rouse: &Installed, namespace: &str) {
+fn prepared(rouse: &RouseCluster, namespace: &str) {
     rouse.ready(namespace, &[with_least("awake", 1), with_least("asleep", 0)].join("---\n"));
     rouse.asleep(namespace, "asleep");
 }
 
 /// Creates another service, as soon as API server and admission accept it again after a fault.
-fn later(rouse: &Installed, namespace: &str) {
+fn later(rouse: &RouseCluster, namespace: &str) {
     let yaml = with_least("later", 0);
     rouse.cluster.wait("a new service to be taken", || rouse.apply(namespace, &yaml).ok());
     rouse.wait_ready(namespace, "ksvc", "later");
@@ -75,13 +75,13 @@ fn later(rouse: &Installed, namespace: &str) {
 
 #[test]
 fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-api");
     let namespace = &space.name;
     prepared(&rouse, namespace);
     let asleep = rouse.address(namespace, "asleep");
     let awake = traffic(&rouse, namespace, "awake", 70);
-    let fault = Fault::of(&rouse.cluster, "stop", "kube-apiserver", "resume");
+    let fault = InjectedFault::of(&rouse.cluster, "stop", "kube-apiserver", "resume");
     pause(50);
     // No pod can start now, so the request waits.
     let wakes = wake(&rouse, &asleep);
@@ -96,13 +96,13 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
 
 #[test]
 fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-etcd");
     let namespace = &space.name;
     prepared(&rouse, namespace);
     let awake = traffic(&rouse, namespace, "awake", 20);
     let asleep = rouse.address(namespace, "asleep");
-    let fault = Fault::of(&rouse.cluster, "stop", "etcd", "resume");
+    let fault = InjectedFault::of(&rouse.cluster, "stop", "etcd", "resume");
     let wakes = wake(&rouse, &asleep);
     pause(8);
     drop(fault);
@@ -118,7 +118,7 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
 #[test]
 #[ignore = "takes minutes: --long"]
 fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("slow-etcd");
     let namespace = &space.name;
     let sleepers = ["w0", "w1", "w2", "w3"];
@@ -139,7 +139,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
             pause(8);
             wake(&rouse, address)
         });
-        let woken: Vec<Request> = waking.into_iter().flat_map(Load::finish).collect();
+        let woken: Vec<LoadRequest> = waking.into_iter().flat_map(LoadProcess::finish).collect();
         none_lost(&woken, sleepers.len());
         println!("slowest wake while etcd was slow: {} ms", slowest(&woken));
         slow.join().expect("no panic").expect("etcd is there");
@@ -164,13 +164,13 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
 
 #[test]
 fn watches_that_break_are_taken_up_again() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("watches");
     let namespace = &space.name;
     prepared(&rouse, namespace);
     let awake = traffic(&rouse, namespace, "awake", 15);
     for _ in 0..2 {
-        drop(Fault::of(&rouse.cluster, "kill", "kube-apiserver", "start"));
+        drop(InjectedFault::of(&rouse.cluster, "kill", "kube-apiserver", "start"));
         // Like any supervisor of a control plane: a server that ends while it starts is started again.
         rouse.cluster.wait("the API server", || {
             rouse.cluster.fault("start", "kube-apiserver").ok()?;
@@ -185,7 +185,7 @@ fn watches_that_break_are_taken_up_again() {
 }
 
 /// Name of the pod that holds the lease, once it is another one than `before`.
-fn leader(rouse: &Installed, before: &str) -> String {
+fn leader(rouse: &RouseCluster, before: &str) -> String {
     rouse.cluster.wait("a leader", || {
         let lease = rouse.cluster.get(&["lease", "--namespace", SYSTEM, "rouse-controller"]);
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
@@ -195,10 +195,10 @@ fn leader(rouse: &Installed, before: &str) -> String {
 }
 
 /// A watch of the lease, to measure the time without a holder.
-struct Leases(Child);
+struct LeaseWatch(Child);
 
-impl Leases {
-    fn follow(rouse: &Installed) -> Self {
+impl LeaseWatch {
+    fn follow(rouse: &RouseCluster) -> Self {
         let words = ["lease", "rouse-controller", "--namespace", SYSTEM, "--watch", "-o", "json"];
         let words = [&["kubectl", "get"], &words[..]].concat();
         let mut command = rouse.cluster.command(&words).expect("a cluster of xtask's");
@@ -221,7 +221,7 @@ impl Leases {
     }
 }
 
-impl Drop for Leases {
+impl Drop for LeaseWatch {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
@@ -229,7 +229,7 @@ impl Drop for Leases {
 }
 
 /// Process id of one of Rouse's own pods.
-fn process(rouse: &Installed, pod: &str) -> Pid {
+fn process(rouse: &RouseCluster, pod: &str) -> Pid {
     let netns = rouse.cluster.netns_of(SYSTEM, pod);
     let id = netns.iter().nth(2).and_then(|it| it.to_str()).and_then(|it| it.parse().ok());
     Pid::from_raw(id.expect("a process has a number"))
@@ -237,11 +237,11 @@ fn process(rouse: &Installed, pod: &str) -> Pid {
 
 /// Wakes `count` sleeping services, ten a second, and runs `harm` after half of them.
 fn woken_while(
-    rouse: &Installed,
+    rouse: &RouseCluster,
     namespace: &str,
     count: usize,
     harm: impl FnOnce(),
-) -> Vec<Request> {
+) -> Vec<LoadRequest> {
     let names: Vec<String> = (0..count).map(|number| format!("w{number}")).collect();
     let all: Vec<String> = names.iter().map(|name| with_least(name, 0)).collect();
     rouse.ready(namespace, &all.join("---\n"));
@@ -261,12 +261,12 @@ fn woken_while(
         #[allow(clippy::disallowed_methods, reason = "ten a second")]
         thread::sleep(Duration::from_millis(100));
     }
-    loads.into_iter().flat_map(Load::finish).collect()
+    loads.into_iter().flat_map(LoadProcess::finish).collect()
 }
 
 #[test]
 fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("leader");
     let namespace = &space.name;
     // Baseline without a fault, to compare the times below with.
@@ -285,7 +285,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     all_asleep();
 
     let second = leader(&rouse, "");
-    let leases = Leases::follow(&rouse);
+    let leases = LeaseWatch::follow(&rouse);
     let requests = woken_while(&rouse, namespace, 10, || {
         let words = ["delete", "pod", "--namespace", SYSTEM, &second, "--wait=false"];
         rouse.cluster.kubectl(&words).expect("it may be deleted");
@@ -297,9 +297,9 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
 }
 
 /// A suspended process, continued on drop.
-struct Stopped(Pid);
+struct SuspendedProcess(Pid);
 
-impl Drop for Stopped {
+impl Drop for SuspendedProcess {
     fn drop(&mut self) {
         let _goes_on = kill(self.0, Signal::SIGCONT);
     }
@@ -307,13 +307,13 @@ impl Drop for Stopped {
 
 #[test]
 fn two_controllers_that_both_think_they_lead_do_no_harm() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("two");
     let namespace = &space.name;
     prepared(&rouse, namespace);
     let awake = traffic(&rouse, namespace, "awake", 25);
     let first = leader(&rouse, "");
-    let stopped = Stopped(process(&rouse, &first));
+    let stopped = SuspendedProcess(process(&rouse, &first));
     kill(stopped.0, Signal::SIGSTOP).expect("it runs");
     let second = leader(&rouse, &first);
     // Every other admission request goes to the suspended replica.
@@ -334,7 +334,7 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
 /// heartbeats show the fault.
 #[test]
 fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("frozen");
     let namespace = &space.name;
     let names = ["asleep", "asleep-too"];
@@ -352,7 +352,7 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     let awake = traffic(&rouse, namespace, "awake", 15);
     // Both in turn, because either may be the active one.
     for (pod, name) in pods.iter().zip(names) {
-        let stopped = Stopped(process(&rouse, pod));
+        let stopped = SuspendedProcess(process(&rouse, pod));
         kill(stopped.0, Signal::SIGSTOP).expect("it runs");
         let woken = wake(&rouse, &rouse.address(namespace, name)).finish();
         none_lost(&woken, 1);
@@ -366,7 +366,7 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
 /// notices the fault, so the node is cordoned.
 #[test]
 fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("frozen-node");
     let namespace = &space.name;
     let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
@@ -377,14 +377,14 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
         // With another active autoscaler, a decision may still hold a pod that had just ended. That pod would then be
         // frozen with the next node, and Kubernetes replaces it only after minutes.
         rouse.asleep(namespace, name);
-        let fault = Fault::of(&rouse.cluster, "stop", frozen, "resume");
+        let fault = InjectedFault::of(&rouse.cluster, "stop", frozen, "resume");
         let args =
             ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
         let mut tries = 0;
         let answered = rouse.cluster.wait("an answer while the node stands still", || {
             tries += 1;
             let requests = client.load(&to, name, &args).finish();
-            requests.into_iter().find(Request::is_answered)
+            requests.into_iter().find(LoadRequest::is_answered)
         });
         drop((fault, cordon));
         println!(
@@ -397,7 +397,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
 
 #[test]
 fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("lost-node");
     let namespace = &space.name;
     spread(&rouse, namespace);
@@ -405,7 +405,7 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let args =
         ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&to, "spread", &args);
-    let fault = Fault::of(&rouse.cluster, "cut", "node2", "join");
+    let fault = InjectedFault::of(&rouse.cluster, "cut", "node2", "join");
     let requests = load.finish();
     only_the_first_lost(&requests);
     drop(fault);
@@ -415,7 +415,7 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
 #[test]
 #[ignore = "takes minutes: --long"]
 fn a_node_that_boots_again_serves_as_before() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("boot");
     let namespace = &space.name;
     spread(&rouse, namespace);
@@ -426,10 +426,10 @@ fn a_node_that_boots_again_serves_as_before() {
         ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
     let load = rouse.from("node1").load(&to, "spread", &args);
     // The node's mounts end with it, and with them all pinned programs and maps.
-    drop(Fault::of(&rouse.cluster, "kill", "node2", "start"));
+    drop(InjectedFault::of(&rouse.cluster, "kill", "node2", "start"));
     only_the_first_lost(&load.finish());
     // The client pod on that node ended with the node.
-    let there = Place::new(&rouse.cluster, namespace, "node2");
+    let there = ClientPod::new(&rouse.cluster, namespace, "node2");
     both_answer(&rouse, [rouse.from("node1"), &there], &to);
     let asleep = rouse.address(namespace, "asleep");
     let woken = there.load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
@@ -439,7 +439,7 @@ fn a_node_that_boots_again_serves_as_before() {
 }
 
 /// Creates a service with a pod on each node.
-fn spread(rouse: &Installed, namespace: &str) {
+fn spread(rouse: &RouseCluster, namespace: &str) {
     rouse.ready(namespace, &with_least("spread", 2));
     rouse.cluster.wait("a pod on each node", || {
         let pods = rouse.pods(namespace, "spread");
@@ -449,9 +449,9 @@ fn spread(rouse: &Installed, namespace: &str) {
 }
 
 /// Asserts that requests are lost only until all nodes know of the fault: none of the last ten seconds.
-fn only_the_first_lost(requests: &[Request]) {
+fn only_the_first_lost(requests: &[LoadRequest]) {
     let end = requests.iter().map(|request| request.at_us).max().expect("some were sent");
-    let last: Vec<Request> =
+    let last: Vec<LoadRequest> =
         requests.iter().filter(|it| it.at_us + 10_000_000 > end).cloned().collect();
     let lost = requests.iter().filter(|it| !it.is_answered()).count();
     println!("{lost} of {} had only the lost node to go to", requests.len());
@@ -459,7 +459,7 @@ fn only_the_first_lost(requests: &[Request]) {
     none_lost(&last, 20);
 }
 
-fn both_answer(rouse: &Installed, from: [&Place; 2], to: &str) {
+fn both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], to: &str) {
     rouse.cluster.wait("both nodes to answer again", || {
         from.iter().all(|it| it.ask(&format!("http://{to}")).status == 200).then_some(())
     });

@@ -4,11 +4,11 @@
 use std::net::SocketAddr;
 
 use serde_json::Value;
-use tests::cluster::Namespace;
-use tests::features::Features;
-use tests::flood::{Flood, Outcome, not_once};
-use tests::folder::Folder;
-use tests::installed::{HELLO, Installed};
+use tests::cluster::TestNamespace;
+use tests::features::EnabledFeatures;
+use tests::flood::{FloodOutcome, FloodProcess, not_once};
+use tests::folder::SharedFolder;
+use tests::installed::{HELLO, RouseCluster};
 
 /// Clients on each node, by kind and number: new, idle and busy connections, short and long requests.
 const INSIDE: [&str; 8] = [
@@ -46,7 +46,7 @@ const WRITABLE: [&str; 2] =
 
 /// Options of the service under test.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct App {
+pub(crate) struct FloodAppOptions {
     /// True if the application ends at once on SIGTERM.
     pub(crate) at_once: bool,
     /// Lowest number of pods.
@@ -54,24 +54,24 @@ pub(crate) struct App {
 }
 
 /// A service, its clients and its settings.
-pub(crate) struct Scene<'a> {
-    pub(crate) rouse: &'a Installed,
-    pub(crate) app: App,
+pub(crate) struct FloodFixture<'a> {
+    pub(crate) rouse: &'a RouseCluster,
+    pub(crate) app: FloodAppOptions,
     pub(crate) version: u32,
-    namespace: Namespace<'a>,
+    namespace: TestNamespace<'a>,
     /// Directory on every node where pods record the requests that they served.
-    folder: Folder,
+    folder: SharedFolder,
     to: SocketAddr,
-    features: Features<'a>,
+    features: EnabledFeatures<'a>,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> FloodFixture<'a> {
     /// Creates the service and waits until it is ready.
-    pub(crate) fn new(rouse: &'a Installed, test: &str, app: App) -> Self {
+    pub(crate) fn new(rouse: &'a RouseCluster, test: &str, app: FloodAppOptions) -> Self {
         let namespace = rouse.namespace(test);
-        let folder = Folder::new(&namespace.name);
+        let folder = SharedFolder::new(&namespace.name);
         let to = SocketAddr::from(([0, 0, 0, 0], 0));
-        let features = Features::on(&rouse.cluster, &WRITABLE);
+        let features = EnabledFeatures::on(&rouse.cluster, &WRITABLE);
         let mut scene = Self { rouse, app, version: 1, namespace, folder, to, features };
         let name = scene.name().to_owned();
         rouse.apply(&name, &volume(&name, &scene.folder.path())).expect("a volume may be made");
@@ -89,7 +89,7 @@ impl<'a> Scene<'a> {
 
     /// Manifest of the service's present version.
     pub(crate) fn service(&self, traffic: &str) -> String {
-        let (version, App { at_once, least }) = (self.version, self.app);
+        let (version, FloodAppOptions { at_once, least }) = (self.version, self.app);
         let at_once = u8::from(at_once);
         format!(
             "apiVersion: serving.knative.dev/v1
@@ -136,7 +136,7 @@ spec:
     }
 
     /// Starts load from both nodes and from outside.
-    pub(crate) fn floods(&self) -> [Flood; 3] {
+    pub(crate) fn floods(&self) -> [FloodProcess; 3] {
         let floods = [
             self.inside("node1", 1, &INSIDE),
             self.inside("node2", 2, &INSIDE),
@@ -147,17 +147,17 @@ spec:
     }
 
     /// Starts load from a pod of `node`; `base` makes its request ids unique.
-    pub(crate) fn inside(&self, node: &str, base: u64, kinds: &[&str]) -> Flood {
+    pub(crate) fn inside(&self, node: &str, base: u64, kinds: &[&str]) -> FloodProcess {
         let program = env!("CARGO_BIN_EXE_flood");
         let command = self.rouse.from(node).command(&[program]);
-        Flood::start(command, self.to, &self.host(), base, kinds)
+        FloodProcess::start(command, self.to, &self.host(), base, kinds)
     }
 
-    fn outside(&self, base: u64, kinds: &[&str]) -> Flood {
+    fn outside(&self, base: u64, kinds: &[&str]) -> FloodProcess {
         let program = env!("CARGO_BIN_EXE_flood");
         let to = self.rouse.gateway().parse().expect("an address and a port");
         let command = self.rouse.cluster.command(&[program]).expect("a cluster of xtask's");
-        Flood::start(command, to, &self.host(), base, kinds)
+        FloodProcess::start(command, to, &self.host(), base, kinds)
     }
 
     fn host(&self) -> String {
@@ -165,7 +165,7 @@ spec:
     }
 
     /// Waits until every flood has `more` further responses.
-    pub(crate) fn go_on(&self, floods: &[Flood], more: u64) {
+    pub(crate) fn go_on(&self, floods: &[FloodProcess], more: u64) {
         for flood in floods {
             let until = flood.answered() + more;
             self.rouse.cluster.wait("answers", || (flood.answered() >= until).then_some(()));
@@ -173,17 +173,17 @@ spec:
     }
 
     /// Ends the load and checks all results.
-    pub(crate) fn reckon(&self, floods: [Flood; 3]) {
+    pub(crate) fn reckon(&self, floods: [FloodProcess; 3]) {
         // All floods end before any is checked: a panic would leave the others running.
-        let outcomes = floods.map(Flood::stop);
+        let outcomes = floods.map(FloodProcess::stop);
         for (who, outcome) in ["node1", "node2", "gateway"].into_iter().zip(&outcomes) {
             self.judge(who, outcome);
         }
     }
 
     /// Asserts that every request was answered, and served exactly once.
-    pub(crate) fn judge(&self, who: &str, outcome: &Outcome) {
-        let Outcome { issued, answered, direct, moved, lost, .. } = outcome;
+    pub(crate) fn judge(&self, who: &str, outcome: &FloodOutcome) {
+        let FloodOutcome { issued, answered, direct, moved, lost, .. } = outcome;
         println!("{who}: {issued} requests, {answered} answered, {direct} direct, {moved} moved");
         let odd = not_once(outcome, &self.folder.read());
         for (id, count) in odd.iter().take(TOLD) {
@@ -198,11 +198,11 @@ spec:
 }
 
 /// Prints the number of requests lost so far.
-pub(crate) fn tell(what: &str, floods: &[Flood]) {
-    let lost: u64 = floods.iter().map(Flood::lost).sum();
-    let answered: u64 = floods.iter().map(Flood::answered).sum();
+pub(crate) fn tell(what: &str, floods: &[FloodProcess]) {
+    let lost: u64 = floods.iter().map(FloodProcess::lost).sum();
+    let answered: u64 = floods.iter().map(FloodProcess::answered).sum();
     println!("{what}: {lost} lost of {answered} until now");
-    for lost in floods.iter().filter_map(Flood::newest_loss) {
+    for lost in floods.iter().filter_map(FloodProcess::newest_loss) {
         println!("  {lost}");
     }
 }

@@ -1,8 +1,8 @@
 //! Installation from an empty cluster to a response, as in the README: install, apply, request; asleep and awake
 //! again; uninstall.
 
-use tests::cluster::{Cluster, Namespace};
-use tests::installed::{Installed, SYSTEM};
+use tests::cluster::{TestCluster, TestNamespace};
+use tests::installed::{RouseCluster, SYSTEM};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 
@@ -12,14 +12,14 @@ fn hello() -> String {
 }
 
 /// Cells of the first row of `kubectl get KIND`, without empty cells.
-fn row(cluster: &Cluster, namespace: &str, kind: &str) -> Vec<String> {
+fn row(cluster: &TestCluster, namespace: &str, kind: &str) -> Vec<String> {
     let words = ["get", kind, "--no-headers", "--namespace", namespace];
     let text = cluster.kubectl(&words).expect("the kind is known");
     let line = text.lines().next().unwrap_or_default();
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-fn columns(cluster: &Cluster, namespace: &str) {
+fn columns(cluster: &TestCluster, namespace: &str) {
     let row = |kind: &str| row(cluster, namespace, kind);
     let url = format!("http://hello.{namespace}.example.com");
     let ready = ["hello-00001", "hello-00001", "True"];
@@ -35,7 +35,7 @@ fn columns(cluster: &Cluster, namespace: &str) {
 }
 
 /// Wakes the service from a pod on `node`. Returns the node of the pod that answered.
-fn woken_from(rouse: &Installed, namespace: &Namespace<'_>, node: &str) -> String {
+fn woken_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) -> String {
     let answer = rouse.from(node).ask(&rouse.url(&namespace.name, "hello"));
     let pod = answer.pod().to_owned();
     assert!(answer.body.starts_with(&format!("Hello from {pod} to ")), "{answer}");
@@ -45,7 +45,7 @@ fn woken_from(rouse: &Installed, namespace: &Namespace<'_>, node: &str) -> Strin
 
 #[test]
 fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let namespace = rouse.namespace("wakes");
     rouse.ready(&namespace.name, &hello());
     rouse.asleep(&namespace.name, "hello");
@@ -70,7 +70,7 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
 }
 
 /// Applies a Service with the labels of Rouse's own objects, as the field manager `who`.
-fn service_of(rouse: &Installed, who: &str, name: &str) {
+fn service_of(rouse: &RouseCluster, who: &str, name: &str) {
     let yaml = format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM}, \
          labels: {{app.kubernetes.io/part-of: rouse}}}}, spec: {{ports: [{{port: 1}}]}}}}"
@@ -81,7 +81,7 @@ fn service_of(rouse: &Installed, who: &str, name: &str) {
 
 #[test]
 fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lacks_goes() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     service_of(&rouse, "rouse-install", "of-an-earlier-version");
     service_of(&rouse, "somebody", "of-somebody-else");
     let config = ["configmap", "--namespace", SYSTEM, "config-autoscaler"];

@@ -4,15 +4,15 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tests::installed::{Answer, Installed, Place};
+use tests::installed::{ClientPod, CurlResponse, RouseCluster};
 
 /// Knative's client `kn` in one namespace.
-struct Kn<'a> {
-    rouse: &'a Installed,
+struct KnClient<'a> {
+    rouse: &'a RouseCluster,
     namespace: &'a str,
 }
 
-impl Kn<'_> {
+impl KnClient<'_> {
     fn run(&self, words: &[&str]) -> Result<String, String> {
         let words = [&["kn"][..], words, &["--namespace", self.namespace]].concat();
         self.rouse.cluster.run(&words)
@@ -37,12 +37,12 @@ impl Kn<'_> {
         words.join(" ")
     }
 
-    fn place(&self) -> &Place {
+    fn place(&self) -> &ClientPod {
         self.rouse.from("node1")
     }
 
     /// Response of the route or tag `name` inside of the cluster.
-    fn answer(&self, name: &str) -> Answer {
+    fn answer(&self, name: &str) -> CurlResponse {
         self.place().ask(&self.rouse.url(self.namespace, name))
     }
 
@@ -54,10 +54,10 @@ impl Kn<'_> {
 }
 
 /// Runs `work` with Knative's client in a namespace of its own.
-fn with_kn(test: &str, work: impl FnOnce(&Kn<'_>)) {
-    let rouse = Installed::at_hand();
+fn with_kn(test: &str, work: impl FnOnce(&KnClient<'_>)) {
+    let rouse = RouseCluster::at_hand();
     let namespace = rouse.namespace(test);
-    work(&Kn { rouse: &rouse, namespace: &namespace.name });
+    work(&KnClient { rouse: &rouse, namespace: &namespace.name });
 }
 
 /// Asserts that `text` contains each of `parts`.

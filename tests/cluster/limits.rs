@@ -1,8 +1,8 @@
 //! A hard limit of requests in each pod, enforced by two activators together.
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, Installed, SYSTEM};
-use tests::requests::{Load, Request, none_lost};
+use tests::installed::{CONTAINER, RouseCluster, SYSTEM};
+use tests::requests::{LoadProcess, LoadRequest, none_lost};
 
 /// Path of a request that takes 100 ms.
 const PATH: &str = "/?sleep=100";
@@ -26,7 +26,12 @@ spec:
 }
 
 /// Starts load on the ClusterIP from each node, and through the gateway.
-fn everywhere(rouse: &Installed, namespace: &str, name: &str, args: &[&str]) -> Vec<Load> {
+fn everywhere(
+    rouse: &RouseCluster,
+    namespace: &str,
+    name: &str,
+    args: &[&str],
+) -> Vec<LoadProcess> {
     let (address, gateway) = (rouse.address(namespace, name), rouse.gateway());
     let host = format!("{name}.{namespace}.example.com");
     let args = [args, &["--path", PATH]].concat();
@@ -37,7 +42,7 @@ fn everywhere(rouse: &Installed, namespace: &str, name: &str, args: &[&str]) -> 
 }
 
 /// Highest number of requests at once in each pod. It queries the pods, so no other request may be in flight.
-fn most(rouse: &Installed, namespace: &str, name: &str) -> Vec<u64> {
+fn most(rouse: &RouseCluster, namespace: &str, name: &str) -> Vec<u64> {
     let of = |pod: Value| {
         let ip = pod["status"]["podIP"].as_str().expect("it runs").to_owned();
         let counts = rouse.from("node1").ask(&format!("http://{ip}:8080/counts"));
@@ -47,15 +52,15 @@ fn most(rouse: &Installed, namespace: &str, name: &str) -> Vec<u64> {
     rouse.pods(namespace, name).into_iter().map(of).collect()
 }
 
-fn finish(loads: Vec<Load>, least: usize) -> Vec<Request> {
-    let each = loads.into_iter().map(Load::finish);
+fn finish(loads: Vec<LoadProcess>, least: usize) -> Vec<LoadRequest> {
+    let each = loads.into_iter().map(LoadProcess::finish);
     let each = each.inspect(|requests| none_lost(requests, least));
     each.flatten().collect()
 }
 
 #[test]
 fn a_pod_that_takes_one_gets_one_from_two_activators() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("limited");
     let namespace = &space.name;
     let of = ["deployment", "activator", "--namespace", SYSTEM];
@@ -68,7 +73,7 @@ fn a_pod_that_takes_one_gets_one_from_two_activators() {
 
 #[test]
 fn both_activators_are_exchanged_and_the_limit_holds() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("exchanged");
     let namespace = &space.name;
     rouse.ready(namespace, &limited("hard", 2));

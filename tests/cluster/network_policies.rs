@@ -1,6 +1,6 @@
 //! Requests that a NetworkPolicy denies to a service's pods neither wait for a pod nor wake the service.
 
-use tests::installed::{Installed, Place, SYSTEM};
+use tests::installed::{ClientPod, RouseCluster, SYSTEM};
 
 const SERVICE: &str = "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -31,10 +31,10 @@ spec:
 
 #[test]
 fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let namespace = rouse.namespace("policy");
     let apply = |yaml: &str| rouse.apply(&namespace.name, yaml).expect("it is well formed");
-    let friend = Place::new(&rouse.cluster, &namespace.name, "node1");
+    let friend = ClientPod::new(&rouse.cluster, &namespace.name, "node1");
     let stranger = rouse.from("node2");
     apply(&policy("client", &namespace.name));
     rouse.ready(&namespace.name, SERVICE);

@@ -8,15 +8,15 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tests::cluster::{Cluster, Namespace, inside, variable, xtask_output};
+use tests::cluster::{TestCluster, TestNamespace, inside, variable, xtask_output};
 
 /// A cluster of one test, removed on drop, also when the test fails.
-pub(crate) struct Own {
+pub(crate) struct DedicatedCluster {
     pub(crate) name: String,
     xtask: PathBuf,
 }
 
-impl Own {
+impl DedicatedCluster {
     fn up(test: &str) -> Self {
         Self::of(test, &["up", "--nodes", "1", "--image", "hello"])
     }
@@ -37,7 +37,7 @@ impl Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for DedicatedCluster {
     fn drop(&mut self) {
         let _down = xtask_output(&self.xtask, &self.name, &["down"]);
     }
@@ -45,14 +45,14 @@ impl Drop for Own {
 
 /// Leftovers of a cluster on this machine, by its name: processes, mounts, cgroups, files.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Traces {
+struct ClusterLeftovers {
     processes: usize,
     mounts: usize,
     cgroups: usize,
     files: usize,
 }
 
-fn traces(name: &str) -> Traces {
+fn traces(name: &str) -> ClusterLeftovers {
     let mark = format!("rouse-cluster-{name}");
     let processes = fs::read_dir("/proc").unwrap().flatten();
     // A zombie that process 1 has not reaped yet does not count.
@@ -67,7 +67,7 @@ fn traces(name: &str) -> Traces {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
     let folders =
         ["/run/rouse-cluster", "/var/lib/rouse-cluster"].map(|base| Path::new(base).join(name));
-    Traces {
+    ClusterLeftovers {
         processes: processes.filter(is_its).count(),
         mounts: mounts.lines().filter(|line| line.contains(&format!("/{name}/"))).count(),
         cgroups: hierarchies.filter(|entry| entry.path().join(&mark).exists()).count()
@@ -88,19 +88,19 @@ fn host_network() -> (Vec<String>, String) {
 #[test]
 fn down_leaves_nothing() {
     let before = host_network();
-    let own = Own::up("leaves");
+    let own = DedicatedCluster::up("leaves");
     let during = traces(&own.name);
     assert!(during.processes > 8 && during.mounts >= 2 && during.cgroups > 0, "{during:?}");
     assert_eq!(host_network(), before, "the host's network is not touched");
     own.xtask(&["down"]);
-    assert_eq!(traces(&own.name), Traces::default());
+    assert_eq!(traces(&own.name), ClusterLeftovers::default());
     assert_eq!(host_network(), before);
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
 fn up_repairs_what_was_killed() {
-    let own = Own::up("repair");
+    let own = DedicatedCluster::up("repair");
     for part in ["node1", "kube-scheduler", "forward", "etcd"] {
         own.xtask(&["fault", "kill", part]);
     }
@@ -114,7 +114,7 @@ fn up_repairs_what_was_killed() {
 
 #[test]
 fn kubectl_finds_the_cluster_from_every_place() {
-    let cluster = Cluster::at_hand();
+    let cluster = TestCluster::at_hand();
     let ask = ["kubectl", "get", "nodes", "--output", "name"];
     let said = [cluster.kubectl(&ask[1..]), cluster.run(&ask), cluster.on_node("node2", &ask)];
     for said in said {
@@ -124,7 +124,7 @@ fn kubectl_finds_the_cluster_from_every_place() {
 
 #[test]
 fn no_packet_leaves_the_cluster() {
-    let cluster = Cluster::at_hand();
+    let cluster = TestCluster::at_hand();
     let status = cluster.status();
     let netns = |value: &serde_json::Value| PathBuf::from(value.as_str().unwrap_or_default());
     let nodes = status["nodes"].as_array().expect("there are nodes");
@@ -140,8 +140,8 @@ fn no_packet_leaves_the_cluster() {
 
 #[test]
 fn a_node_agent_sees_its_own_nodes_cgroups_and_bpf_file_system() {
-    let cluster = Cluster::at_hand();
-    let namespace = Namespace::new(&cluster, "agent-view");
+    let cluster = TestCluster::at_hand();
+    let namespace = TestNamespace::new(&cluster, "agent-view");
     let name = &namespace.name;
     let yaml = format!(
         "apiVersion: v1

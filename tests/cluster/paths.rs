@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 
 use tests::client;
-use tests::cluster::{Cluster, Namespace, inside, resolve};
+use tests::cluster::{TestCluster, TestNamespace, inside, resolve};
 
 use crate::plain::{applied, nodes, pod_of};
 
 #[test]
 fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
-    let cluster = Cluster::at_hand();
-    let namespace = Namespace::new(&cluster, "plain-path");
+    let cluster = TestCluster::at_hand();
+    let namespace = TestNamespace::new(&cluster, "plain-path");
     let nodes = nodes(&cluster);
     applied(&cluster, &namespace, "far", &nodes[0]);
     applied(&cluster, &namespace, "near", &nodes[1]);
@@ -31,8 +31,8 @@ fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
 
 #[test]
 fn names_of_services_resolve_inside_pods() {
-    let cluster = Cluster::at_hand();
-    let namespace = Namespace::new(&cluster, "plain-names");
+    let cluster = TestCluster::at_hand();
+    let namespace = TestNamespace::new(&cluster, "plain-names");
     applied(&cluster, &namespace, "named", &nodes(&cluster)[1]);
     let service = cluster.get(&["service", "--namespace", &namespace.name, "named"]);
     let netns = cluster.netns_of(&namespace.name, &pod_of(&cluster, &namespace.name, "named"));

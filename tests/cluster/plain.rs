@@ -5,7 +5,7 @@
 )]
 
 use serde_json::Value;
-use tests::cluster::{Cluster, Namespace};
+use tests::cluster::{TestCluster, TestNamespace};
 
 /// Manifest of one pod of the sample on the node `node`, and a dual-stack Service of the same name.
 fn sample(name: &str, node: &str) -> String {
@@ -38,7 +38,12 @@ spec:
     )
 }
 
-pub(crate) fn applied(cluster: &Cluster, namespace: &Namespace<'_>, name: &str, node: &str) {
+pub(crate) fn applied(
+    cluster: &TestCluster,
+    namespace: &TestNamespace<'_>,
+    name: &str,
+    node: &str,
+) {
     let yaml = sample(name, node)
         .replace("metadata: {name:", &format!("metadata: {{namespace: {}, name:", namespace.name));
     cluster.apply(&yaml).unwrap();
@@ -46,13 +51,13 @@ pub(crate) fn applied(cluster: &Cluster, namespace: &Namespace<'_>, name: &str, 
     cluster.kubectl(&[&args[..], &[&format!("deployment/{name}")]].concat()).unwrap();
 }
 
-pub(crate) fn pod_of(cluster: &Cluster, namespace: &str, name: &str) -> String {
+pub(crate) fn pod_of(cluster: &TestCluster, namespace: &str, name: &str) -> String {
     let pods =
         cluster.get(&["pods", "--namespace", namespace, "--selector", &format!("app={name}")]);
     pods["items"][0]["metadata"]["name"].as_str().unwrap_or_default().to_owned()
 }
 
-pub(crate) fn nodes(cluster: &Cluster) -> Vec<String> {
+pub(crate) fn nodes(cluster: &TestCluster) -> Vec<String> {
     let list = cluster.get(&["nodes"]);
     let name = |node: &Value| node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     list["items"].as_array().into_iter().flatten().map(name).collect()
@@ -60,7 +65,7 @@ pub(crate) fn nodes(cluster: &Cluster) -> Vec<String> {
 
 #[test]
 fn every_node_is_ready() {
-    let cluster = Cluster::at_hand();
+    let cluster = TestCluster::at_hand();
     let list = cluster.get(&["nodes"]);
     let nodes = list["items"].as_array().expect("the API server answers");
     assert!(nodes.len() >= 2, "two nodes are the least that shows a path between nodes");
@@ -73,8 +78,8 @@ fn every_node_is_ready() {
 
 #[test]
 fn a_deployment_answers_through_the_api_server() {
-    let cluster = Cluster::at_hand();
-    let namespace = Namespace::new(&cluster, "plain-proxy");
+    let cluster = TestCluster::at_hand();
+    let namespace = TestNamespace::new(&cluster, "plain-proxy");
     applied(&cluster, &namespace, "sample", &nodes(&cluster)[0]);
     let path = format!("/api/v1/namespaces/{}/services/sample:80/proxy/", namespace.name);
     let body = cluster.wait("an answer", || cluster.kubectl(&["get", "--raw", &path]).ok());

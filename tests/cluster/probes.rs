@@ -1,10 +1,10 @@
 //! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent.
 
-use tests::installed::{CONTAINER, Installed, service};
+use tests::installed::{CONTAINER, RouseCluster, service};
 
 #[test]
 fn a_service_falls_asleep_whatever_probes_it_has() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("probes");
     let namespace = &space.name;
     let port = "ports: [{name: h2c, containerPort: 8080}]";
@@ -38,7 +38,7 @@ const HUNG: &str = "image: \"dev.local/hello:v1\",
 /// Requests in flight in a hung container would delay its restart up to their timeout, without the agent's exception.
 #[test]
 fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("hung");
     let namespace = &space.name;
     let one =

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, Installed, SYSTEM, service};
+use tests::installed::{CONTAINER, RouseCluster, SYSTEM, service};
 use tests::requests::none_lost;
 
 /// Manifest that `func deploy` applies for a function of the Go runtime.
@@ -111,7 +111,7 @@ const CANARY: &str = "  traffic:
 
 #[test]
 fn a_function_as_func_deploys_it_answers() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let namespace = rouse.namespace("func");
     rouse.ready(&namespace.name, FUNC);
     let answer = rouse.from("node1").ask(&(rouse.url(&namespace.name, "greeter") + "/env"));
@@ -125,7 +125,7 @@ fn a_function_as_func_deploys_it_answers() {
 
 #[test]
 fn a_predictor_as_kserve_makes_it_answers_and_takes_a_canary() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let namespace = rouse.namespace("kserve");
     rouse.ready(&namespace.name, KSERVE);
     let answer = rouse.from("node2").ask(&(rouse.url(&namespace.name, "iris-predictor") + "/env"));
@@ -148,7 +148,7 @@ fn a_predictor_as_kserve_makes_it_answers_and_takes_a_canary() {
 /// Deployment; 63 is the maximum. A tag precedes the name in hosts, which limits the name further.
 #[test]
 fn services_with_long_names_answer_by_their_tags_and_leave_nothing() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("long");
     let namespace = &space.name;
     let names = [30, 37, 47, 59].map(|length| "b".repeat(length));
@@ -172,7 +172,7 @@ fn services_with_long_names_answer_by_their_tags_and_leave_nothing() {
 }
 
 /// Addresses of the ready endpoints in the slices of a Kubernetes Service.
-fn endpoints(rouse: &Installed, namespace: &str, service: &str) -> BTreeSet<String> {
+fn endpoints(rouse: &RouseCluster, namespace: &str, service: &str) -> BTreeSet<String> {
     let label = format!("kubernetes.io/service-name={service}");
     let words = ["endpointslices", "--namespace", namespace, "--selector", &label];
     let list = rouse.cluster.get(&words);
@@ -184,7 +184,7 @@ fn endpoints(rouse: &Installed, namespace: &str, service: &str) -> BTreeSet<Stri
 }
 
 /// Addresses of the pods in `namespace` with this label.
-fn addresses_of(rouse: &Installed, namespace: &str, label: &str) -> BTreeSet<String> {
+fn addresses_of(rouse: &RouseCluster, namespace: &str, label: &str) -> BTreeSet<String> {
     let list = rouse.cluster.get(&["pods", "--namespace", namespace, "--selector", label]);
     let pods = list["items"].as_array().cloned().unwrap_or_default();
     pods.iter().filter_map(|it| it["status"]["podIP"].as_str().map(str::to_owned)).collect()
@@ -193,7 +193,7 @@ fn addresses_of(rouse: &Installed, namespace: &str, label: &str) -> BTreeSet<Str
 /// A ServerlessService names a Kubernetes Service, whose slices have the endpoints that answer.
 #[test]
 fn a_revision_answers_by_its_own_service_awake_and_asleep() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("own-service");
     let (namespace, revision) = (&space.name, "named-00001");
     rouse.ready(namespace, &service("named", "", CONTAINER));
@@ -223,7 +223,7 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
 /// A service that `kubectl wait` reports as Ready answers clients on every node, and through the gateway.
 #[test]
 fn services_answer_as_soon_as_they_are_ready() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("at-once");
     let namespace = &space.name;
     let names: Vec<String> = (0..12).map(|number| format!("new-{number}")).collect();
@@ -241,7 +241,7 @@ fn services_answer_as_soon_as_they_are_ready() {
 /// The HorizontalPodAutoscaler of Kubernetes scales the pods; their traffic is routed as for any service.
 #[test]
 fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("class-hpa");
     let namespace = &space.name;
     let annotations = ", autoscaling.knative.dev/class: hpa.autoscaling.knative.dev, \

@@ -1,7 +1,7 @@
 //! A request that wakes a service is answered once the whole pod is ready, and not only its serving container.
 
-use tests::features::Features;
-use tests::installed::Installed;
+use tests::features::EnabledFeatures;
+use tests::installed::RouseCluster;
 
 /// Feature that allows probes of sidecars and of other ports; off by default.
 const PROBES: [&str; 1] = ["multi-container-probing"];
@@ -33,8 +33,8 @@ spec:
 
 /// Wakes the service by a request, and queries the sidecar right after the response. Returns the sidecar's status.
 fn sidecar_after_the_first_answer(test: &str, yaml: &str) -> u16 {
-    let rouse = Installed::at_hand();
-    let features = Features::on(&rouse.cluster, &PROBES);
+    let rouse = RouseCluster::at_hand();
+    let features = EnabledFeatures::on(&rouse.cluster, &PROBES);
     let space = rouse.namespace(test);
     let namespace = &space.name;
     features.apply(&rouse, namespace, yaml);

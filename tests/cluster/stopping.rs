@@ -5,10 +5,10 @@
 #![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
 
 use serde_json::Value;
-use tests::flood::Flood;
-use tests::installed::Installed;
+use tests::flood::FloodProcess;
+use tests::installed::RouseCluster;
 
-use crate::flooded::{App, LATEST, Scene, tell};
+use crate::flooded::{FloodAppOptions, FloodFixture, LATEST, tell};
 
 /// Additional clients that need more than two pods: a pod's target is [`AT_ONCE`](crate::flooded::AT_ONCE).
 const PULSE: [&str; 2] = ["slow-get=115", "slow-post=115"];
@@ -18,15 +18,15 @@ const REQUESTS: u64 = 20_000;
 const PULSES: u64 = 1_000;
 
 fn run(test: &str, at_once: bool) {
-    let rouse = Installed::at_hand();
-    let mut scene = Scene::new(&rouse, test, App { at_once, least: 1 });
+    let rouse = RouseCluster::at_hand();
+    let mut scene = FloodFixture::new(&rouse, test, FloodAppOptions { at_once, least: 1 });
     let most = std::env::var("ROUSE_STOPPING_REQUESTS").ok().and_then(|it| it.parse().ok());
     let most: u64 = most.unwrap_or(REQUESTS);
     let floods = scene.floods();
     let mut serving = "app-v1".to_owned();
     for round in 1.. {
         serving = every_event(&mut scene, &floods, round, &serving);
-        let answered: u64 = floods.iter().map(Flood::answered).sum();
+        let answered: u64 = floods.iter().map(FloodProcess::answered).sum();
         println!("round {round}: {answered} of {most}");
         if answered >= most {
             break;
@@ -36,7 +36,12 @@ fn run(test: &str, at_once: bool) {
 }
 
 /// Ends pods in every way, one after the other. Returns the Revision that serves afterwards.
-fn every_event(scene: &mut Scene<'_>, floods: &[Flood], round: u64, serving: &str) -> String {
+fn every_event(
+    scene: &mut FloodFixture<'_>,
+    floods: &[FloodProcess],
+    round: u64,
+    serving: &str,
+) -> String {
     scale_out_and_in(scene, floods, round);
     tell("scale-in", floods);
     scene.version += 1;
@@ -59,7 +64,7 @@ fn every_event(scene: &mut Scene<'_>, floods: &[Flood], round: u64, serving: &st
 }
 
 /// Moves all traffic to another revision, and waits until the previous one's pods have ended.
-fn roll(scene: &Scene<'_>, traffic: &str, to: &str) {
+fn roll(scene: &FloodFixture<'_>, traffic: &str, to: &str) {
     scene.rouse.apply(scene.name(), &scene.service(traffic)).expect("admission takes it");
     scene.rouse.cluster.wait(&format!("only pods of {to}"), || {
         let all = scene.pods();
@@ -69,7 +74,7 @@ fn roll(scene: &Scene<'_>, traffic: &str, to: &str) {
 }
 
 /// Scales 1 → 3 → 1 pods by additional load that comes and goes.
-fn scale_out_and_in(scene: &Scene<'_>, floods: &[Flood], round: u64) {
+fn scale_out_and_in(scene: &FloodFixture<'_>, floods: &[FloodProcess], round: u64) {
     let pulse = scene.inside("node1", PULSES + round, &PULSE);
     let cluster = &scene.rouse.cluster;
     cluster.wait("three pods", || (scene.serving().len() >= 3).then_some(()));
@@ -81,7 +86,11 @@ fn scale_out_and_in(scene: &Scene<'_>, floods: &[Flood], round: u64) {
 }
 
 /// Ends one pod from outside by the function `end`, which gets the pod's name and its node.
-fn end_one(scene: &Scene<'_>, floods: &[Flood], end: fn(&Scene<'_>, &str, &str)) {
+fn end_one(
+    scene: &FloodFixture<'_>,
+    floods: &[FloodProcess],
+    end: fn(&FloodFixture<'_>, &str, &str),
+) {
     let (pod, node) = scene.serving().first().expect("there is one").clone();
     end(scene, &pod, &node);
     scene.rouse.cluster.wait("the pod to be gone, and another one", || {
@@ -91,11 +100,11 @@ fn end_one(scene: &Scene<'_>, floods: &[Flood], end: fn(&Scene<'_>, &str, &str))
     scene.go_on(floods, 200);
 }
 
-fn delete(scene: &Scene<'_>, pod: &str, _: &str) {
+fn delete(scene: &FloodFixture<'_>, pod: &str, _: &str) {
     kubectl(scene, &["delete", "pod", "--namespace", scene.name(), pod, "--wait=false"]);
 }
 
-fn evict(scene: &Scene<'_>, pod: &str, _: &str) {
+fn evict(scene: &FloodFixture<'_>, pod: &str, _: &str) {
     let path = format!("/api/v1/namespaces/{}/pods/{pod}/eviction", scene.name());
     let body = serde_json::json!({
         "apiVersion": "policy/v1", "kind": "Eviction",
@@ -108,14 +117,14 @@ fn evict(scene: &Scene<'_>, pod: &str, _: &str) {
 }
 
 /// Drains the node: all pods leave it, with activators, except for the test's clients.
-fn drain(scene: &Scene<'_>, _: &str, node: &str) {
+fn drain(scene: &FloodFixture<'_>, _: &str, node: &str) {
     let words = "--ignore-daemonsets --delete-emptydir-data --force --pod-selector app!=client";
     let words: Vec<&str> = words.split(' ').chain(["--timeout", "300s"]).collect();
     let _cordon = scene.rouse.cordon(node);
     kubectl(scene, &[&["drain", node][..], &words].concat());
 }
 
-fn kubectl(scene: &Scene<'_>, words: &[&str]) {
+fn kubectl(scene: &FloodFixture<'_>, words: &[&str]) {
     let said = scene.rouse.cluster.kubectl(words);
     said.unwrap_or_else(|said| panic!("{words:?}: {said}"));
 }

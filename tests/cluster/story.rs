@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tests::installed::{Installed, Place};
-use tests::requests::{Request, none_lost};
+use tests::installed::{ClientPod, RouseCluster};
+use tests::requests::{LoadRequest, none_lost};
 
 /// Manifest of the service `story` with `newest` as its template's revision and these traffic targets.
 fn story(newest: &str, traffic: &[(&str, u32, &str)]) -> String {
@@ -36,7 +36,7 @@ spec:
 }
 
 /// Number of requests that each revision answered, by the names of its pods.
-fn by_revision(requests: &[Request]) -> BTreeMap<String, usize> {
+fn by_revision(requests: &[LoadRequest]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in requests {
         let revision = request.pod.split("-deployment-").next().unwrap_or_default();
@@ -47,19 +47,19 @@ fn by_revision(requests: &[Request]) -> BTreeMap<String, usize> {
 
 /// Sends load while `work` runs, and returns its requests.
 fn during(
-    place: &Place,
+    place: &ClientPod,
     address: &str,
     host: &str,
     stages: &str,
     work: impl FnOnce(),
-) -> Vec<Request> {
+) -> Vec<LoadRequest> {
     let args = ["--stages", stages, "--path", "/?sleep=50"];
     let load = place.load(address, host, &args);
     work();
     load.finish()
 }
 
-fn scaled_out_and_in(rouse: &Installed, namespace: &str, address: &str) {
+fn scaled_out_and_in(rouse: &RouseCluster, namespace: &str, address: &str) {
     let mut most = 0;
     let requests = during(rouse.from("node1"), address, "story", "20x12s", || {
         rouse.cluster.wait("the service to scale out", || {
@@ -83,7 +83,7 @@ fn scaled_out_and_in(rouse: &Installed, namespace: &str, address: &str) {
     rouse.asleep(namespace, "story");
 }
 
-fn split(rouse: &Installed, namespace: &str, address: &str) {
+fn split(rouse: &RouseCluster, namespace: &str, address: &str) {
     let host = format!("story.{namespace}.example.com");
     let gateway = rouse.gateway();
     let paths = [(address, "story"), (gateway.as_str(), host.as_str())];
@@ -107,7 +107,7 @@ fn split(rouse: &Installed, namespace: &str, address: &str) {
 }
 
 /// Moves all traffic to `revision` under load: no request is lost, and in the end no other revision answers.
-fn moved(rouse: &Installed, namespace: &str, address: &str, revision: &str) {
+fn moved(rouse: &RouseCluster, namespace: &str, address: &str, revision: &str) {
     let target = format!(r#"{{"revisionName":"{revision}","percent":100}}"#);
     let patch = format!(r#"{{"spec":{{"traffic":[{target}]}}}}"#);
     let words = ["patch", "ksvc", "story", "--type=merge", "--namespace", namespace, "--patch"];
@@ -124,7 +124,7 @@ fn moved(rouse: &Installed, namespace: &str, address: &str, revision: &str) {
 
 #[test]
 fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("story");
     let namespace = &space.name;
     rouse.ready(namespace, &story("v1", &[("v1", 100, "")]));

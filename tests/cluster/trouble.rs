@@ -1,12 +1,12 @@
 //! Errors become conditions with Knative's reasons, and processing resumes when the cause is gone.
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, Installed, condition, service};
+use tests::installed::{CONTAINER, RouseCluster, condition, service};
 use tests::requests::none_lost;
 
 /// Waits until a condition is False for the given reason, and returns its message.
 fn refused(
-    rouse: &Installed,
+    rouse: &RouseCluster,
     namespace: &str,
     object: (&str, &str),
     which: &str,
@@ -27,7 +27,7 @@ fn refused(
 
 #[test]
 fn a_name_that_a_foreign_service_has_is_not_taken_from_it() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("owned");
     let namespace = &space.name;
     let foreign = "apiVersion: v1
@@ -54,7 +54,7 @@ spec: {ports: [{port: 9000}]}
 
 #[test]
 fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("image");
     let namespace = &space.name;
     // One image whose tag cannot be resolved, and one that no node can pull.
@@ -91,7 +91,7 @@ fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
 
 #[test]
 fn pods_that_may_not_be_made_or_fit_nowhere_are_said() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("room");
     let namespace = &space.name;
     let quota = "apiVersion: v1
@@ -132,7 +132,7 @@ spec: {hard: {requests.memory: 1Mi}}
 
 #[test]
 fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("deleted");
     let namespace = &space.name;
     rouse.ready(
@@ -173,7 +173,7 @@ fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
 }
 
 /// Deletes an object and waits until another one has its name.
-fn made_again(rouse: &Installed, namespace: &str, kind: &str, name: &str) {
+fn made_again(rouse: &RouseCluster, namespace: &str, kind: &str, name: &str) {
     let look = || {
         let object = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
         object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
@@ -208,7 +208,7 @@ spec: {traffic: [{configurationName: pair, percent: 100}]}
 
 #[test]
 fn who_waits_for_what_is_deleted_meanwhile_is_told_so() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("unmade");
     let namespace = &space.name;
     for gone in ["configuration", "configuration,route"] {
@@ -235,7 +235,7 @@ fn who_waits_for_what_is_deleted_meanwhile_is_told_so() {
 
 #[test]
 fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let (goes, stays) = (rouse.namespace("goes"), rouse.namespace("stays"));
     let awake = ", autoscaling.knative.dev/min-scale: \"1\"";
     let mut addresses = Vec::new();
@@ -255,7 +255,7 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
     rouse.cluster.kubectl(&["delete", "namespace", &goes.name, "--timeout=90s"]).expect("it goes");
     none_lost(&spared.finish(), 100);
     let requests = harmed.finish();
-    assert!(requests.iter().any(tests::requests::Request::is_answered), "it was awake before");
+    assert!(requests.iter().any(tests::requests::LoadRequest::is_answered), "it was awake before");
     // The controller still works: a new service becomes ready.
     rouse.ready(&stays.name, &service("next", "", CONTAINER));
 }
@@ -263,7 +263,7 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
 /// Foreground deletion lets the garbage collector delete child objects first; none may be created again meanwhile.
 #[test]
 fn a_configuration_that_is_deleted_in_the_foreground_goes_for_good() {
-    let rouse = Installed::at_hand();
+    let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("foreground");
     let namespace = &space.name;
     let yaml = service("alone", "", CONTAINER).replace("kind: Service", "kind: Configuration");

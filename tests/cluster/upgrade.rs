@@ -2,10 +2,10 @@
 //! all counts return to zero, so that the service scales to zero.
 
 use serde_json::Value;
-use tests::flood::Flood;
-use tests::installed::{Installed, SYSTEM};
+use tests::flood::FloodProcess;
+use tests::installed::{RouseCluster, SYSTEM};
 
-use crate::flooded::{App, Scene, tell};
+use crate::flooded::{FloodAppOptions, FloodFixture, tell};
 
 /// Components: kind and name, which is also the value of the label `app`.
 const PARTS: [(&str, &str); 4] = [
@@ -18,26 +18,26 @@ const PARTS: [(&str, &str); 4] = [
 const BETWEEN: u64 = 300;
 
 /// Runs `events` under load, then checks all requests and waits until the service is asleep.
-fn under_load(test: &str, events: impl FnOnce(&Scene<'_>, &[Flood])) {
-    let rouse = Installed::at_hand();
-    let scene = Scene::new(&rouse, test, App { at_once: true, least: 0 });
+fn under_load(test: &str, events: impl FnOnce(&FloodFixture<'_>, &[FloodProcess])) {
+    let rouse = RouseCluster::at_hand();
+    let scene = FloodFixture::new(&rouse, test, FloodAppOptions { at_once: true, least: 0 });
     let floods = scene.floods();
     events(&scene, &floods);
     scene.reckon(floods);
     rouse.asleep(scene.name(), "app");
 }
 
-fn kubectl(scene: &Scene<'_>, words: &[&str]) -> String {
+fn kubectl(scene: &FloodFixture<'_>, words: &[&str]) -> String {
     let said = scene.rouse.cluster.kubectl(words);
     said.unwrap_or_else(|said| panic!("{words:?}: {said}"))
 }
 
 /// Waits until a component is fully rolled out.
-fn whole(scene: &Scene<'_>, part: &str) {
+fn whole(scene: &FloodFixture<'_>, part: &str) {
     kubectl(scene, &["rollout", "status", part, "--namespace", SYSTEM, "--timeout", "300s"]);
 }
 
-fn containers(scene: &Scene<'_>, app: &str) -> Vec<(String, String)> {
+fn containers(scene: &FloodFixture<'_>, app: &str) -> Vec<(String, String)> {
     let selector = format!("app={app}");
     let list = scene.rouse.cluster.get(&["pods", "--namespace", SYSTEM, "--selector", &selector]);
     let all = list["items"].as_array().cloned().unwrap_or_default();
@@ -50,7 +50,7 @@ fn containers(scene: &Scene<'_>, app: &str) -> Vec<(String, String)> {
 }
 
 /// Sends SIGKILL to every replica of a component, one after the other.
-fn kill(scene: &Scene<'_>, app: &str) {
+fn kill(scene: &FloodFixture<'_>, app: &str) {
     let socket = "/run/containerd/containerd.sock";
     for (node, id) in containers(scene, app) {
         let words = ["ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL"];

@@ -52,7 +52,7 @@ fn role() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let mut stage = Stage::default();
+    let mut stage = ScriptedSockets::default();
     play(|words| stage.step(words));
 }
 
@@ -69,13 +69,13 @@ pub(crate) fn play(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
 
 /// A process in a cgroup and a network namespace, killed on drop.
 #[derive(Debug)]
-pub(crate) struct Actor {
+pub(crate) struct ScriptedProcess {
     child: Child,
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
-impl Actor {
+impl ScriptedProcess {
     pub(crate) fn start(cgroup: &Path, netns: &str) -> Self {
         Self::playing("actor::role", (ROLE, OsStr::new("1")), cgroup, netns)
     }
@@ -140,7 +140,7 @@ impl Actor {
     }
 }
 
-impl Drop for Actor {
+impl Drop for ScriptedProcess {
     fn drop(&mut self) {
         let _dead_already = self.child.kill();
         let _waited_already = self.child.wait();
@@ -148,13 +148,13 @@ impl Drop for Actor {
 }
 
 #[derive(Default)]
-struct Stage {
+struct ScriptedSockets {
     listeners: Vec<TcpListener>,
     connections: Vec<TcpStream>,
     children: Vec<Child>,
 }
 
-impl Stage {
+impl ScriptedSockets {
     fn step(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["listen" | "ports" | "prefork" | "close" | "forget" | "reap", ..] => self.offer(words),

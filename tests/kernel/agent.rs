@@ -28,8 +28,9 @@ use common::{
     link::{receive, route_stream, serve},
     outbox::Outbox,
     wire::{
-        self, Name, Pod, PodItem, PodPhase, PodSeen, Probe, ProbeHow, Protocol, Revision,
-        RouteChange, RouteKey, Service, Target, UsageItem, UsageSeen,
+        self, AppProtocol, NamespacedName, PodEntry, PodObservation, PodReportItem, ProbeHandler,
+        ReadinessProbe, RevisionEntry, RouteChange, RouteKey, RouteTarget, RoutingPhase,
+        ServiceEntry, UsageItem, UsageSample,
         raw::{self, pods_server, routes_server, usage_server},
     },
 };
@@ -141,7 +142,7 @@ fn answer(mut stream: TcpStream, status: &str) {
 }
 
 /// Node of one test, with all its objects; removed on drop.
-struct World {
+struct AgentFixture {
     name: String,
     folder: PathBuf,
     cgroup: PathBuf,
@@ -150,16 +151,16 @@ struct World {
     /// Timeout of the revision's requests.
     timeout: Duration,
     routes: Outbox<RouteKey, RouteChange>,
-    reports: mpsc::Receiver<PodItem>,
+    reports: mpsc::Receiver<PodReportItem>,
     usages: mpsc::Receiver<UsageItem>,
-    pods: BTreeMap<String, PodSeen>,
-    totals: BTreeMap<String, UsageSeen>,
+    pods: BTreeMap<String, PodObservation>,
+    totals: BTreeMap<String, UsageSample>,
     agent: Option<Child>,
     pod: Option<Child>,
     _servers: tokio::runtime::Runtime,
 }
 
-impl World {
+impl AgentFixture {
     fn new(test: &str) -> Self {
         Self::with(test, "pods")
     }
@@ -189,7 +190,7 @@ impl World {
         let (count, usages) = mpsc::channel();
         let routes = Outbox::new();
         let servers = tokio::runtime::Runtime::new().expect("a runtime");
-        let fake = Fake { routes: routes.clone(), reports: send, usages: count };
+        let fake = FakeControlPlane { routes: routes.clone(), reports: send, usages: count };
         let controller = Server::builder()
             .add_service(routes_server::RoutesServer::new(fake.clone()))
             .add_service(pods_server::PodsServer::new(fake.clone()));
@@ -216,43 +217,44 @@ impl World {
     }
 
     /// Puts the pod into the RouteTable.
-    fn name_pod(&self, phase: PodPhase, how: ProbeHow) {
+    fn name_pod(&self, phase: RoutingPhase, how: ProbeHandler) {
         self.name_probed(phase, how, Duration::ZERO);
     }
 
     /// Puts the pod into the RouteTable, with a probe every `period` that goes on while it is ready.
-    fn name_probed(&self, phase: PodPhase, how: ProbeHow, period: Duration) {
+    fn name_probed(&self, phase: RoutingPhase, how: ProbeHandler, period: Duration) {
         self.name_with(phase, how, period, "n1", false);
     }
 
-    fn name_pod_of(&self, node: &str, phase: PodPhase, confirmed: bool) {
-        self.name_with(phase, ProbeHow::Listen, Duration::ZERO, node, confirmed);
+    fn name_pod_of(&self, node: &str, phase: RoutingPhase, confirmed: bool) {
+        self.name_with(phase, ProbeHandler::Listen, Duration::ZERO, node, confirmed);
     }
 
     fn name_with(
         &self,
-        phase: PodPhase,
-        how: ProbeHow,
+        phase: RoutingPhase,
+        how: ProbeHandler,
         period: Duration,
         node: &str,
         confirmed: bool,
     ) {
-        let revision = Revision {
-            name: Name::new("default", "hello-00001"),
+        let revision = RevisionEntry {
+            name: NamespacedName::new("default", "hello-00001"),
             service: "hello".into(),
             configuration: "hello".into(),
             container_concurrency: 0,
             timeout: self.timeout,
             response_start_timeout: None,
             idle_timeout: None,
-            protocol: Protocol::Http1,
+            protocol: AppProtocol::Http1,
             policy: None,
             reachable: true,
             initial_scale_reached: true,
             sources: None,
         };
-        let address = (phase != PodPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
-        let pod = Pod {
+        let address =
+            (phase != RoutingPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
+        let pod = PodEntry {
             uid: "uid-1".into(),
             name: "hello-1".into(),
             revision: revision.name.clone(),
@@ -263,7 +265,7 @@ impl World {
             also: None,
             confirmed,
             port: NonZeroU16::new(8080).expect("not zero"),
-            probe: Probe {
+            probe: ReadinessProbe {
                 how,
                 port: None,
                 period,
@@ -379,7 +381,7 @@ impl World {
     }
 
     /// Receives pod reports until `done` returns true.
-    fn wait(&mut self, what: &str, done: impl Fn(&PodSeen) -> bool) -> PodSeen {
+    fn wait(&mut self, what: &str, done: impl Fn(&PodObservation) -> bool) -> PodObservation {
         let end = Instant::now() + LIMIT;
         loop {
             if let Some(seen) = self.pods.get("uid-1").filter(|seen| done(seen)) {
@@ -387,7 +389,7 @@ impl World {
             }
             let left = end.saturating_duration_since(Instant::now());
             match self.reports.recv_timeout(left) {
-                Ok(PodItem::Seen(seen)) => drop(self.pods.insert(seen.uid.clone(), seen)),
+                Ok(PodReportItem::Seen(seen)) => drop(self.pods.insert(seen.uid.clone(), seen)),
                 Ok(_) => {}
                 Err(_) => panic!("{what}: never, but {:?}", self.pods),
             }
@@ -395,7 +397,7 @@ impl World {
     }
 
     /// Receives usage reports until `done` returns true for the pod's totals.
-    fn wait_usage(&mut self, what: &str, done: impl Fn(&UsageSeen) -> bool) -> UsageSeen {
+    fn wait_usage(&mut self, what: &str, done: impl Fn(&UsageSample) -> bool) -> UsageSample {
         let end = Instant::now() + LIMIT;
         loop {
             if let Some(seen) = self.totals.get("uid-1").filter(|seen| done(seen)) {
@@ -457,13 +459,13 @@ impl World {
         self.slots().values().next().expect("a registered pod").slot
     }
 
-    fn slots(&self) -> BTreeMap<u64, abi::Pod> {
+    fn slots(&self) -> BTreeMap<u64, abi::PodValue> {
         let pins = self.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
         KernelMaps::open(&pins).and_then(|maps| maps.pods()).expect("pinned maps")
     }
 }
 
-impl Drop for World {
+impl Drop for AgentFixture {
     fn drop(&mut self) {
         for child in [&mut self.agent, &mut self.pod].into_iter().flatten() {
             let _ = child.kill();
@@ -536,14 +538,14 @@ fn sh(line: &str) {
 
 /// A controller and an autoscaler that pass on the reports that they receive.
 #[derive(Clone)]
-struct Fake {
+struct FakeControlPlane {
     routes: Outbox<RouteKey, RouteChange>,
-    reports: mpsc::Sender<PodItem>,
+    reports: mpsc::Sender<PodReportItem>,
     usages: mpsc::Sender<UsageItem>,
 }
 
 #[tonic::async_trait]
-impl routes_server::Routes for Fake {
+impl routes_server::Routes for FakeControlPlane {
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
 
     async fn watch(
@@ -559,7 +561,7 @@ impl routes_server::Routes for Fake {
 }
 
 #[tonic::async_trait]
-impl pods_server::Pods for Fake {
+impl pods_server::Pods for FakeControlPlane {
     async fn report(
         &self,
         items: Request<Streaming<raw::PodItem>>,
@@ -572,7 +574,7 @@ impl pods_server::Pods for Fake {
 }
 
 #[tonic::async_trait]
-impl usage_server::Usage for Fake {
+impl usage_server::Usage for FakeControlPlane {
     async fn report(
         &self,
         items: Request<Streaming<raw::UsageItem>>,
@@ -584,14 +586,19 @@ impl usage_server::Usage for Fake {
     }
 }
 
-fn http() -> ProbeHow {
-    ProbeHow::Http { path: "/ready".into(), headers: Vec::new(), host: String::new(), https: false }
+fn http() -> ProbeHandler {
+    ProbeHandler::Http {
+        path: "/ready".into(),
+        headers: Vec::new(),
+        host: String::new(),
+        https: false,
+    }
 }
 
 #[test]
 fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
-    let mut world = World::new("listen");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("listen");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     let found = world.wait("found", |seen| seen.address.is_some());
@@ -606,8 +613,8 @@ fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
 
 #[test]
 fn a_listener_from_before_the_agent_is_found_and_followed() {
-    let mut world = World::new("before");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("before");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_pod();
     world.tell("listen");
     while world.request_fails() {}
@@ -619,8 +626,8 @@ fn a_listener_from_before_the_agent_is_found_and_followed() {
 
 #[test]
 fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found() {
-    let mut world = World::new("restart");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("restart");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     world.tell("listen");
@@ -648,8 +655,8 @@ fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found()
 
 #[test]
 fn an_http_probe_decides_after_the_listener() {
-    let mut world = World::new("probe");
-    world.name_pod(PodPhase::Starting, http());
+    let mut world = AgentFixture::new("probe");
+    world.name_pod(RoutingPhase::Starting, http());
     world.start_agent();
     world.start_pod();
     world.tell("bad");
@@ -663,8 +670,8 @@ fn an_http_probe_decides_after_the_listener() {
 
 #[test]
 fn a_tcp_probe_connects_to_the_pod() {
-    let mut world = World::new("tcp");
-    world.name_pod(PodPhase::Starting, ProbeHow::Tcp);
+    let mut world = AgentFixture::new("tcp");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
     world.start_agent();
     world.start_pod();
     world.tell("listen");
@@ -673,9 +680,9 @@ fn a_tcp_probe_connects_to_the_pod() {
 
 #[test]
 fn probes_that_go_on_are_no_requests() {
-    for (test, how) in [("http-on", http()), ("tcp-on", ProbeHow::Tcp)] {
-        let mut world = World::new(test);
-        world.name_probed(PodPhase::Starting, how, Duration::from_millis(1));
+    for (test, how) in [("http-on", http()), ("tcp-on", ProbeHandler::Tcp)] {
+        let mut world = AgentFixture::new(test);
+        world.name_probed(RoutingPhase::Starting, how, Duration::from_millis(1));
         world.start_agent();
         world.start_pod();
         world.tell("listen");
@@ -695,28 +702,31 @@ fn probes_that_go_on_are_no_requests() {
 
 #[test]
 fn a_draining_pod_is_called_drained_once_it_is_quiet() {
-    let mut world = World::new("drain");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("drain");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     let drained = world.wait("drained", |seen| seen.drained);
     assert_eq!(drained.in_flight, 0);
 }
 
-impl World {
+impl AgentFixture {
     /// Adds a service on the direct path to the pod.
     fn name_service(&self) {
-        let name = Name::new("default", "hello");
-        let service = Service {
+        let name = NamespacedName::new("default", "hello");
+        let service = ServiceEntry {
             name: name.clone(),
             addresses: vec!["10.96.0.7".parse().expect("an address")],
             port: NonZeroU16::new(80).expect("not zero"),
             activator_port: NonZeroU16::new(20_000).expect("not zero"),
-            targets: vec![Target { revision: Name::new("default", "hello-00001"), percent: 100 }],
-            path: wire::Path::Direct,
+            targets: vec![RouteTarget {
+                revision: NamespacedName::new("default", "hello-00001"),
+                percent: 100,
+            }],
+            path: wire::ConnectionPath::Direct,
             hosts: Vec::new(),
             ingress: None,
         };

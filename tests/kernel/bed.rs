@@ -25,17 +25,20 @@ use agent::{
 };
 use common::{
     abi,
-    wire::{Activator, Name, Path as Way, Pod, PodPhase, Probe, RouteTable, Service, Target},
+    wire::{
+        ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, ReadinessProbe,
+        RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+    },
 };
 use nix::sched::{CloneFlags, setns};
 
-use crate::{actor::Actor, sys};
+use crate::{actor::ScriptedProcess, sys};
 
 const PREFIX: &str = "rouse-kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING: u16 = 8080;
 
-pub(crate) struct Bed {
+pub(crate) struct KernelFixture {
     name: String,
     places: AgentPaths,
     pub(crate) programs: Option<EbpfPrograms>,
@@ -53,7 +56,7 @@ pub(crate) struct Bed {
 }
 
 /// A network namespace on the bridge with a cgroup of its own.
-pub(crate) struct Place {
+pub(crate) struct NetnsFixture {
     pub(crate) netns: String,
     pub(crate) cgroup: PathBuf,
     pub(crate) number: u8,
@@ -72,44 +75,44 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
 /// outlive many pods. Each test has places of its own, whose numbers are never used again.
 ///
 /// For tests that inspect only objects of their own places, and do not replace the programs.
-pub(crate) struct Shared {
-    bed: Option<Bed>,
+pub(crate) struct SharedKernelFixture {
+    bed: Option<KernelFixture>,
     /// True if one test alone uses this bed.
     is_alone: bool,
 }
 
 /// The bed that no test uses at the moment.
-static AT_REST: Mutex<Option<Bed>> = Mutex::new(None);
+static AT_REST: Mutex<Option<KernelFixture>> = Mutex::new(None);
 /// Highest number of places: the number is the last part of the address.
 const MOST_PLACES: u8 = 200;
 
-impl Shared {
+impl SharedKernelFixture {
     pub(crate) fn new() -> Self {
         let at_rest = lock_at_rest().take();
-        Self { bed: Some(at_rest.unwrap_or_else(Bed::new)), is_alone: false }
+        Self { bed: Some(at_rest.unwrap_or_else(KernelFixture::new)), is_alone: false }
     }
 
     /// Creates a bed for one test alone, which leaves changes behind.
     pub(crate) fn alone() -> Self {
-        Self { bed: Some(Bed::new()), is_alone: true }
+        Self { bed: Some(KernelFixture::new()), is_alone: true }
     }
 }
 
-impl Deref for Shared {
-    type Target = Bed;
+impl Deref for SharedKernelFixture {
+    type Target = KernelFixture;
 
-    fn deref(&self) -> &Bed {
+    fn deref(&self) -> &KernelFixture {
         self.bed.as_ref().expect("taken by drop alone")
     }
 }
 
-impl DerefMut for Shared {
-    fn deref_mut(&mut self) -> &mut Bed {
+impl DerefMut for SharedKernelFixture {
+    fn deref_mut(&mut self) -> &mut KernelFixture {
         self.bed.as_mut().expect("taken by drop alone")
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedKernelFixture {
     fn drop(&mut self) {
         let Some(mut bed) = self.bed.take() else { return };
         // After a failure the next test gets a new bed.
@@ -122,13 +125,13 @@ impl Drop for Shared {
     }
 }
 
-fn lock_at_rest() -> MutexGuard<'static, Option<Bed>> {
+fn lock_at_rest() -> MutexGuard<'static, Option<KernelFixture>> {
     AT_REST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Place {
-    pub(crate) fn actor(&self) -> Actor {
-        Actor::start(&self.cgroup, &self.netns)
+impl NetnsFixture {
+    pub(crate) fn actor(&self) -> ScriptedProcess {
+        ScriptedProcess::start(&self.cgroup, &self.netns)
     }
 
     pub(crate) fn four(&self) -> String {
@@ -140,7 +143,7 @@ impl Place {
     }
 }
 
-impl Bed {
+impl KernelFixture {
     /// Makes a bed. In a build without the eBPF programs it fails with the command that builds them.
     pub(crate) fn new() -> Self {
         Self::with(EbpfPrograms::load)
@@ -220,20 +223,20 @@ impl Bed {
     }
 
     /// Creates a place for a client.
-    pub(crate) fn client(&mut self) -> Place {
+    pub(crate) fn client(&mut self) -> NetnsFixture {
         self.place("clients/client")
     }
 
     /// Creates a place for a pod, without registering the pod.
-    pub(crate) fn pod(&mut self) -> Place {
+    pub(crate) fn pod(&mut self) -> NetnsFixture {
         self.place("pods/pod")
     }
 
     /// Registers a pod in the row of its number.
-    pub(crate) fn register(&mut self, pod: &Place, flags: u16) {
+    pub(crate) fn register(&mut self, pod: &NetnsFixture, flags: u16) {
         let slot = u32::from(pod.number);
         self.maps.clear_slot(slot);
-        self.maps.register(pod.cookie, abi::Pod { slot, port: SERVING, flags }).expect("room");
+        self.maps.register(pod.cookie, abi::PodValue { slot, port: SERVING, flags }).expect("room");
         self.locals.insert(uid(pod), KernelPodIds { cookie: pod.cookie, slot });
     }
 
@@ -256,7 +259,7 @@ impl Bed {
 
     /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of a revision of its own.
     pub(crate) fn service(&mut self, number: u8, way: Way) {
-        let service = Service {
+        let service = ServiceEntry {
             name: name_of(number),
             addresses: vec![
                 format!("10.96.0.{number}").parse().expect("an address"),
@@ -264,7 +267,7 @@ impl Bed {
             ],
             port: 80.try_into().expect("not 0"),
             activator_port: (20_000 + u16::from(number)).try_into().expect("not 0"),
-            targets: vec![Target { revision: name_of(number), percent: 100 }],
+            targets: vec![RouteTarget { revision: name_of(number), percent: 100 }],
             path: way,
             hosts: vec![],
             ingress: None,
@@ -273,14 +276,20 @@ impl Bed {
     }
 
     /// Adds a ready pod to a service, with its IPv4 address.
-    pub(crate) fn ready(&mut self, pod: &Place, service: u8) {
-        self.set(pod, service, PodPhase::Ready, pod.four());
+    pub(crate) fn ready(&mut self, pod: &NetnsFixture, service: u8) {
+        self.set(pod, service, RoutingPhase::Ready, pod.four());
     }
 
-    pub(crate) fn set(&mut self, pod: &Place, service: u8, phase: PodPhase, address: String) {
+    pub(crate) fn set(
+        &mut self,
+        pod: &NetnsFixture,
+        service: u8,
+        phase: RoutingPhase,
+        address: String,
+    ) {
         let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING);
-        let listen = Probe::listens();
-        let pod = Pod {
+        let listen = ReadinessProbe::listens();
+        let pod = PodEntry {
             uid: uid(pod),
             name: uid(pod),
             revision: name_of(service),
@@ -296,11 +305,11 @@ impl Bed {
         self.table.pods.insert(pod.uid.clone(), pod);
     }
 
-    pub(crate) fn activator(&mut self, at: &Place) {
+    pub(crate) fn activator(&mut self, at: &NetnsFixture) {
         let addresses =
             vec![at.four().parse().expect("an address"), at.six().parse().expect("an address")];
         let (name, node) = (at.four(), "here".into());
-        let activator = Activator { name: name.clone(), node, zone: String::new(), addresses };
+        let activator = ActivatorEntry { name: name.clone(), node, zone: String::new(), addresses };
         self.table.activators.insert(name, activator);
     }
 
@@ -323,7 +332,7 @@ impl Bed {
         ops.len()
     }
 
-    fn place(&mut self, at: &str) -> Place {
+    fn place(&mut self, at: &str) -> NetnsFixture {
         self.made += 1;
         let number = self.made;
         let cgroup = self.places.clients.join(format!("{at}{number}"));
@@ -344,11 +353,11 @@ impl Bed {
         ip(&["-n", &netns, "route", "add", "default", "via", "10.99.0.1"]);
         ip(&["-n", &netns, "route", "add", "default", "via", "fd99::1"]);
         let cookie = cookie(&netns, &NetnsCookies::new(&self.places));
-        Place { netns, cgroup, number, cookie }
+        NetnsFixture { netns, cgroup, number, cookie }
     }
 }
 
-impl Drop for Bed {
+impl Drop for KernelFixture {
     fn drop(&mut self) {
         drop(self.programs.take());
         remove(&self.name);
@@ -356,7 +365,7 @@ impl Drop for Bed {
 }
 
 /// Cgroups of a node, without namespaces and programs.
-pub(crate) fn ground() -> (AgentPaths, Leftovers) {
+pub(crate) fn ground() -> (AgentPaths, FixtureCleanup) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     remove_stale();
     let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -369,7 +378,7 @@ pub(crate) fn ground() -> (AgentPaths, Leftovers) {
         kubelet: None,
         version: abi::ABI_VERSION,
     };
-    let guard = Leftovers(name);
+    let guard = FixtureCleanup(name);
     for cgroup in [places.pods.clone(), places.clients.join("clients")] {
         fs::create_dir_all(&cgroup).expect("root may make cgroups");
     }
@@ -377,9 +386,9 @@ pub(crate) fn ground() -> (AgentPaths, Leftovers) {
 }
 
 /// Guard that removes an incomplete bed.
-pub(crate) struct Leftovers(String);
+pub(crate) struct FixtureCleanup(String);
 
-impl Drop for Leftovers {
+impl Drop for FixtureCleanup {
     fn drop(&mut self) {
         remove(&self.0);
     }
@@ -443,11 +452,11 @@ fn folder(name: &str) -> PathBuf {
     Path::new("/run").join(name)
 }
 
-fn name_of(number: u8) -> Name {
-    Name::new("default", format!("s{number}"))
+fn name_of(number: u8) -> NamespacedName {
+    NamespacedName::new("default", format!("s{number}"))
 }
 
-pub(crate) fn uid(pod: &Place) -> String {
+pub(crate) fn uid(pod: &NetnsFixture) -> String {
     format!("uid{}", pod.number)
 }
 

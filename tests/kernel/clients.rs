@@ -4,12 +4,12 @@ use agent::plan::BackendTarget;
 use aya::maps::{Array, Map, MapData};
 use common::{
     abi::{self, maps},
-    wire::Path as Way,
+    wire::ConnectionPath as Way,
 };
 
 use crate::{
-    actor::Actor,
-    bed::{Bed, Place, SERVING},
+    actor::ScriptedProcess,
+    bed::{KernelFixture, NetnsFixture, SERVING},
 };
 
 const ENOPROTOOPT: i32 = 92;
@@ -17,17 +17,17 @@ const EPROTONOSUPPORT: i32 = 93;
 const ECONNREFUSED: i32 = 111;
 
 /// A client, a service 1 whose pod answers, and a service 2 whose pod refuses.
-struct Scene {
-    bed: Bed,
-    client: Actor,
-    pods: [Place; 2],
-    _server: Actor,
+struct ClientConnectFixture {
+    bed: KernelFixture,
+    client: ScriptedProcess,
+    pods: [NetnsFixture; 2],
+    _server: ScriptedProcess,
     claims: Array<MapData, u64>,
 }
 
-impl Scene {
+impl ClientConnectFixture {
     fn new() -> Self {
-        let mut bed = Bed::new();
+        let mut bed = KernelFixture::new();
         let (client, pods) = (bed.client(), [bed.pod(), bed.pod()]);
         let mut server = pods[0].actor();
         server.must(&format!("listen [::]:{SERVING} one"));
@@ -61,7 +61,7 @@ impl Scene {
     /// Numbers of open connections to the two pods.
     fn open(&self) -> [u64; 2] {
         let backends = self.bed.maps.read_routes().expect("readable").backends;
-        let of = |pod: &Place| {
+        let of = |pod: &NetnsFixture| {
             let to_pod =
                 |backend: &BackendTarget| backend.address.ends_with(&[10, 99, 0, pod.number]);
             let ids = backends.iter().filter(|(_, backend)| to_pod(backend));
@@ -73,7 +73,7 @@ impl Scene {
 
 #[test]
 fn a_connected_socket_has_one_row_until_it_closes() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     for connected in 1..=20 {
         assert_eq!(scene.client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
         assert_eq!(scene.open(), [connected, 0]);
@@ -85,7 +85,7 @@ fn a_connected_socket_has_one_row_until_it_closes() {
 
 #[test]
 fn more_sockets_than_rows_come_and_go_without_a_trace() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     let count = abi::CLIENTS_MAX + 100;
     let seen = scene.client.must(&format!("hammer 10.96.0.1:80 {count}"));
     assert_eq!(seen, format!("one={count}"));
@@ -95,7 +95,7 @@ fn more_sockets_than_rows_come_and_go_without_a_trace() {
 
 #[test]
 fn a_socket_whose_row_is_taken_is_remembered_in_storage() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     scene.fill();
     assert_eq!(scene.client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
     assert_eq!(scene.client.must("connect [fd96::1]:80"), "one [fd96::1]:80");
@@ -108,7 +108,7 @@ fn a_socket_whose_row_is_taken_is_remembered_in_storage() {
 #[test]
 fn a_refused_connect_leaves_nothing_behind() {
     for full in [false, true] {
-        let mut scene = Scene::new();
+        let mut scene = ClientConnectFixture::new();
         if full {
             scene.fill();
         }
@@ -121,7 +121,7 @@ fn a_refused_connect_leaves_nothing_behind() {
 #[test]
 fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
     for full in [false, true] {
-        let mut scene = Scene::new();
+        let mut scene = ClientConnectFixture::new();
         if full {
             scene.fill();
         }
@@ -136,14 +136,14 @@ fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
 }
 
 /// Starts a client in a pod's cgroup, where programs see the end of a connect.
-fn in_a_pod(scene: &mut Scene) -> Actor {
+fn in_a_pod(scene: &mut ClientConnectFixture) -> ScriptedProcess {
     scene.bed.pod().actor()
 }
 
 #[test]
 fn a_socket_that_stays_open_after_its_connect_was_refused_counts_no_more() {
     for full in [false, true] {
-        let mut scene = Scene::new();
+        let mut scene = ClientConnectFixture::new();
         let mut client = in_a_pod(&mut scene);
         if full {
             scene.fill();
@@ -158,7 +158,7 @@ fn a_socket_that_stays_open_after_its_connect_was_refused_counts_no_more() {
 
 #[test]
 fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     let mut client = in_a_pod(&mut scene);
     client.must("connect 10.96.0.1:80");
     assert_eq!(scene.open(), [1, 0]);
@@ -171,7 +171,7 @@ fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
 /// Sockets of a client of the node itself are seen by no program between connect and close.
 #[test]
 fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     let direct = format!("{}:{SERVING}", scene.pods[0].four());
     let again = format!("retry 10.96.0.2:80 {direct}");
     assert_eq!(scene.client.must(&again), format!("one {direct}"));
@@ -182,7 +182,7 @@ fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
 
 #[test]
 fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     match scene.client.ask("mptcp 10.96.0.1:80") {
         // This kernel has no MPTCP, or it is disabled.
         Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
@@ -195,7 +195,7 @@ fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
 
 #[test]
 fn a_killed_client_gives_its_row_back() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     scene.client.must("connect 10.96.0.1:80");
     assert_eq!(scene.open(), [1, 0]);
     // Another actor takes its place, so the connected one is dropped and killed.
@@ -205,7 +205,7 @@ fn a_killed_client_gives_its_row_back() {
 
 #[test]
 fn the_next_agent_keeps_what_is_remembered() {
-    let mut scene = Scene::new();
+    let mut scene = ClientConnectFixture::new();
     scene.client.must("connect 10.96.0.1:80");
     drop(scene.bed.programs.take());
     let again = agent::programs::EbpfPrograms::load(scene.bed.places().clone()).expect("as before");

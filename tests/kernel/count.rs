@@ -24,21 +24,21 @@ use nix::{
     sys::socket::{setsockopt, sockopt::Linger},
 };
 
-use self::server::Server;
-use crate::bed::{Bed, Place, SERVING, Shared};
+use self::server::LoggingServer;
+use crate::bed::{KernelFixture, NetnsFixture, SERVING, SharedKernelFixture};
 
 /// Number of requests in the test with resets. `ROUSE_COUNT_REQUESTS=10000000` sends ten million in about ten
 /// minutes.
 const REQUESTS: usize = 100_000;
 
-struct Case {
-    bed: Shared,
-    pod: Place,
-    client: Place,
-    server: Server,
+struct CountFixture {
+    bed: SharedKernelFixture,
+    pod: NetnsFixture,
+    client: NetnsFixture,
+    server: LoggingServer,
 }
 
-impl Case {
+impl CountFixture {
     /// Starts `clients` clients at once, each with `each` requests.
     fn hammer(&self, clients: u64, each: usize) -> Vec<thread::JoinHandle<()>> {
         let (netns, to) = (&self.client.netns, self.pod.four());
@@ -50,17 +50,17 @@ impl Case {
     }
 
     fn new() -> Self {
-        Self::on(Shared::new())
+        Self::on(SharedKernelFixture::new())
     }
 
     fn alone() -> Self {
-        Self::on(Shared::alone())
+        Self::on(SharedKernelFixture::alone())
     }
 
-    fn on(mut bed: Shared) -> Self {
+    fn on(mut bed: SharedKernelFixture) -> Self {
         let (pod, client) = (bed.pod(), bed.client());
         bed.register(&pod, 0);
-        let server = Server::start(&pod, SERVING);
+        let server = LoggingServer::start(&pod, SERVING);
         Self { bed, pod, client, server }
     }
 
@@ -142,7 +142,7 @@ fn get(path: &str) -> String {
 
 #[test]
 fn what_containers_of_a_pod_ask_each_other_is_no_request() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     for _ in 0..3 {
         let mut stream = connect(&case.pod.netns, "127.0.0.1");
         case.ask(&mut stream, &get("/length/5"), "xxxxx");
@@ -160,7 +160,7 @@ fn what_containers_of_a_pod_ask_each_other_is_no_request() {
 
 #[test]
 fn each_way_to_end_a_message_is_counted_exactly() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     let mut stream = case.connect();
     case.ask(&mut stream, &get("/length/5"), "xxxxx");
     case.ask(&mut stream, &get("/length/300000"), "x\n");
@@ -188,7 +188,7 @@ fn each_way_to_end_a_message_is_counted_exactly() {
 
 #[test]
 fn requests_split_at_any_byte_are_counted_once() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     let request =
         format!("POST /length/5 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc{}", get("/chunks/3"));
     for cut in 1..request.len() {
@@ -203,7 +203,7 @@ fn requests_split_at_any_byte_are_counted_once() {
 
 #[test]
 fn a_pipeline_has_one_request_in_flight() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     let mut stream = case.connect();
     stream.write_all((get("/wait") + &get("/length/5") + &get("/chunks/9")).as_bytes()).unwrap();
     case.server.wait_log(1);
@@ -216,7 +216,7 @@ fn a_pipeline_has_one_request_in_flight() {
 
 #[test]
 fn an_upgraded_connection_counts_until_it_closes() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     let mut stream = case.connect();
     case.ask(&mut stream, &get("/upgrade"), "\r\n\r\n");
     case.ask(&mut stream, &get("/echo"), &get("/echo"));
@@ -227,7 +227,7 @@ fn an_upgraded_connection_counts_until_it_closes() {
 
 #[test]
 fn a_response_without_length_counts_until_the_server_closes() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     let mut stream = case.connect();
     stream.write_all(get("/close").as_bytes()).unwrap();
     let mut all = String::new();
@@ -239,7 +239,7 @@ fn a_response_without_length_counts_until_the_server_closes() {
 
 #[test]
 fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     for bytes in ["", "GET / HT", "\r\n\r\n", "GET /length/5 HTTP/1.1\r\nHost: a\r\n"] {
         let mut stream = case.connect();
         stream.write_all(bytes.as_bytes()).unwrap();
@@ -260,7 +260,7 @@ fn told(ring: &mut KernelEventRing, slot: u32) -> usize {
 
 #[test]
 fn growth_beyond_the_level_asked_for_is_told_once() {
-    let case = Case::new();
+    let case = CountFixture::new();
     let (slot, maps) = (case.slot(), &case.bed.maps);
     let mut ring = KernelEventRing::open(&case.bed.places().pins()).unwrap();
     let mut open = Vec::new();
@@ -334,7 +334,7 @@ fn hammer(netns: &str, to: &str, count: usize, mut dice: u64) {
 
 #[test]
 fn clients_that_reset_at_random_do_not_disturb_the_counts() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     let wanted = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
     let each = wanted.unwrap_or(REQUESTS) / 8;
     case.hammer(8, each).into_iter().for_each(|client| client.join().unwrap());
@@ -346,10 +346,10 @@ fn clients_that_reset_at_random_do_not_disturb_the_counts() {
 /// Deferred accept in nginx: a connection's first request arrives at the listening socket.
 #[test]
 fn requests_on_a_deferred_listener_are_counted() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (pod, client) = (bed.pod(), bed.client());
     bed.register(&pod, 0);
-    let nginx = Nginx::start(&pod);
+    let nginx = NginxFixture::start(&pod);
     let long = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "y".repeat(900));
     for cut in [1, 20, 200, long.len()] {
         let mut stream = connect(&client.netns, &pod.four());
@@ -380,13 +380,13 @@ fn requests_on_a_deferred_listener_are_counted() {
 }
 
 /// nginx in a pod, with its log in a directory of its own.
-struct Nginx {
+struct NginxFixture {
     child: std::process::Child,
     folder: std::path::PathBuf,
 }
 
-impl Nginx {
-    fn start(pod: &Place) -> Self {
+impl NginxFixture {
+    fn start(pod: &NetnsFixture) -> Self {
         let folder = std::env::temp_dir().join(format!("{}-nginx", pod.netns));
         std::fs::create_dir_all(&folder).unwrap();
         let at = folder.display();
@@ -415,7 +415,7 @@ impl Nginx {
     }
 }
 
-impl Drop for Nginx {
+impl Drop for NginxFixture {
     fn drop(&mut self) {
         let _dead_already = self.child.kill();
         let _waited_already = self.child.wait();
@@ -440,7 +440,7 @@ fn spoil(netns: &str) {
 
 #[test]
 fn loss_and_reordering_do_not_disturb_the_counts() {
-    let mut case = Case::new();
+    let mut case = CountFixture::new();
     for netns in [&case.pod.netns, &case.client.netns] {
         spoil(netns);
     }
@@ -459,7 +459,7 @@ fn accepted(netns: &str) -> u64 {
     String::from_utf8_lossy(&found.stdout).lines().count() as u64
 }
 
-impl Case {
+impl CountFixture {
     /// Asserts that `served` requests were served, and waits until `counted` of them have begun and ended.
     #[track_caller]
     fn counts(&mut self, served: u64, counted: u64) {
@@ -485,7 +485,7 @@ const KUBELET: &str = "kube-probe/1.36";
 
 #[test]
 fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
-    let mut case = Case::alone();
+    let mut case = CountFixture::alone();
     case.bed.name_node();
     let node = case.bed.node();
     let (mut served, mut counted) = (0, 0);
@@ -514,7 +514,7 @@ fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
 
 #[test]
 fn a_request_from_the_node_counts_however_it_is_cut() {
-    let mut case = Case::alone();
+    let mut case = CountFixture::alone();
     case.bed.name_node();
     let node = case.bed.node();
     let request = named("curl/8.14");
@@ -531,11 +531,11 @@ fn a_request_from_the_node_counts_however_it_is_cut() {
 
 #[test]
 fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (pod, client) = (bed.pod(), bed.client());
     bed.register(&pod, 0);
     bed.name_node();
-    let nginx = Nginx::start(&pod);
+    let nginx = NginxFixture::start(&pod);
     for _ in 0..20 {
         for (netns, agent) in
             [(&bed.node(), KUBELET), (&bed.node(), "curl/8"), (&client.netns, KUBELET)]
@@ -558,7 +558,7 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
 
 #[test]
 fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
-    let mut case = Case::alone();
+    let mut case = CountFixture::alone();
     let kubelet = case.bed.places().clients.join("kubelet");
     std::fs::create_dir(&kubelet).unwrap();
     drop(case.bed.programs.take());
@@ -583,7 +583,7 @@ fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
 /// Programs with another version number act as a new ABI: old and new ones share only the sockets that they see.
 #[test]
 fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
-    let mut case = Case::alone();
+    let mut case = CountFixture::alone();
     let old_pins = case.bed.places().pins();
     let mut kept: Vec<_> = (0..8).map(|_| case.connect()).collect();
     for stream in &mut kept {
@@ -605,7 +605,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     case.bed.maps = new;
     // Another row than in the earlier version, because rows need not be equal.
     let slot = case.slot() + 100;
-    let pod = common::abi::Pod { slot, port: SERVING, flags: 0 };
+    let pod = common::abi::PodValue { slot, port: SERVING, flags: 0 };
     case.bed.maps.register(case.pod.cookie, pod).unwrap();
     programs.take_over().unwrap();
     programs.verify_by_canary(&mut case.bed.maps).unwrap();
@@ -629,7 +629,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     drop((kept, fresh, long));
     let served = case.server.settled_log();
     assert!(served > 16_000, "{served}");
-    let totals = |case: &Case| {
+    let totals = |case: &CountFixture| {
         let totals = case.bed.maps.totals(slot);
         (totals.started, totals.finished)
     };

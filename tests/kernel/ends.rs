@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use crate::bed::{Bed, Place, inside};
+use crate::bed::{KernelFixture, NetnsFixture, inside};
 use agent::{
     idle_connections::locked_close::{CloseCounts, LockedCloser},
     sockdiag::{DiagConnection, SockDiag},
@@ -32,8 +32,8 @@ const ENDS: u64 = 2_000;
 const PAUSE_US: u64 = 10_000;
 
 /// Makes a bed with one namespace, and a closer of connections; `None` on kernels without support.
-fn scene() -> Option<(Bed, Place, LockedCloser)> {
-    let mut bed = Bed::new();
+fn scene() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
+    let mut bed = KernelFixture::new();
     let place = bed.client();
     let ender = bed.programs.as_mut().and_then(agent::programs::EbpfPrograms::take_locked_closer);
     let Some(ender) = ender else {
@@ -100,7 +100,7 @@ fn only_a_connection_that_is_as_it_was_listed_is_ended() {
 /// Alternative for older kernels, without locks.
 #[test]
 fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let place = bed.client();
     inside(&place.netns, || {
         let (mut client, mut server) = pair();
@@ -170,7 +170,7 @@ fn a_walk_stays_in_the_namespace_it_began_in() {
 
 /// Results of clients whose connections are closed while they use them.
 #[derive(Default)]
-struct Tally {
+struct CloseRaceTotals {
     over: AtomicBool,
     answered: AtomicU64,
     /// Requests of which not even a part was written: they are sent again on another connection.
@@ -179,13 +179,13 @@ struct Tally {
     lost: AtomicU64,
 }
 
-impl Tally {
+impl CloseRaceTotals {
     fn runs(&self) -> bool {
         !self.over.load(Relaxed)
     }
 
     /// Runs one client: it sends requests at random moments on a connection until that is closed, then on another.
-    fn ask(&self, server: SocketAddr, mut chance: Chance) {
+    fn ask(&self, server: SocketAddr, mut chance: PauseRng) {
         while self.runs() {
             let mut connection = TcpStream::connect(server).expect("it listens");
             while self.runs() {
@@ -213,7 +213,7 @@ fn serve(listener: &TcpListener, is_closing: &AtomicBool) {
 
 /// Answers every message after a random pause, until the connection ends.
 fn answer(mut connection: TcpStream) -> io::Result<()> {
-    let mut chance = Chance(u64::from(connection.peer_addr()?.port()));
+    let mut chance = PauseRng(u64::from(connection.peer_addr()?.port()));
     loop {
         connection.read_exact(&mut MESSAGE.clone())?;
         chance.pause();
@@ -222,9 +222,9 @@ fn answer(mut connection: TcpStream) -> io::Result<()> {
 }
 
 /// Generator of random pauses.
-struct Chance(u64);
+struct PauseRng(u64);
 
-impl Chance {
+impl PauseRng {
     fn pause(&mut self) {
         // Marsaglia's xorshift.
         self.0 ^= self.0 << 13;
@@ -238,15 +238,17 @@ impl Chance {
 }
 
 /// Lets clients write at random moments while `end` closes their connections as fast as it can.
-fn end_while_clients_write(mut end: impl FnMut(&SockDiag, &[&DiagConnection]) -> u64) -> Tally {
+fn end_while_clients_write(
+    mut end: impl FnMut(&SockDiag, &[&DiagConnection]) -> u64,
+) -> CloseRaceTotals {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let server = listener.local_addr().expect("bound");
-    let (tally, is_closing, mut ended) = (Tally::default(), AtomicBool::new(false), 0);
+    let (tally, is_closing, mut ended) = (CloseRaceTotals::default(), AtomicBool::new(false), 0);
     // New threads are in the namespace of the one that starts them.
     thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &is_closing));
         let tally = &tally;
-        let ask = |client: u64| scope.spawn(move || tally.ask(server, Chance(client << 32 | 1)));
+        let ask = |client: u64| scope.spawn(move || tally.ask(server, PauseRng(client << 32 | 1)));
         let clients: Vec<_> = (1..=CLIENTS as u64).map(ask).collect();
         let diag = SockDiag::open().expect("netlink");
         while ended < ENDS {

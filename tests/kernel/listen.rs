@@ -5,13 +5,13 @@ use std::os::fd::AsFd as _;
 use agent::{features::VerifierFeatures, maps::KernelEventRing};
 use aya::maps::{HashMap, Map, MapData};
 use common::{
-    abi::{self, Bit},
-    wire::Path as Way,
+    abi::{self, SocketBit},
+    wire::ConnectionPath as Way,
 };
 
-use crate::bed::{Bed, Place, SERVING};
+use crate::bed::{KernelFixture, NetnsFixture, SERVING};
 
-fn open(bed: &Bed, pod: &Place) -> u32 {
+fn open(bed: &KernelFixture, pod: &NetnsFixture) -> u32 {
     bed.maps.listener(pod.cookie, SERVING).expect("readable").open
 }
 
@@ -23,7 +23,7 @@ fn events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
 
 #[test]
 fn a_listen_and_its_close_are_told_at_once() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut ring = KernelEventRing::open(&bed.places().pins()).unwrap();
     let mut server = pod.actor();
@@ -40,7 +40,7 @@ fn a_listen_and_its_close_are_told_at_once() {
 
 #[test]
 fn a_pod_listens_until_its_last_listener_closes() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let (mut old, mut new) = (pod.actor(), pod.actor());
     old.must(&format!("listen 0.0.0.0:{SERVING} old reuseport"));
@@ -54,7 +54,7 @@ fn a_pod_listens_until_its_last_listener_closes() {
 
 #[test]
 fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut server = pod.actor();
     server.must(&format!("prefork 0.0.0.0:{SERVING} many 3"));
@@ -65,13 +65,13 @@ fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
 
 #[test]
 fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (noisy, quiet) = (bed.pod(), bed.pod());
     bed.register(&noisy, 0);
     let (mut noise, mut server) = (noisy.actor(), quiet.actor());
     // More ports than the whole map has entries.
     noise.must("ports 20000 17000");
-    let of_noisy = |bed: &Bed| {
+    let of_noisy = |bed: &KernelFixture| {
         let keys = bed.maps.listeners().expect("readable").into_keys();
         keys.filter(|key| key.cookie == noisy.cookie).count()
     };
@@ -99,7 +99,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
 #[test]
 fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_own() {
     const PORTS: u32 = 100;
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let pin = bed.places().pins().join(abi::maps::LISTENERS);
     let map = Map::HashMap(MapData::from_pin(pin).expect("it is pinned"));
@@ -107,7 +107,7 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
     let others = (1 << 60..).take_while(|cookie| counts.insert(cookie, 1, 0).is_ok()).count();
     assert_eq!(others, abi::LISTENERS_MAX as usize);
     let mut server = pod.actor();
-    let entries = |bed: &Bed| bed.maps.listeners().expect("readable").len();
+    let entries = |bed: &KernelFixture| bed.maps.listeners().expect("readable").len();
     server.must(&format!("ports 20000 {PORTS}"));
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     assert_eq!((open(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
@@ -121,7 +121,7 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
 
 #[test]
 fn two_families_are_two_listeners() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut server = pod.actor();
     server.must(&format!("listen {}:{SERVING} four", pod.four()));
@@ -133,7 +133,7 @@ fn two_families_are_two_listeners() {
 
 #[test]
 fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut server = pod.actor();
     let mut families = |words: &str| {
@@ -144,7 +144,7 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
     };
     let both = abi::SERVES_V4 | abi::SERVES_V6;
     // Without BTF of its sockets the program cannot read the option.
-    let is_told = VerifierFeatures::detect().v6_only != Bit::default();
+    let is_told = VerifierFeatures::detect().v6_only != SocketBit::default();
     let six = if is_told { abi::SERVES_V6 } else { both };
     assert_eq!(families(&format!("[::]:{SERVING} six v6only")), six);
     assert_eq!(families(&format!("[::]:{SERVING} both")), both);
@@ -154,7 +154,7 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
 /// Method for kernels before 5.14.
 #[test]
 fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (one, other) = (bed.pod(), bed.client());
     let cookies = agent::netns_cookies::NetnsCookies::new(bed.places());
     for place in [&one, &other] {
@@ -169,7 +169,7 @@ fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
 
 #[test]
 fn a_listen_while_the_agent_is_down_stands_in_the_map() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut server = pod.actor();
     drop(bed.programs.take());
@@ -181,7 +181,7 @@ fn a_listen_while_the_agent_is_down_stands_in_the_map() {
 
 #[test]
 fn a_full_ring_loses_events_and_nothing_else() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut server = pod.actor();
     // Each pair is two events of 32 bytes with their headers; the ring holds 2,048 of them.
@@ -198,7 +198,7 @@ fn a_full_ring_loses_events_and_nothing_else() {
 
 #[test]
 fn a_loopback_bind_of_the_serving_port_is_widened() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod) = (bed.client(), bed.pod());
     bed.register(&pod, abi::POD_WIDEN_BIND);
     bed.service(1, Way::Direct);
@@ -218,7 +218,7 @@ fn a_loopback_bind_of_the_serving_port_is_widened() {
 
 #[test]
 fn workers_that_share_a_loopback_port_are_all_widened() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     bed.register(&pod, abi::POD_WIDEN_BIND);
     let (mut one, mut two) = (pod.actor(), pod.actor());
@@ -229,7 +229,7 @@ fn workers_that_share_a_loopback_port_are_all_widened() {
 
 #[test]
 fn both_loopbacks_one_after_the_other_do_not_collide() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let pod = bed.pod();
     bed.register(&pod, abi::POD_WIDEN_BIND);
     let mut server = pod.actor();
@@ -244,7 +244,7 @@ fn both_loopbacks_one_after_the_other_do_not_collide() {
 
 #[test]
 fn loopback_stays_loopback_where_widening_does_not_apply() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (plain, off, held) = (bed.pod(), bed.pod(), bed.pod());
     bed.register(&off, 0);
     bed.register(&held, abi::POD_WIDEN_BIND);

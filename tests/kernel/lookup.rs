@@ -7,9 +7,9 @@ use std::{
     thread::JoinHandle,
 };
 
-use activator::range::{Range, RangeError};
+use activator::range::{PortRangeError, PortRangeListener};
 use agent::programs::ports_map;
-use common::{abi, wire::Path as Way};
+use common::{abi, wire::ConnectionPath as Way};
 use nix::sched::{CloneFlags, setns};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -19,15 +19,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{Bed, Place, inside};
+use crate::bed::{KernelFixture, NetnsFixture, inside};
 
 const ECONNREFUSED: i32 = 111;
 
 /// Listeners of the activator in a place; each client receives the port that it connected to. Closed on drop.
-struct Listening(Option<(CancellationToken, JoinHandle<()>)>);
+struct ActivatorListeners(Option<(CancellationToken, JoinHandle<()>)>);
 
-impl Listening {
-    fn start(bed: &Bed, at: &Place) -> Self {
+impl ActivatorListeners {
+    fn start(bed: &KernelFixture, at: &NetnsFixture) -> Self {
         let (netns, map) = (netns(at), ports_map(&bed.places().bpffs));
         let addresses =
             [at.four().parse().expect("an address"), at.six().parse().expect("an address")];
@@ -45,7 +45,7 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ActivatorListeners {
     fn drop(&mut self) {
         let Some((stop, thread)) = self.0.take() else { return };
         stop.cancel();
@@ -54,8 +54,8 @@ impl Drop for Listening {
 }
 
 async fn serve(map: &Path, addresses: &[IpAddr], ready: Sender<()>, stop: CancellationToken) {
-    let (_range, listeners) =
-        Range::open(map, addresses, CancellationToken::new()).expect("the map is pinned");
+    let (_range, listeners) = PortRangeListener::open(map, addresses, CancellationToken::new())
+        .expect("the map is pinned");
     ready.send(()).expect("the test waits for it");
     let all = listeners.into_iter().map(|listener| tokio::spawn(greet(listener)));
     let all: Vec<_> = all.collect();
@@ -72,21 +72,21 @@ async fn greet(listener: TcpListener) {
     }
 }
 
-fn netns(place: &Place) -> PathBuf {
+fn netns(place: &NetnsFixture) -> PathBuf {
     Path::new("/run/netns").join(&place.netns)
 }
 
-fn serve_ports(bed: &mut Bed, at: &Place) {
+fn serve_ports(bed: &mut KernelFixture, at: &NetnsFixture) {
     let programs = bed.programs.as_mut().expect("loaded with the bed");
     programs.serve_ports(&netns(at)).expect("root may attach it");
 }
 
 #[test]
 fn one_listener_serves_the_ports_of_all_services() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, activator) = (bed.client(), bed.client());
     serve_ports(&mut bed, &activator);
-    let _listening = Listening::start(&bed, &activator);
+    let _listening = ActivatorListeners::start(&bed, &activator);
     bed.activator(&activator);
     bed.service(1, Way::Direct);
     bed.service(2, Way::Direct);
@@ -106,10 +106,10 @@ fn one_listener_serves_the_ports_of_all_services() {
 
 #[test]
 fn other_ports_and_addresses_keep_their_listeners() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, activator) = (bed.client(), bed.client());
     serve_ports(&mut bed, &activator);
-    let _listening = Listening::start(&bed, &activator);
+    let _listening = ActivatorListeners::start(&bed, &activator);
     let mut beside = activator.actor();
     beside.must(&format!("listen {}:30000 above", activator.four()));
     beside.must("listen 127.0.0.1:20001 loopback");
@@ -123,26 +123,26 @@ fn other_ports_and_addresses_keep_their_listeners() {
 
 #[test]
 fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_next() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, activator) = (bed.client(), bed.client());
     serve_ports(&mut bed, &activator);
     let at = format!("{}:20001", activator.four());
     let mut client = client.actor();
-    let first = Listening::start(&bed, &activator);
+    let first = ActivatorListeners::start(&bed, &activator);
     assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
     drop(first);
     assert_eq!(client.ask(&format!("connect {at}")), Err(ECONNREFUSED));
     let mut single = activator.actor();
     single.must(&format!("listen {at} own"));
     assert_eq!(client.must(&format!("connect {at}")), format!("own {at}"));
-    let _next = Listening::start(&bed, &activator);
+    let _next = ActivatorListeners::start(&bed, &activator);
     assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
 }
 
 /// Refused addresses make the activator open one listener for each service's port instead.
 #[test]
 fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let activator = bed.client();
     serve_ports(&mut bed, &activator);
     let map = ports_map(&bed.places().bpffs);
@@ -152,20 +152,20 @@ fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
             let _entered = runtime.enter();
             let own = (1..=count).map(|last| Ipv4Addr::from_bits(0x7f00_0000 + last).into());
             let own: Vec<IpAddr> = own.collect();
-            Range::open(&map, &own, CancellationToken::new()).map(drop)
+            PortRangeListener::open(&map, &own, CancellationToken::new()).map(drop)
         })
     };
     let refused = opened(abi::PORTS_MAX + 1).expect_err("one too many");
-    assert!(matches!(refused, RangeError::Map { .. }), "{refused}");
+    assert!(matches!(refused, PortRangeError::Map { .. }), "{refused}");
     opened(abi::PORTS_MAX).expect("as many as there is room for");
 }
 
 #[test]
 fn the_next_agent_takes_the_program_over_without_a_gap() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, activator) = (bed.client(), bed.client());
     serve_ports(&mut bed, &activator);
-    let _listening = Listening::start(&bed, &activator);
+    let _listening = ActivatorListeners::start(&bed, &activator);
     let mut client = client.actor();
     client.send(&format!("hammer {}:20007 500", activator.four()));
     for _ in 0..5 {
@@ -178,7 +178,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
 
 #[test]
 fn the_program_follows_a_namespace_that_was_made_anew() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let activator = bed.client();
     serve_ports(&mut bed, &activator);
     let programs = bed.programs.as_ref().expect("loaded with the bed");

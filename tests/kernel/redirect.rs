@@ -11,14 +11,14 @@ use agent::{
 };
 use aya::util::KernelVersion;
 use common::{
-    abi::{self, Bit},
-    flow::{Mode, SvcState},
-    wire::{Path as Way, PodPhase},
+    abi::{self, SocketBit},
+    flow::{RoutingMode, SvcState},
+    wire::{ConnectionPath as Way, RoutingPhase},
 };
 
 use crate::{
-    actor::Actor,
-    bed::{Bed, Place, SERVING, uid},
+    actor::ScriptedProcess,
+    bed::{KernelFixture, NetnsFixture, SERVING, uid},
 };
 
 const ECONNREFUSED: i32 = 111;
@@ -26,7 +26,7 @@ const EHOSTUNREACH: i32 = 113;
 
 #[test]
 fn a_connect_to_a_service_reaches_its_pod_and_shows_the_service() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
@@ -43,19 +43,19 @@ fn a_connect_to_a_service_reaches_its_pod_and_shows_the_service() {
 
 #[test]
 fn an_ipv6_pod_serves_ipv6_clients() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     server.must(&format!("listen [::]:{SERVING} six"));
     bed.service(1, Way::Direct);
-    bed.set(&pod, 1, PodPhase::Ready, pod.six());
+    bed.set(&pod, 1, RoutingPhase::Ready, pod.six());
     bed.plan();
     assert_eq!(client.actor().must("connect [fd96::1]:80"), "six [fd96::1]:80");
 }
 
 #[test]
 fn an_unknown_address_is_left_alone() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
@@ -69,13 +69,13 @@ fn an_unknown_address_is_left_alone() {
 
 #[test]
 fn a_service_of_mode_refuse_is_refused() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let client = bed.client();
     bed.service(1, Way::Direct);
     bed.plan();
     let service = *bed.maps.read_routes().unwrap().frontends.values().next().unwrap();
     for service in [service, service + 1] {
-        let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
+        let state = SvcState { offset: 0, count: 0, generation: 9, mode: RoutingMode::Refuse };
         bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
     }
     let mut client = client.actor();
@@ -85,7 +85,7 @@ fn a_service_of_mode_refuse_is_refused() {
 
 #[test]
 fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, gateway) = (bed.client(), bed.client());
     let mut activator = gateway.actor();
     activator.must("listen 0.0.0.0:20001 first");
@@ -103,7 +103,7 @@ fn a_sleeping_service_leads_to_its_own_port_at_the_activator() {
 
 #[test]
 fn activators_share_open_connections_evenly() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let client = bed.client();
     let gateways = [bed.client(), bed.client()];
     let mut activators = gateways.each_ref().map(|gateway| gateway.actor());
@@ -121,7 +121,7 @@ fn activators_share_open_connections_evenly() {
 
 #[test]
 fn without_an_activator_the_connect_is_left_to_others() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let client = bed.client();
     bed.service(1, Way::Direct);
     bed.plan();
@@ -130,7 +130,7 @@ fn without_an_activator_the_connect_is_left_to_others() {
 
 #[test]
 fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activator() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, gateway) = (bed.client(), bed.client());
     let (one, two) = (bed.pod(), bed.pod());
     let mut activator = gateway.actor();
@@ -157,7 +157,7 @@ fn a_local_pod_without_listener_gives_way_to_its_sibling_and_then_to_the_activat
 
 #[test]
 fn open_connections_are_shared_out_evenly() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let client = bed.client();
     let pods = [bed.pod(), bed.pod()];
     let mut servers: Vec<_> = pods.iter().map(|pod| pod.actor()).collect();
@@ -173,7 +173,8 @@ fn open_connections_are_shared_out_evenly() {
     assert_eq!(names.iter().filter(|name| **name == names[0]).count(), 10, "{names:?}");
     // The gauge counts open sockets, and decreases with them.
     let ids: Vec<u32> = bed.maps.read_routes().unwrap().backends.keys().copied().collect();
-    let open = |bed: &Bed| ids.iter().map(|id| bed.maps.open_connections(*id)).sum::<u64>();
+    let open =
+        |bed: &KernelFixture| ids.iter().map(|id| bed.maps.open_connections(*id)).sum::<u64>();
     assert_eq!(open(&bed), 20);
     client.must("drop");
     assert_eq!(open(&bed), 0);
@@ -184,14 +185,14 @@ fn open_connections_are_shared_out_evenly() {
 
 #[test]
 fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod, lost) = (bed.pod(), bed.pod(), bed.pod());
     let mut server = pod.actor();
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     bed.ready(&pod, 1);
     bed.service(1, Way::Direct);
     // No host has this address.
-    bed.set(&lost, 1, PodPhase::Ready, "10.99.0.250".to_owned());
+    bed.set(&lost, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
     bed.plan();
     let mut client = client.actor();
     // The freer of the two pods is chosen, so one of the first two connects is sent there and times out.
@@ -200,14 +201,14 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     assert_ne!(bed.maps.control_word(abi::CONTROL_UNANSWERED), 0);
     assert_eq!(client.must("hammer 10.96.0.1:80 50"), "one=50");
     // If it is the only pod, it is tried again.
-    bed.set(&pod, 1, PodPhase::Draining, pod.four());
+    bed.set(&pod, 1, RoutingPhase::Draining, pod.four());
     bed.plan();
     assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EHOSTUNREACH));
 }
 
 #[test]
 fn every_connect_under_a_hammering_writer_reaches_a_pod() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let client = bed.client();
     let pods = [bed.pod(), bed.pod(), bed.pod()];
     let mut servers: Vec<_> = pods.iter().map(|pod| pod.actor()).collect();
@@ -232,15 +233,15 @@ fn every_connect_under_a_hammering_writer_reaches_a_pod() {
 
 /// Two services whose lists change as no agent would change them: freed backends are used by the other service at
 /// once, without a quarantine.
-struct Contended {
-    bed: Bed,
-    client: Place,
-    one: Place,
-    two: Place,
-    _servers: [Actor; 2],
+struct ContendedServicesFixture {
+    bed: KernelFixture,
+    client: NetnsFixture,
+    one: NetnsFixture,
+    two: NetnsFixture,
+    _servers: [ScriptedProcess; 2],
 }
 
-impl Contended {
+impl ContendedServicesFixture {
     /// Backends and slots in dispute; after each comes one that always belongs to service 1.
     const BACKENDS: [u32; 2] = [30_000, 30_001];
     const OWN_BACKEND: u32 = 30_002;
@@ -248,7 +249,7 @@ impl Contended {
     const OWN_SLOT: u32 = 100_002;
 
     fn new() -> Self {
-        let mut bed = Bed::new();
+        let mut bed = KernelFixture::new();
         let (client, one, two) = (bed.client(), bed.pod(), bed.pod());
         let mut servers = [one.actor(), two.actor()];
         for (server, name) in servers.iter_mut().zip(["one", "two"]) {
@@ -260,7 +261,7 @@ impl Contended {
         Self { bed, client, one, two, _servers: servers }
     }
 
-    fn backend(id: u32, pod: &Place, port: u16) -> MapOp {
+    fn backend(id: u32, pod: &NetnsFixture, port: u16) -> MapOp {
         let address: std::net::Ipv4Addr = pod.four().parse().expect("an address");
         let address = address.to_ipv6_mapped().octets();
         let backend = BackendTarget { address, cookie: 0, slot: 0, port_be: port.to_be() };
@@ -283,7 +284,7 @@ impl Contended {
                 MapOp::Slots { offset: Self::OWN_SLOT, backends: vec![Self::OWN_BACKEND] },
             ])
             .expect("writable");
-        let turns = |pod: &Place| Self::BACKENDS.map(|id| Self::backend(id, pod, port));
+        let turns = |pod: &NetnsFixture| Self::BACKENDS.map(|id| Self::backend(id, pod, port));
         let (ours, theirs) = (turns(&self.one), turns(&self.two));
         let mut maps = KernelMaps::open(&self.bed.places().pins()).expect("they are pinned");
         let over = AtomicBool::new(false);
@@ -294,8 +295,8 @@ impl Contended {
                     let next = [generation.wrapping_add(1), generation.wrapping_add(2)];
                     generation = next[1];
                     let lists = [
-                        state(Self::SLOTS, 2, next[0], Mode::Serve),
-                        state(Self::OWN_SLOT, 1, next[1], Mode::Serve),
+                        state(Self::SLOTS, 2, next[0], RoutingMode::Serve),
+                        state(Self::OWN_SLOT, 1, next[1], RoutingMode::Serve),
                     ];
                     for ops in [&ours[..], &lists[..], &theirs[..]] {
                         maps.apply(ops).expect("writable");
@@ -312,7 +313,7 @@ impl Contended {
 
 #[test]
 fn a_connect_never_reaches_the_service_that_its_backend_was_given_to_meanwhile() {
-    let mut scene = Contended::new();
+    let mut scene = ContendedServicesFixture::new();
     let service = *scene.bed.maps.read_routes().unwrap().frontends.values().next().unwrap();
     let seen = scene.storm(service, SERVING);
     assert!(seen.contains("one=") && !seen.contains("two="), "{seen}");
@@ -320,14 +321,14 @@ fn a_connect_never_reaches_the_service_that_its_backend_was_given_to_meanwhile()
 
 #[test]
 fn a_connect_never_reaches_the_service_that_its_activator_was_given_to_meanwhile() {
-    let mut scene = Contended::new();
+    let mut scene = ContendedServicesFixture::new();
     let seen = scene.storm(abi::ACTIVATORS_V4, 20_001);
     assert!(seen.contains("one=") && !seen.contains("two="), "{seen}");
 }
 
 #[test]
 fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
@@ -354,7 +355,7 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
 
 #[test]
 fn the_canary_is_seen() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let programs = bed.programs.take().unwrap();
     programs.verify_by_canary(&mut bed.maps).unwrap();
     // Without the links no program sees the canary's connect, and the canary reports that.
@@ -368,7 +369,7 @@ fn the_canary_is_seen() {
 
 #[test]
 fn the_programs_follow_cgroups_that_were_made_anew() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
     programs.verify_by_canary(&mut bed.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
@@ -381,7 +382,7 @@ fn the_programs_follow_cgroups_that_were_made_anew() {
 /// Upgrade like the one in [`crate::count`], for connects.
 #[test]
 fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, one, two) = (bed.client(), bed.pod(), bed.pod());
     let mut servers = [one.actor(), two.actor()];
     for (server, name) in servers.iter_mut().zip(["one", "two"]) {
@@ -421,7 +422,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
 /// the service's address elsewhere. It is attached to a cgroup above the bed's, like Cilium's to the root.
 #[test]
 fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, ours) = (bed.client(), bed.pod());
     let (theirs, third) = (bed.pod(), bed.pod());
     let mut servers = [ours.actor(), theirs.actor(), third.actor()];
@@ -459,7 +460,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
 }
 
 /// Attaches the same programs under the next version number beside the bed's, which act as the earlier version.
-fn upgrade(bed: &mut Bed) -> (AgentPaths, EbpfPrograms) {
+fn upgrade(bed: &mut KernelFixture) -> (AgentPaths, EbpfPrograms) {
     let version = bed.places().version + 1;
     let places = AgentPaths { version, ..bed.places().clone() };
     let programs = EbpfPrograms::load(places.clone()).expect("the kernel takes them");
@@ -469,7 +470,7 @@ fn upgrade(bed: &mut Bed) -> (AgentPaths, EbpfPrograms) {
 
 #[test]
 fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, one, two) = (bed.client(), bed.pod(), bed.pod());
     let mut servers = [one.actor(), two.actor()];
     for (server, name) in servers.iter_mut().zip(["one", "two"]) {
@@ -504,7 +505,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
 
 #[test]
 fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
@@ -535,7 +536,7 @@ fn a_socket_from_before_an_upgrade_shows_the_service_until_it_closes() {
 
 #[test]
 fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let (client, gateway, pod) = (bed.client(), bed.client(), bed.pod());
     let mut servers = [gateway.actor(), pod.actor()];
     servers[0].must("listen [::]:20001 activator");
@@ -556,7 +557,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     let load = |places| {
         EbpfPrograms::load_with(programs::embedded_object(), places, VerifierFeatures::NONE)
     };
-    let mut bed = Bed::with(load);
+    let mut bed = KernelFixture::with(load);
     let (client, pod) = (bed.client(), bed.pod());
     let mut server = pod.actor();
     bed.register(&pod, abi::POD_WIDEN_BIND);
@@ -569,7 +570,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     assert_eq!(client.must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
     let services: Vec<u32> = bed.maps.read_routes().unwrap().frontends.values().copied().collect();
     for service in services {
-        let state = SvcState { offset: 0, count: 0, generation: 9, mode: Mode::Refuse };
+        let state = SvcState { offset: 0, count: 0, generation: 9, mode: RoutingMode::Refuse };
         bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
     }
     assert_eq!(client.ask("connect 10.96.0.1:80"), Err(EPERM));
@@ -586,5 +587,5 @@ fn what_the_kernel_takes_is_told_by_trying() {
     assert!(have(5, 19) || !found.mptcp_sock);
     // Kernels for small machines may be built without BTF.
     let is_described = Path::new("/sys/kernel/btf/vmlinux").exists();
-    assert!(!have(6, 1) || !is_described || found.v6_only != Bit::default());
+    assert!(!have(6, 1) || !is_described || found.v6_only != SocketBit::default());
 }

@@ -30,8 +30,8 @@ use std::{
 use common::abi;
 
 use crate::{
-    actor::Actor,
-    bed::{Place, SERVING, Shared, inside},
+    actor::ScriptedProcess,
+    bed::{NetnsFixture, SERVING, SharedKernelFixture, inside},
 };
 
 mod bulk;
@@ -51,16 +51,16 @@ mod uring;
 const WILD: &str = "0.0.0.0:8080";
 
 /// A pod whose servers share a log, and a client's namespace.
-struct Scene {
-    bed: Shared,
-    pod: Place,
-    client: Place,
+struct RobustnessFixture {
+    bed: SharedKernelFixture,
+    pod: NetnsFixture,
+    client: NetnsFixture,
     desk: PathBuf,
 }
 
-impl Scene {
+impl RobustnessFixture {
     fn new() -> Self {
-        let mut bed = Shared::new();
+        let mut bed = SharedKernelFixture::new();
         let (pod, client) = (bed.pod(), bed.client());
         bed.register(&pod, 0);
         let desk = std::env::temp_dir().join(format!("{}-log", pod.netns));
@@ -69,12 +69,12 @@ impl Scene {
     }
 
     /// Starts a server's process in the pod.
-    fn server(&self) -> Actor {
+    fn server(&self) -> ScriptedProcess {
         server::start(&self.desk, &self.pod.cgroup, &self.pod.netns)
     }
 
     /// Starts a server's process that listens and serves.
-    fn serving(&self) -> Actor {
+    fn serving(&self) -> ScriptedProcess {
         let mut server = self.server();
         server.must(&format!("listen {WILD}"));
         server.must("serve");
@@ -104,7 +104,7 @@ impl Scene {
 
     /// Lets the requests to `hold` be answered.
     fn open_gate(&self) {
-        fs::write(serve::Desk::gate(&self.desk), "").unwrap();
+        fs::write(serve::RequestLogAndGate::gate(&self.desk), "").unwrap();
     }
 
     #[track_caller]
@@ -170,10 +170,10 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for RobustnessFixture {
     fn drop(&mut self) {
         let _none = fs::remove_file(&self.desk);
-        let _none = fs::remove_file(serve::Desk::gate(&self.desk));
+        let _none = fs::remove_file(serve::RequestLogAndGate::gate(&self.desk));
     }
 }
 
@@ -218,9 +218,9 @@ fn until(stream: &mut TcpStream, end: &str) {
 }
 
 /// Generator of test cases: a linear congruential generator with Knuth's constants.
-struct Dice(u64);
+struct CaseRng(u64);
 
-impl Dice {
+impl CaseRng {
     fn below(&mut self, bound: usize) -> usize {
         let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
         self.0 = next.wrapping_add(1_442_695_040_888_963_407);

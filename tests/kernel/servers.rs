@@ -18,14 +18,14 @@ mod stage;
 mod straight;
 mod table;
 
-use self::{calls::Case, stage::Stage};
+use self::{calls::ClientCase, stage::ServerFixture};
 
 /// Ports behind a proxy: of the application, and of the gRPC server.
 const BEHIND: [u16; 2] = [9080, 9081];
 
 #[test]
 fn nginx_agrees() {
-    let mut stage = Stage::new("nginx");
+    let mut stage = ServerFixture::new("nginx");
     let nginx = proxies::nginx(&stage, "deferred reuseport");
     stage.start_behind();
     stage.start(&nginx);
@@ -37,7 +37,7 @@ fn nginx_agrees() {
 
 #[test]
 fn nginx_agrees_over_http2() {
-    let mut stage = Stage::new("nginx (h2)");
+    let mut stage = ServerFixture::new("nginx (h2)");
     let nginx = proxies::nginx(&stage, "http2");
     stage.start_behind();
     stage.start(&nginx);
@@ -48,7 +48,7 @@ fn nginx_agrees_over_http2() {
 
 #[test]
 fn haproxy_agrees() {
-    let mut stage = Stage::new("haproxy");
+    let mut stage = ServerFixture::new("haproxy");
     let haproxy = proxies::haproxy(&stage);
     stage.start_behind();
     stage.start(&haproxy);
@@ -59,7 +59,7 @@ fn haproxy_agrees() {
 
 #[test]
 fn haproxy_agrees_over_http2() {
-    let mut stage = Stage::new("haproxy (h2)");
+    let mut stage = ServerFixture::new("haproxy (h2)");
     let haproxy = proxies::haproxy(&stage);
     stage.start_behind();
     stage.start(&haproxy);
@@ -72,7 +72,7 @@ fn haproxy_agrees_over_http2() {
 
 #[test]
 fn apache_agrees() {
-    let mut stage = Stage::new("Apache");
+    let mut stage = ServerFixture::new("Apache");
     let apache = proxies::apache(&stage);
     stage.start_behind();
     stage.start(&apache);
@@ -83,7 +83,7 @@ fn apache_agrees() {
 
 #[test]
 fn apache_agrees_over_http2() {
-    let mut stage = Stage::new("Apache (h2)");
+    let mut stage = ServerFixture::new("Apache (h2)");
     let apache = proxies::apache(&stage);
     stage.start_behind();
     stage.start(&apache);
@@ -95,7 +95,7 @@ fn apache_agrees_over_http2() {
 
 #[test]
 fn go_agrees() {
-    let mut stage = Stage::new("Go net/http");
+    let mut stage = ServerFixture::new("Go net/http");
     let go = stage.go("http");
     stage.start(&go);
     stage.http1(8);
@@ -106,7 +106,7 @@ fn go_agrees() {
 
 #[test]
 fn go_agrees_over_http2() {
-    let mut stage = Stage::new("Go net/http (h2)");
+    let mut stage = ServerFixture::new("Go net/http (h2)");
     let go = stage.go("http");
     stage.start(&go);
     stage.http2(8);
@@ -115,7 +115,7 @@ fn go_agrees_over_http2() {
 
 #[test]
 fn go_agrees_over_http2_by_upgrade() {
-    let mut stage = Stage::new("Go x/net/http2/h2c");
+    let mut stage = ServerFixture::new("Go x/net/http2/h2c");
     let go = stage.go("h2c");
     stage.start(&go);
     stage.upgraded(8);
@@ -126,7 +126,7 @@ fn go_agrees_over_http2_by_upgrade() {
 
 #[test]
 fn grpc_go_agrees() {
-    let mut stage = Stage::new("grpc-go");
+    let mut stage = ServerFixture::new("grpc-go");
     let go = stage.go("grpc");
     stage.start(&go);
     stage.grpc();
@@ -135,7 +135,7 @@ fn grpc_go_agrees() {
 
 #[test]
 fn hyper_agrees() {
-    let mut stage = Stage::new("hyper");
+    let mut stage = ServerFixture::new("hyper");
     let hyper = stage.rust("http");
     stage.start(&hyper);
     stage.http1(8);
@@ -145,7 +145,7 @@ fn hyper_agrees() {
 
 #[test]
 fn hyper_agrees_over_http2() {
-    let mut stage = Stage::new("hyper (h2)");
+    let mut stage = ServerFixture::new("hyper (h2)");
     let hyper = stage.rust("http");
     stage.start(&hyper);
     stage.http2(8);
@@ -154,7 +154,7 @@ fn hyper_agrees_over_http2() {
 
 #[test]
 fn tonic_agrees() {
-    let mut stage = Stage::new("tonic");
+    let mut stage = ServerFixture::new("tonic");
     let tonic = stage.rust("grpc");
     stage.start(&tonic);
     stage.grpc();
@@ -163,7 +163,7 @@ fn tonic_agrees() {
 
 #[test]
 fn node_agrees() {
-    let mut stage = Stage::new("Node http");
+    let mut stage = ServerFixture::new("Node http");
     let node = stage.node("http");
     stage.start(&node);
     stage.http1(8);
@@ -175,7 +175,7 @@ fn node_agrees() {
 
 #[test]
 fn node_agrees_over_http2() {
-    let mut stage = Stage::new("Node http2");
+    let mut stage = ServerFixture::new("Node http2");
     let node = stage.node("h2");
     stage.start(&node);
     stage.http2(8);
@@ -185,7 +185,7 @@ fn node_agrees_over_http2() {
 
 #[test]
 fn uvicorn_agrees() {
-    let mut stage = Stage::new("uvicorn");
+    let mut stage = ServerFixture::new("uvicorn");
     let uvicorn =
         stage.python(&["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"]);
     stage.start(&uvicorn);
@@ -196,7 +196,7 @@ fn uvicorn_agrees() {
 
 #[test]
 fn gunicorn_agrees() {
-    let mut stage = Stage::new("gunicorn (sync)");
+    let mut stage = ServerFixture::new("gunicorn (sync)");
     let words = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
     let gunicorn = stage.python(&words);
     stage.start(&gunicorn);
@@ -207,7 +207,7 @@ fn gunicorn_agrees() {
 
 #[test]
 fn gunicorn_with_threads_agrees() {
-    let mut stage = Stage::new("gunicorn (gthread)");
+    let mut stage = ServerFixture::new("gunicorn (gthread)");
     let words =
         "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 2 --threads 16 --keep-alive 5 app:wsgi";
     let gunicorn = stage.python(&words.split(' ').collect::<Vec<_>>());
@@ -218,7 +218,7 @@ fn gunicorn_with_threads_agrees() {
 
 #[test]
 fn hypercorn_agrees_over_http2() {
-    let mut stage = Stage::new("hypercorn (h2)");
+    let mut stage = ServerFixture::new("hypercorn (h2)");
     let hypercorn = stage.python(&["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"]);
     stage.start(&hypercorn);
     stage.http2(8);
@@ -232,7 +232,7 @@ fn hypercorn_agrees_over_http2() {
 
 #[test]
 fn grpc_python_agrees() {
-    let mut stage = Stage::new("grpcio (Python)");
+    let mut stage = ServerFixture::new("grpcio (Python)");
     let grpc = stage.python(&["/usr/bin/python3", "app.py", "grpc"]);
     stage.start(&grpc);
     stage.grpc();
@@ -241,7 +241,7 @@ fn grpc_python_agrees() {
 
 #[test]
 fn the_jdks_server_agrees() {
-    let mut stage = Stage::new("JDK HttpServer");
+    let mut stage = ServerFixture::new("JDK HttpServer");
     let jdk = stage.java("jdk");
     stage.start(&jdk);
     stage.http1(8);
@@ -250,7 +250,7 @@ fn the_jdks_server_agrees() {
 
 #[test]
 fn jetty_agrees() {
-    let mut stage = Stage::new("Jetty");
+    let mut stage = ServerFixture::new("Jetty");
     let jetty = stage.java("jetty");
     stage.start(&jetty);
     stage.http1(8);
@@ -259,7 +259,7 @@ fn jetty_agrees() {
 
 #[test]
 fn jetty_agrees_over_http2() {
-    let mut stage = Stage::new("Jetty (h2)");
+    let mut stage = ServerFixture::new("Jetty (h2)");
     let jetty = stage.java("jetty");
     stage.start(&jetty);
     stage.http2(8);
@@ -269,60 +269,60 @@ fn jetty_agrees_over_http2() {
 }
 
 /// Cases by protocol. A server can process `width` requests at once.
-impl Stage {
+impl ServerFixture {
     fn http1(&mut self, width: u64) {
-        self.run(&Case::curl_kept(width));
-        self.run(&Case::curl_closed(width));
-        self.run(&Case::wrk(width));
-        self.run(&Case::h2load_http1(width));
+        self.run(&ClientCase::curl_kept(width));
+        self.run(&ClientCase::curl_closed(width));
+        self.run(&ClientCase::wrk(width));
+        self.run(&ClientCase::h2load_http1(width));
     }
 
     /// Runs the case with 103 Early Hints.
     fn hints(&mut self) {
-        self.run(&Case::curl_hints());
+        self.run(&ClientCase::curl_hints());
     }
 
     fn websockets(&mut self) {
-        self.run(&Case::websockets("Go coder/websocket", self.go_client("websockets")));
-        self.run(&Case::websockets("Python websockets", self.python_client()));
+        self.run(&ClientCase::websockets("Go coder/websocket", self.go_client("websockets")));
+        self.run(&ClientCase::websockets("Python websockets", self.python_client()));
     }
 
     fn java_websockets(&mut self) {
-        self.run(&Case::websockets("Java HttpClient", self.java_client("websockets")));
+        self.run(&ClientCase::websockets("Java HttpClient", self.java_client("websockets")));
     }
 
     /// Runs WebSockets over HTTP/2, and such that are broken off in these ways.
     fn tunnels(&mut self, ends: &[&str]) {
-        self.run(&Case::tunnels(ends));
+        self.run(&ClientCase::tunnels(ends));
     }
 
     fn tunnels_left_open(&mut self) {
-        self.run(&Case::tunnels_left_open());
+        self.run(&ClientCase::tunnels_left_open());
     }
 
     fn http2(&mut self, width: u64) {
-        self.run(&Case::curl_http2(width));
-        self.run(&Case::go_http2(&self.go_client("requests"), width));
-        self.run(&Case::h2load_http2(width));
+        self.run(&ClientCase::curl_http2(width));
+        self.run(&ClientCase::go_http2(&self.go_client("requests"), width));
+        self.run(&ClientCase::h2load_http2(width));
     }
 
     fn upgraded(&mut self, width: u64) {
-        self.run(&Case::curl_upgrade(width));
+        self.run(&ClientCase::curl_upgrade(width));
     }
 
     /// Runs nghttp where the 101 arrives alone: nghttp 1.52 ends early if more arrives with it, as from Apache and
     /// Jetty.
     fn nghttp_upgraded(&mut self) {
-        self.run(&Case::nghttp_upgrade());
-        self.run(&Case::nghttp_upgrade_kept());
+        self.run(&ClientCase::nghttp_upgrade());
+        self.run(&ClientCase::nghttp_upgrade_kept());
     }
 
     fn java_upgraded(&mut self, width: u64) {
-        self.run(&Case::java_upgrade(self.java_client("requests"), width));
+        self.run(&ClientCase::java_upgrade(self.java_client("requests"), width));
     }
 
     fn grpc(&mut self) {
-        self.run(&Case::grpcurl(&self.grpcurl()));
-        self.run(&Case::h2load_grpc(8));
+        self.run(&ClientCase::grpcurl(&self.grpcurl()));
+        self.run(&ClientCase::h2load_grpc(8));
     }
 }

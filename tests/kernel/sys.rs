@@ -25,13 +25,13 @@ use nix::{
 pub(crate) fn tun(name: &str) -> io::Result<File> {
     /// `struct ifreq` (linux/if.h): a name, and a union of which the flags are used.
     #[repr(C)]
-    struct Request {
+    struct InterfaceRequest {
         name: [u8; libc::IFNAMSIZ],
         flags: libc::c_short,
         rest: [u8; 22],
     }
     let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
-    let mut request = Request { name: [0; libc::IFNAMSIZ], flags, rest: [0; 22] };
+    let mut request = InterfaceRequest { name: [0; libc::IFNAMSIZ], flags, rest: [0; 22] };
     request.name[..name.len()].copy_from_slice(name.as_bytes());
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
     // SAFETY: `request` is a live `struct ifreq`, as this ioctl takes it.
@@ -93,9 +93,9 @@ pub(crate) fn own(given: RawFd) -> OwnedFd {
 
 /// An io_uring for one operation at a time: each call waits for its completions, so borrowed buffers live as long as
 /// the kernel needs them.
-pub(crate) struct Ring(IoUring);
+pub(crate) struct SyncIoUring(IoUring);
 
-impl Ring {
+impl SyncIoUring {
     /// Creates a ring, whose entries are submitted by a kernel thread or by the calling thread.
     pub(crate) fn new(kernel_thread: bool) -> io::Result<Self> {
         const ENTRIES: u32 = 8;

@@ -14,7 +14,7 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
 };
 
-use crate::bed::{Bed, ground};
+use crate::bed::{KernelFixture, ground};
 
 /// Half of the verifier's limit: a change of the verifier, or of a program, needs room.
 const MOST: u32 = 500_000;
@@ -27,7 +27,7 @@ const LINES: usize = 30;
 const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
 
 /// Number of instructions that the verifier walked, or the reason of a refusal.
-type Verdict = Result<u32, String>;
+type WalkedInstructions = Result<u32, String>;
 
 /// Each program is loaded by itself, so that a refused one hides no other.
 #[test]
@@ -80,7 +80,7 @@ fn the_log_tells_the_same_count_as_the_kernel() {
 
 #[test]
 fn all_programs_are_in_force_side_by_side() {
-    let mut bed = Bed::new();
+    let mut bed = KernelFixture::new();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
     programs.verify_by_canary(&mut bed.maps).expect("it is seen");
     println!("verifier: {} programs loaded together", programs.verified_instructions().len());
@@ -103,7 +103,10 @@ fn opened(places: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
     loaded.expect("the maps can be made")
 }
 
-fn verdict(program: &mut Program, by_log: impl FnOnce() -> Verdict) -> Verdict {
+fn verdict(
+    program: &mut Program,
+    by_log: impl FnOnce() -> WalkedInstructions,
+) -> WalkedInstructions {
     load(program).map_err(|error| last_lines(&error))?;
     let info = program.info().map_err(|error| error.to_string())?;
     // The kernel reports the count since 5.16.
@@ -124,7 +127,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
 
 /// Reads the count from the verifier's log, which the library shows only after a failure. Loading fails after the
 /// verification in a process that may open no more files, because the kernel has no descriptor for the result.
-fn walked_by_log(program: &mut Program) -> Verdict {
+fn walked_by_log(program: &mut Program) -> WalkedInstructions {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, 0, hard).expect("less is always allowed");
     let loaded = load(program);

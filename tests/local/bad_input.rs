@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use tests::client::{Plan, get, load, lost};
-use tests::rouse::{Rouse, wait};
+use tests::client::{LoadPlan, get, load, lost};
+use tests::rouse::{RouseNode, wait};
 
 /// Manifest of a sleeping service whose requests wait at most 4 s; `containers` is a list in YAML's short form.
 fn manifest(name: &str, containers: &str) -> String {
@@ -27,7 +27,7 @@ fn hello(more: &str) -> String {
 }
 
 /// Asserts that a message is one line, contains each of `says`, and is visible to users.
-fn told(node: &Rouse, service: &str, message: &str, says: &[&str]) {
+fn told(node: &RouseNode, service: &str, message: &str, says: &[&str]) {
     for part in says {
         assert!(message.contains(part), "{service}: {part:?} in {message:?}");
     }
@@ -38,7 +38,7 @@ fn told(node: &Rouse, service: &str, message: &str, says: &[&str]) {
 
 #[test]
 fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_corrected() {
-    let node = Rouse::up("manifest");
+    let node = RouseNode::up("manifest");
     let cases: [(&str, String, &[&str]); 4] = [
         ("field", hello(", comand: [x]"), &["unknown field", "containers[0].comand"]),
         ("type", hello(", ports: [{ containerPort: http }]"), &["wrong type", "containerPort"]),
@@ -74,7 +74,7 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
 }
 
 /// An error in a service, with allowed status codes of its requests and the revision's condition.
-struct Case {
+struct InvalidServiceCase {
     service: &'static str,
     container: String,
     codes: &'static [u16],
@@ -82,27 +82,27 @@ struct Case {
     says: &'static [&'static str],
 }
 
-fn cases() -> [Case; 5] {
+fn cases() -> [InvalidServiceCase; 5] {
     let env = |name: &str, value: &str| {
         hello(&format!(", env: [{{ name: {name}, value: \"{value}\" }}]"))
     };
     let probe = ", readinessProbe: { httpGet: { path: /ready } }";
     [
-        Case {
+        InvalidServiceCase {
             service: "absent",
             container: "{ image: \"dev.local/absent:v1\" }".to_owned(),
             codes: &[503, 504],
             reason: "ImagePullBackOff",
             says: &["dev.local/absent:v1", "check its name and tag"],
         },
-        Case {
+        InvalidServiceCase {
             service: "exits",
             container: env("HELLO_EXIT", "3"),
             codes: &[503, 504],
             reason: "ExitCode3",
             says: &["code 3", "HELLO_EXIT asks for exit code 3"],
         },
-        Case {
+        InvalidServiceCase {
             service: "command",
             container: hello(", command: [/no/such]"),
             codes: &[503, 504],
@@ -110,14 +110,14 @@ fn cases() -> [Case; 5] {
             // The rest of the message comes from the runtime.
             says: &["/no/such"],
         },
-        Case {
+        InvalidServiceCase {
             service: "deaf",
             container: env("HELLO_LISTEN", "never"),
             codes: &[504],
             reason: "ContainerNotReady",
             says: &["nothing listens on port 8080"],
         },
-        Case {
+        InvalidServiceCase {
             service: "unready",
             container: hello(&format!(
                 ", env: [{{ name: HELLO_READY_AFTER_MS, value: never }}]{probe}"
@@ -131,7 +131,7 @@ fn cases() -> [Case; 5] {
 
 #[test]
 fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadline() {
-    let node = Rouse::up("unready");
+    let node = RouseNode::up("unready");
     let slow = manifest("slow", &format!("[{}]", hello(""))).replace("Seconds: 4", "Seconds: 60");
     assert!(node.apply(&slow).0);
     let slow = node.wait_ready("slow");
@@ -169,7 +169,7 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
         // A new request wakes the service again if its pod has been given up meanwhile.
         let to = node.cluster_ip(case.service);
         let plan =
-            Plan { to, host: case.service.into(), path: "/".into(), clients: 1, keep: false };
+            LoadPlan { to, host: case.service.into(), path: "/".into(), clients: 1, keep: false };
         let (sent, condition) = load(&node, &plan, |_| {
             wait(&format!("{}'s condition", case.service), || {
                 let revision = format!("{}-00001", case.service);
@@ -188,7 +188,7 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
 
 #[test]
 fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer_for_the_other() {
-    let node = Rouse::up("inuse");
+    let node = RouseNode::up("inuse");
     let late = hello(
         ", name: web, ports: [{ containerPort: 8080 }], env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"2000\" }]",
     );
@@ -196,7 +196,7 @@ fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer
     let both = format!("[{late}, {}]", hello(", name: side"));
     assert!(node.apply(&manifest("twice", &both)).0);
     let to = node.wait_ready("twice");
-    let plan = Plan { to, host: "twice".into(), path: "/".into(), clients: 1, keep: false };
+    let plan = LoadPlan { to, host: "twice".into(), path: "/".into(), clients: 1, keep: false };
     let (_, condition) = load(&node, &plan, |_| {
         wait("a condition", || {
             let ready = node.condition("ksvc", "twice", "Ready");

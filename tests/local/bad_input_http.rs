@@ -5,8 +5,8 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use tests::client::{Load, Plan, get, load, lost};
-use tests::rouse::{Rouse, pause, wait};
+use tests::client::{LoadPlan, RunningLoad, get, load, lost};
+use tests::rouse::{RouseNode, pause, wait};
 
 /// Requests that no HTTP/1.1 server should accept.
 const MALFORMED: [&[u8]; 9] = [
@@ -105,7 +105,7 @@ fn gone(to: SocketAddr) {
 }
 
 /// Runs all of these clients at once against one service, three times, beside silent connections.
-fn annoy(node: &Rouse, to: SocketAddr, running: &Load<'_>) {
+fn annoy(node: &RouseNode, to: SocketAddr, running: &RunningLoad<'_>) {
     let silent: Vec<TcpStream> = node.inside(|| {
         let silent = (0..20).map(|_| connect(to));
         let begun = (0..20).map(|_| {
@@ -132,7 +132,7 @@ fn annoy(node: &Rouse, to: SocketAddr, running: &Load<'_>) {
 
 /// Runs these clients against a service under load on the annotated path, until it sleeps again.
 fn annoyed(test: &str, path: &str) {
-    let node = Rouse::up(test);
+    let node = RouseNode::up(test);
     let manifest = include_str!("../../examples/hello.yaml");
     let window = "autoscaling.knative.dev/window: 6s";
     let manifest = manifest.replace(window, &format!("{window}\n        rouse.dev/path: {path}"));
@@ -141,7 +141,7 @@ fn annoyed(test: &str, path: &str) {
     let woken = node.inside(|| get(to, "hello", "/")).expect("an answer");
     assert_eq!(woken.status, 200, "{woken:?}");
     let plan =
-        |keep| Plan { to, host: "hello".into(), path: "/?sleep=10".into(), clients: 3, keep };
+        |keep| LoadPlan { to, host: "hello".into(), path: "/?sleep=10".into(), clients: 3, keep };
     let (kept, (fresh, ())) = load(&node, &plan(true), |_| {
         load(&node, &plan(false), |running| annoy(&node, to, running))
     });

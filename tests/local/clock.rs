@@ -1,9 +1,9 @@
 //! System clock changes while services run: no timer waits for a time that never comes, and no request is lost.
 
-use tests::client::{Plan, get, load, lost};
+use tests::client::{LoadPlan, get, load, lost};
 use tests::clock::is_shown;
-use tests::parts::{self, Parts};
-use tests::rouse::{Rouse, wait};
+use tests::parts::{self, MultiProcessNode};
+use tests::rouse::{RouseNode, wait};
 
 use crate::restarts::{asleep, inside, kill_and_start, prepared, under_load};
 
@@ -16,14 +16,14 @@ fn named(name: &str) -> String {
     HELLO.replace("name: hello", &format!("name: {name}"))
 }
 
-fn plan(node: &Rouse, name: &str, clients: usize) -> Plan {
+fn plan(node: &RouseNode, name: &str, clients: usize) -> LoadPlan {
     let host = format!("{name}.default.svc.cluster.local");
     let path = "/?sleep=20".to_owned();
-    Plan { to: node.wait_ready(name), host, path, clients, keep: true }
+    LoadPlan { to: node.wait_ready(name), host, path, clients, keep: true }
 }
 
 /// Creates a service, wakes it, lets it scale out, and waits until it sleeps again.
-fn new_service(node: &Rouse, name: &str) {
+fn new_service(node: &RouseNode, name: &str) {
     assert!(node.apply(&named(name)).0);
     let burst = plan(node, name, 25);
     let (sent, ()) = load(node, &burst, |_| {
@@ -35,7 +35,7 @@ fn new_service(node: &Rouse, name: &str) {
 
 #[test]
 fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
-    let (node, clock) = Rouse::up_with_clock("clock");
+    let (node, clock) = RouseNode::up_with_clock("clock");
     let least = "max-scale: \"8\"\n        autoscaling.knative.dev/min-scale: \"1\"";
     let steady = named("steady").replace("max-scale: \"8\"", least);
     assert!(node.apply(&[HELLO, &steady].join("---\n")).0);
@@ -63,7 +63,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
 /// Their stored state was written by a clock that is ahead of theirs, or behind.
 #[test]
 fn parts_that_start_anew_after_the_clock_was_set_lose_no_request() {
-    let (node, steady, sleeper) = prepared(Parts::with_clock("reclock"));
+    let (node, steady, sleeper) = prepared(MultiProcessNode::with_clock("reclock"));
     let seen = under_load(&node, steady, |load| {
         let starts = [
             (DAY_S, "controller"),

@@ -9,8 +9,10 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Name;
-use controller::digests::{Account, Answer, PullSecret, Registries, Resolver, Wanted};
+use common::wire::NamespacedName;
+use controller::digests::{
+    DigestRequest, DigestResolver, DigestStatus, PullAccount, PullSecret, RegistryClient,
+};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -23,13 +25,13 @@ const AUTH: &str = "cm91c2U6c2VjcmV0";
 const INDEX: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 
-struct Registry {
+struct DigestRegistryFixture {
     process: Child,
     folder: PathBuf,
     port: u16,
 }
 
-impl Registry {
+impl DigestRegistryFixture {
     fn start(name: &str, with_login: bool) -> Self {
         let folder = format!("rouse-test-digests-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
@@ -98,7 +100,7 @@ impl Registry {
     }
 }
 
-impl Drop for Registry {
+impl Drop for DigestRegistryFixture {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -107,21 +109,21 @@ impl Drop for Registry {
 }
 
 /// Resolves the images of one Revision, in a namespace with these secrets.
-async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> Answer {
+async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> DigestStatus {
     let (changed, mut heard) = mpsc::channel(8);
     let secrets = std::collections::BTreeMap::from([("team".to_owned(), secrets)]);
-    let resolver = Resolver::new(secrets, Registries::new(&[]), changed);
+    let resolver = DigestResolver::new(secrets, RegistryClient::new(&[]), changed);
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(std::sync::Arc::clone(&resolver).run(shutdown.clone()));
-    let revision = Name::new("team", "r-00001");
-    let wanted = Wanted {
-        account: Account { namespace: "team".into(), ..Account::default() },
+    let revision = NamespacedName::new("team", "r-00001");
+    let wanted = DigestRequest {
+        account: PullAccount { namespace: "team".into(), ..PullAccount::default() },
         images: images.iter().map(|it| ((*it).to_owned(), (*it).to_owned())).collect(),
         timeout: Duration::from_secs(60),
-        ..Wanted::default()
+        ..DigestRequest::default()
     };
     let mut answer = resolver.want(&revision, wanted.clone());
-    while answer == Answer::Pending {
+    while answer == DigestStatus::Pending {
         assert_eq!(heard.recv().await, Some(revision.clone()));
         answer = resolver.want(&revision, wanted.clone());
     }
@@ -132,32 +134,36 @@ async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> Answer {
 
 #[tokio::test]
 async fn a_tag_is_resolved_without_credentials_where_none_are_wanted() {
-    let registry = Registry::start("open", false);
+    let registry = DigestRegistryFixture::start("open", false);
     let digest = registry.push("team/app", "v1");
     let image = registry.image("team/app:v1");
     let resolved = format!("{}@{digest}", registry.image("team/app"));
     let pinned = resolved.clone();
     let want = vec![(image.clone(), resolved.clone()), (pinned.clone(), resolved)];
-    assert_eq!(resolve(&[&image, &pinned], Vec::new()).await, Answer::Resolved(want));
+    assert_eq!(resolve(&[&image, &pinned], Vec::new()).await, DigestStatus::Resolved(want));
 }
 
 #[tokio::test]
 async fn credentials_of_the_account_are_used_where_they_are_wanted() {
-    let registry = Registry::start("login", true);
+    let registry = DigestRegistryFixture::start("login", true);
     let digest = registry.push("team/app", "v1");
     let image = registry.image("team/app:v1");
     let want = vec![(image.clone(), format!("{}@{digest}", registry.image("team/app")))];
-    assert_eq!(resolve(&[&image], vec![registry.secret()]).await, Answer::Resolved(want));
-    let Answer::Failed(why) = resolve(&[&image], Vec::new()).await else { panic!("resolved") };
+    assert_eq!(resolve(&[&image], vec![registry.secret()]).await, DigestStatus::Resolved(want));
+    let DigestStatus::Failed(why) = resolve(&[&image], Vec::new()).await else {
+        panic!("resolved")
+    };
     let begin = format!("Unable to fetch image {image:?}: failed to resolve image to digest: ");
     assert!(why.starts_with(&begin) && why.contains("wants credentials"), "{why}");
 }
 
 #[tokio::test]
 async fn a_tag_that_is_not_there_is_told() {
-    let registry = Registry::start("missing", false);
+    let registry = DigestRegistryFixture::start("missing", false);
     registry.push("team/app", "v1");
     let image = registry.image("team/app:v2");
-    let Answer::Failed(why) = resolve(&[&image], Vec::new()).await else { panic!("resolved") };
+    let DigestStatus::Failed(why) = resolve(&[&image], Vec::new()).await else {
+        panic!("resolved")
+    };
     assert!(why.contains("does not have it: check its name and tag"), "{why}");
 }

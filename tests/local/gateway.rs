@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use tests::rouse::Rouse;
+use tests::rouse::RouseNode;
 
 const HOST: &str = "hello.default.localhost";
 
@@ -15,7 +15,7 @@ fn told(command: &mut Command) -> String {
 
 #[test]
 fn curl_and_h2load_speak_http2_with_a_service_that_slept() {
-    let node = Rouse::up("clients");
+    let node = RouseNode::up("clients");
     assert!(node.apply(include_str!("../../examples/hello.yaml")).0);
     node.wait_ready("hello");
     node.wait_asleep("hello");

@@ -3,20 +3,20 @@
 use std::fs;
 use std::path::Path;
 
-use common::node::{ContainerState, PodPhase};
+use common::node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
-use tests::node::{Put, TestNode, base_layer, layer, pod, scratch, write_layout};
+use tests::node::{LayerEntry, TestNode, base_layer, layer, pod, scratch, write_layout};
 
 /// A directory that is removed on drop.
-struct Folder(std::path::PathBuf);
+struct ImageFolder(std::path::PathBuf);
 
-impl Drop for Folder {
+impl Drop for ImageFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-impl Folder {
+impl ImageFolder {
     fn new(layers: &[Vec<u8>]) -> Self {
         let folder = scratch("layers");
         write_layout(&folder, "v1", layers);
@@ -31,37 +31,37 @@ impl Folder {
 /// Lower layer, with one file for each fate in the upper layer.
 fn lower() -> Vec<u8> {
     layer(&[
-        Put::File("stays", b"stays;"),
-        Put::File("replaced", b"old;"),
-        Put::File("removed", b"removed;"),
-        Put::File("gone/deep/file", b"gone;"),
-        Put::File("opaque/hidden", b"hidden;"),
-        Put::File("opaque/both/hidden", b"hidden below;"),
-        Put::File("folder/file", b"was a folder;"),
-        Put::File("file", b"was a file;"),
-        Put::Link("link", "stays"),
+        LayerEntry::File("stays", b"stays;"),
+        LayerEntry::File("replaced", b"old;"),
+        LayerEntry::File("removed", b"removed;"),
+        LayerEntry::File("gone/deep/file", b"gone;"),
+        LayerEntry::File("opaque/hidden", b"hidden;"),
+        LayerEntry::File("opaque/both/hidden", b"hidden below;"),
+        LayerEntry::File("folder/file", b"was a folder;"),
+        LayerEntry::File("file", b"was a file;"),
+        LayerEntry::Link("link", "stays"),
     ])
 }
 
 fn upper() -> Vec<u8> {
     layer(&[
-        Put::File("replaced", b"new;"),
-        Put::File(".wh.removed", b""),
-        Put::File(".wh.gone", b""),
+        LayerEntry::File("replaced", b"new;"),
+        LayerEntry::File(".wh.removed", b""),
+        LayerEntry::File(".wh.gone", b""),
         // Whiteouts may come after files of the same layer, which they must not affect.
-        Put::File("opaque/both/added", b"added below;"),
-        Put::File("opaque/added", b"added;"),
-        Put::File("opaque/.wh..wh..opq", b""),
-        Put::Link("folder", "opaque"),
-        Put::Folder("file"),
-        Put::File("file/inside", b"inside;"),
-        Put::File("link", b"a file now;"),
+        LayerEntry::File("opaque/both/added", b"added below;"),
+        LayerEntry::File("opaque/added", b"added;"),
+        LayerEntry::File("opaque/.wh..wh..opq", b""),
+        LayerEntry::Link("folder", "opaque"),
+        LayerEntry::Folder("file"),
+        LayerEntry::File("file/inside", b"inside;"),
+        LayerEntry::File("link", b"a file now;"),
     ])
 }
 
 #[test]
 fn upper_layers_replace_remove_and_hide_what_is_below() {
-    let folder = Folder::new(&[base_layer(), lower(), upper()]);
+    let folder = ImageFolder::new(&[base_layer(), lower(), upper()]);
     let mut node = TestNode::new("layers");
     let shown = [
         "stays",
@@ -83,7 +83,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
     args.extend(["say=end".to_owned(), "wait".to_owned()]);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
-    node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     let log = node.wait_log("pod-a", "end\n");
     assert_eq!(log, "stays;new;added below;added;added;inside;a file now;end\n");
 }
@@ -92,18 +92,21 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
 fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
     let outside = scratch("outside");
     let out = outside.to_str().expect("a path");
-    let evil = layer(&[Put::Link("way", out), Put::File("way/planted", b"planted;")]);
-    let worse = layer(&[Put::File("way/again", b"again;"), Put::File("way/.wh..wh..opq", b"")]);
+    let evil = layer(&[LayerEntry::Link("way", out), LayerEntry::File("way/planted", b"planted;")]);
+    let worse = layer(&[
+        LayerEntry::File("way/again", b"again;"),
+        LayerEntry::File("way/.wh..wh..opq", b""),
+    ]);
     fs::write(outside.join("kept"), "kept").expect("a file");
-    let folder = Folder::new(&[base_layer(), evil, worse]);
+    let folder = ImageFolder::new(&[base_layer(), evil, worse]);
     let mut node = TestNode::new("escape");
     let args = ["say=end", "wait"];
     node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
     // Unpacked inside the image or refused: in both cases the host's directory must stay unchanged.
     node.wait("an end", |all| {
         all.get("a").is_some_and(|pod| {
-            let waits = |one: &ContainerState| matches!(one, ContainerState::Waiting { reason, .. } if reason == "ImagePullBackOff");
-            pod.phase == PodPhase::Running || pod.containers.iter().any(|one| waits(&one.state))
+            let waits = |one: &LocalContainerState| matches!(one, LocalContainerState::Waiting { reason, .. } if reason == "ImagePullBackOff");
+            pod.phase == LocalPodPhase::Running || pod.containers.iter().any(|one| waits(&one.state))
         })
     });
     let names: Vec<_> =
@@ -130,7 +133,8 @@ fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
     // One error for each image, because an unpacked blob is not read again.
     let parts = ["\"layers\":[", "diff_ids", "etc/passwd"];
     let folders = parts.map(|part| {
-        let folder = Folder::new(&[base_layer(), layer(&[Put::File("part", part.as_bytes())])]);
+        let folder =
+            ImageFolder::new(&[base_layer(), layer(&[LayerEntry::File("part", part.as_bytes())])]);
         damage(&folder.0, part);
         folder
     });
@@ -139,7 +143,7 @@ fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
     for uid in ["a", "b", "c"] {
         node.wait_pod("a refusal", uid, |pod| {
             pod.containers.iter().any(|one| {
-                matches!(&one.state, ContainerState::Waiting { reason, message, .. }
+                matches!(&one.state, LocalContainerState::Waiting { reason, message, .. }
                     if reason == "ImagePullBackOff" && message.contains("is damaged: its digest is")
                         && !message.contains('\n'))
             })

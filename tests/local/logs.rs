@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use common::node::PodPhase;
+use common::node::LocalPodPhase;
 use serde_json::json;
 use tests::node::{TestNode, address, pod};
 use tests::rouse::wait;
@@ -48,29 +48,30 @@ fn a_full_disk_for_logs_stops_no_pod() {
         .arg(&logs)
         .status();
     assert!(mounted.expect("mount").success());
-    let _unmounted = Unmount(&logs);
+    let _unmounted = UnmountGuard(&logs);
     node.order([pod("a", &["fill=4", "listen=80"], json!({}))]);
-    let first = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    let first = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(greet(&node, &first), "hello\n");
     // The volume is full now.
     let chatty = pod("b", &["say=nobody reads this", "listen=80"], json!({}));
     node.order([pod("a", &["fill=4", "listen=80"], json!({})), chatty]);
-    let second = node.wait_pod("another running pod", "b", |pod| pod.phase == PodPhase::Running);
+    let second =
+        node.wait_pod("another running pod", "b", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(greet(&node, &second), "hello\n");
     node.order([]);
-    node.wait("both gone", |all| all.values().all(|pod| pod.phase == PodPhase::Gone));
+    node.wait("both gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Gone));
 }
 
-struct Unmount<'a>(&'a std::path::Path);
+struct UnmountGuard<'a>(&'a std::path::Path);
 
-impl Drop for Unmount<'_> {
+impl Drop for UnmountGuard<'_> {
     fn drop(&mut self) {
         // A lazy unmount, because a container may still hold its log open.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
 }
 
-fn greet(node: &TestNode, status: &common::node::PodStatus) -> String {
+fn greet(node: &TestNode, status: &common::node::LocalPodStatus) -> String {
     let to = SocketAddr::new(address(status), 80);
     node.as_client(|| {
         wait("an answer", || {

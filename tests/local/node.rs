@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use common::node::{ContainerState, PodOrder, PodPhase, PodStatus};
-use local::cgroups::Mounts;
-use local::runtime::Kind;
-use local::{Layout, Node};
+use common::node::{LocalContainerState, LocalPodPhase, LocalPodSpec, LocalPodStatus};
+use local::cgroups::CgroupMounts;
+use local::runtime::OciRuntimeKind;
+use local::{NodeLayout, NodeManager};
 use serde_json::{Value, json};
 use tests::node::{TestNode, address, images, pod, traces, wait_reaped};
 
@@ -27,13 +27,13 @@ fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
     })
 }
 
-fn runs_a_pod(kind: Kind, test: &str) {
+fn runs_a_pod(kind: OciRuntimeKind, test: &str) {
     let mut node = TestNode::with(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
     } });
     node.order([pod("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
-    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(greet(&node, address(&status), 8080), "hello\n");
     assert_eq!(greet(&node, address(&status), 8080), "hello\n");
     let log = node.wait_log("pod-a", "0::");
@@ -43,7 +43,7 @@ fn runs_a_pod(kind: Kind, test: &str) {
     let cgroup = format!("rouse-{}/pods/poda/web", node.layout.name());
     assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
     node.order([]);
-    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
     wait_reaped(node.layout.name());
     assert!(!node.layout.pod("a").exists());
     assert!(!node.layout.pod_namespace("a").exists());
@@ -51,19 +51,19 @@ fn runs_a_pod(kind: Kind, test: &str) {
 
 #[test]
 fn crun_runs_a_pod() {
-    runs_a_pod(Kind::Crun, "crun");
+    runs_a_pod(OciRuntimeKind::Crun, "crun");
 }
 
 #[test]
 fn runc_runs_a_pod() {
-    runs_a_pod(Kind::Runc, "runc");
+    runs_a_pod(OciRuntimeKind::Runc, "runc");
 }
 
 #[test]
 fn clients_reach_a_pod_at_each_of_its_addresses() {
     let mut node = TestNode::new("families");
     node.order([pod("a", &["listen=8080"], json!({}))]);
-    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     let families: Vec<bool> = status.addresses.iter().map(IpAddr::is_ipv4).collect();
     assert_eq!(families, [true, false]);
     for ip in status.addresses {
@@ -77,7 +77,7 @@ fn a_layout_is_named_by_its_path() {
     let image = format!("oci:{}:v1", images().join("dev.local/app").display());
     let order = pod("a", &["wait"], json!({ "container": { "image": image } }));
     node.order([order]);
-    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     assert!(
         status.containers[0]
             .image_digest
@@ -92,10 +92,11 @@ fn a_limit_of_memory_kills_and_says_so() {
     let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
     let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
     node.order([pod("a", &["eat=64"], extra)]);
-    let ended = |state: &ContainerState| matches!(state, ContainerState::Terminated { .. });
+    let ended =
+        |state: &LocalContainerState| matches!(state, LocalContainerState::Terminated { .. });
     let status = node
         .wait_pod("a killed pod", "a", |pod| pod.containers.iter().any(|one| ended(&one.state)));
-    let ContainerState::Terminated { code, reason, .. } = &status.containers[0].state else {
+    let LocalContainerState::Terminated { code, reason, .. } = &status.containers[0].state else {
         unreachable!()
     };
     assert_eq!((*code, reason.as_str()), (137, "OOMKilled"));
@@ -105,15 +106,15 @@ fn a_limit_of_memory_kills_and_says_so() {
 fn a_crashing_container_waits_and_says_why() {
     let mut node = TestNode::new("crash");
     node.order([pod("a", &["say=no config file", "exit=3"], json!({}))]);
-    let backing_off = |state: &ContainerState| {
-        matches!(state, ContainerState::Waiting { reason, message, last_exit: Some(3) }
+    let backing_off = |state: &LocalContainerState| {
+        matches!(state, LocalContainerState::Waiting { reason, message, last_exit: Some(3) }
             if reason == "CrashLoopBackOff" && message.contains("no config file"))
     };
     let status = node.wait_pod("a back-off", "a", |pod| {
         pod.containers.iter().any(|one| one.restarts == 1 && backing_off(&one.state))
     });
     assert_eq!(node.log("pod-a").matches("no config file").count(), 2);
-    assert_eq!(status.phase, PodPhase::Running);
+    assert_eq!(status.phase, LocalPodPhase::Running);
 }
 
 #[test]
@@ -129,14 +130,16 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
         json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
     );
     node.order([pod("a", &["sick", "polite", "listen=80"], extra), well]);
-    let failed = |state: &ContainerState| matches!(state, ContainerState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
+    let failed = |state: &LocalContainerState| matches!(state, LocalContainerState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
     node.wait_pod("a restart for want of answers", "a", |pod| {
         pod.containers.iter().any(|one| failed(&one.state))
     });
     node.wait_pod("another start", "a", |pod| {
-        pod.containers.iter().any(|one| one.restarts > 0 && one.state == ContainerState::Running)
+        pod.containers
+            .iter()
+            .any(|one| one.restarts > 0 && one.state == LocalContainerState::Running)
     });
-    let other = node.wait_pod("the other", "b", |pod| pod.phase == PodPhase::Running);
+    let other = node.wait_pod("the other", "b", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(other.containers[0].restarts, 0);
 }
 
@@ -146,11 +149,11 @@ fn exec(words: &[&str]) -> Value {
     json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
 }
 
-fn is_running(status: &PodStatus) -> bool {
-    status.containers.iter().all(|one| one.state == ContainerState::Running)
+fn is_running(status: &LocalPodStatus) -> bool {
+    status.containers.iter().all(|one| one.state == LocalContainerState::Running)
 }
 
-fn executes_probes(kind: Kind, test: &str) {
+fn executes_probes(kind: OciRuntimeKind, test: &str) {
     let mut node = TestNode::with(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
@@ -159,7 +162,7 @@ fn executes_probes(kind: Kind, test: &str) {
         "readinessProbe": exec(&["need=/ready"]),
     } });
     let words = ["polite", "sleep=2", "touch=/begun", "sleep=2", "touch=/ready", "wait"];
-    let order = PodOrder { kubelet_probes: true, ..pod("a", &words, extra) };
+    let order = LocalPodSpec { kubelet_probes: true, ..pod("a", &words, extra) };
     node.order([order]);
     let status = node.wait_pod("a running pod", "a", is_running);
     assert!(!status.ready, "nothing was asked yet");
@@ -167,18 +170,18 @@ fn executes_probes(kind: Kind, test: &str) {
     assert_eq!(status.containers[0].restarts, 0);
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
     node.order([]);
-    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodPhase::Gone);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
     wait_reaped(node.layout.name());
 }
 
 #[test]
 fn crun_executes_probes() {
-    executes_probes(Kind::Crun, "crun-probes");
+    executes_probes(OciRuntimeKind::Crun, "crun-probes");
 }
 
 #[test]
 fn runc_executes_probes() {
-    executes_probes(Kind::Runc, "runc-probes");
+    executes_probes(OciRuntimeKind::Runc, "runc-probes");
 }
 
 #[test]
@@ -197,15 +200,15 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
         ("b", "\"/app wait\" did not end within 1s"),
         ("c", "/none"),
     ] {
-        let said = |state: &ContainerState| {
-            matches!(state, ContainerState::Waiting { message, .. }
+        let said = |state: &LocalContainerState| {
+            matches!(state, LocalContainerState::Waiting { message, .. }
                 if message.contains("liveness probe failed") && message.contains(words))
         };
-        let is_said = |pod: &PodStatus| pod.containers.iter().any(|one| said(&one.state));
+        let is_said = |pod: &LocalPodStatus| pod.containers.iter().any(|one| said(&one.state));
         node.wait_pod(words, uid, is_said);
     }
     node.order([]);
-    node.wait("all gone", |all| all.values().all(|pod| pod.phase == PodPhase::Gone));
+    node.wait("all gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Gone));
     wait_reaped(node.layout.name());
 }
 
@@ -213,7 +216,7 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
 fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
     let mut node = TestNode::new("ready-kept");
     let extra = json!({ "container": { "readinessProbe": exec(&["need=/ready"]), "startupProbe": exec(&[]) } });
-    let order = PodOrder { kubelet_probes: true, ..pod("a", &["touch=/ready", "wait"], extra) };
+    let order = LocalPodSpec { kubelet_probes: true, ..pod("a", &["touch=/ready", "wait"], extra) };
     node.order([order.clone()]);
     node.wait_pod("a ready pod", "a", |pod| pod.ready);
     node.detach();
@@ -230,10 +233,12 @@ fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
 fn a_container_that_was_killed_with_its_whole_group_starts_again() {
     let mut node = TestNode::new("killed");
     node.order([pod("a", &["listen=80"], json!({}))]);
-    node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
-    Mounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
+    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    CgroupMounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
     let status = node.wait_pod("another start", "a", |pod| {
-        pod.containers.iter().any(|one| one.restarts > 0 && one.state == ContainerState::Running)
+        pod.containers
+            .iter()
+            .any(|one| one.restarts > 0 && one.state == LocalContainerState::Running)
     });
     assert_eq!(greet(&node, address(&status), 80), "hello\n");
 }
@@ -251,8 +256,8 @@ fn a_missing_image_and_a_missing_program_say_what_to_do() {
         ("b", "RunContainerError", "/no/such/program"),
         ("c", "ImagePullBackOff", "is it an OCI image layout?"),
     ] {
-        let told = |state: &ContainerState| {
-            matches!(state, ContainerState::Waiting { reason, message, .. }
+        let told = |state: &LocalContainerState| {
+            matches!(state, LocalContainerState::Waiting { reason, message, .. }
                 if reason == want && message.contains(part) && !message.contains('\n'))
         };
         node.wait_pod(part, uid, |pod| pod.containers.iter().any(|one| told(&one.state)));
@@ -269,7 +274,7 @@ fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
     node.wait_log("pod-b", "ready");
     node.order([]);
     node.wait("both gone", |all| {
-        all.len() == 2 && all.values().all(|pod| pod.phase == PodPhase::Gone)
+        all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Gone)
     });
     assert!(node.log("pod-a").contains("asked to end"));
 }
@@ -310,13 +315,13 @@ fn init_containers_come_first() {
     });
     node.order([pod("a", &["show=/s/made", "say=second", "wait"], extra)]);
     node.wait_log("pod-a", "second");
-    node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
 }
 
 #[test]
 fn names_are_answered_to_clients_and_a_cluster_ip_nobody_serves_is_refused() {
     let node = TestNode::new("dns");
-    let name = common::wire::Name::new("default", "hello");
+    let name = common::wire::NamespacedName::new("default", "hello");
     let addresses = vec!["10.96.0.77".parse().expect("an address")];
     node.orders.send_modify(|orders| drop(orders.names.insert(name, addresses)));
     let answer = node.as_client(|| {
@@ -352,21 +357,21 @@ fn pods_outlive_the_node_s_process_and_are_adopted() {
     let stop = pod("b", &["wait"], json!({}));
     node.order([keep.clone(), stop]);
     node.wait("both running", |all| {
-        all.len() == 2 && all.values().all(|pod| pod.phase == PodPhase::Running)
+        all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Running)
     });
     let before = node.statuses["a"].clone();
     node.detach();
     let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
     next.wait("both adopted", |all| {
-        all.len() == 2 && all.values().all(|pod| pod.phase == PodPhase::Running)
+        all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Running)
     });
     assert_eq!(next.statuses["a"].addresses, before.addresses);
     assert_eq!(greet(&next, address(&before), 80), "hello\n");
     next.order([keep]);
-    next.wait_pod("the orphan gone", "b", |pod| pod.phase == PodPhase::Gone);
+    next.wait_pod("the orphan gone", "b", |pod| pod.phase == LocalPodPhase::Gone);
     assert_eq!(greet(&next, address(&before), 80), "hello\n");
     next.order([]);
-    next.wait_pod("all gone", "a", |pod| pod.phase == PodPhase::Gone);
+    next.wait_pod("all gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
 }
 
 #[test]
@@ -374,12 +379,12 @@ fn down_leaves_nothing_and_a_second_run_starts_clean() {
     let mut node = TestNode::new("down");
     for _ in 0..2 {
         node.order([pod("a", &["stubborn", "wait"], json!({}))]);
-        node.wait_pod("a running pod", "a", |pod| pod.phase == PodPhase::Running);
+        node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
         assert!(!traces(node.layout.name()).is_empty());
         node.detach();
-        Node::destroy(&node.layout).expect("a node that can be removed");
+        NodeManager::destroy(&node.layout).expect("a node that can be removed");
         assert_eq!(traces(node.layout.name()), [] as [String; 0]);
-        Node::destroy(&node.layout).expect("removing twice does no harm");
+        NodeManager::destroy(&node.layout).expect("removing twice does no harm");
         let layout = node.layout.clone();
         drop(node);
         assert!(!Path::new("/var/lib/rouse").join(layout.name()).exists());
@@ -392,15 +397,15 @@ fn down_leaves_nothing_and_a_second_run_starts_clean() {
 #[ignore = "run by a_killed_node_is_adopted_or_removed"]
 fn serve_until_killed() {
     let Ok(name) = std::env::var("ROUSE_TEST_NODE") else { return };
-    let layout = Layout::new(&name).expect("a short name");
+    let layout = NodeLayout::new(&name).expect("a short name");
     let mut node = TestNode::attach(layout.clone(), None, Vec::new());
-    Node::claim(&layout, "up").expect("nobody else");
+    NodeManager::claim(&layout, "up").expect("nobody else");
     node.order([pod("a", &["listen=80"], json!({}))]);
     node.wait("being killed", |_| false);
 }
 
 /// Runs the node in a process of its own until its pod answers, then kills that process.
-fn run_and_kill(layout: &Layout) {
+fn run_and_kill(layout: &NodeLayout) {
     let mut command = std::process::Command::new(std::env::current_exe().expect("a path"));
     command.args(["--exact", "node::serve_until_killed", "--ignored", "--nocapture"]);
     let output = std::fs::File::create("/dev/null").expect("/dev/null");
@@ -413,7 +418,7 @@ fn run_and_kill(layout: &Layout) {
         }
         tests::rouse::pause(Duration::from_millis(100));
     }
-    assert!(Node::claim(layout, "up").is_err(), "two nodes of one name");
+    assert!(NodeManager::claim(layout, "up").is_err(), "two nodes of one name");
     child.kill().expect("a process that runs");
     child.wait().expect("a child");
     // Removes the images of the killed process, which could not remove them itself.
@@ -426,15 +431,15 @@ fn a_killed_node_is_adopted_or_removed() {
     node.detach();
     run_and_kill(&node.layout);
     let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
-    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == PodPhase::Running);
+    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(greet(&next, address(&status), 80), "hello\n");
     next.order([pod("b", &["wait"], json!({}))]);
-    next.wait_pod("the orphan gone", "a", |pod| pod.phase == PodPhase::Gone);
-    next.wait_pod("the next pod", "b", |pod| pod.phase == PodPhase::Running);
+    next.wait_pod("the orphan gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
+    next.wait_pod("the next pod", "b", |pod| pod.phase == LocalPodPhase::Running);
     next.order([]);
-    next.wait_pod("the next pod gone", "b", |pod| pod.phase == PodPhase::Gone);
+    next.wait_pod("the next pod gone", "b", |pod| pod.phase == LocalPodPhase::Gone);
     next.detach();
     run_and_kill(&node.layout);
-    Node::destroy(&node.layout).expect("a node that can be removed");
+    NodeManager::destroy(&node.layout).expect("a node that can be removed");
     assert_eq!(traces(node.layout.name()), [] as [String; 0]);
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::node::{ContainerState, PodPhase};
+use common::node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
 use tests::node::{TestNode, images, pod};
 
@@ -15,13 +15,13 @@ const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWd
 /// Credentials `rouse:secret` in the format of docker's and skopeo's configuration.
 const AUTH: &str = "cm91c2U6c2VjcmV0";
 
-struct Registry {
+struct ImageRegistryFixture {
     process: Child,
     folder: PathBuf,
     port: u16,
 }
 
-impl Registry {
+impl ImageRegistryFixture {
     fn start() -> Self {
         let folder =
             std::env::temp_dir().join(format!("rouse-test-registry-{}", std::process::id()));
@@ -70,7 +70,7 @@ impl Registry {
     }
 }
 
-impl Drop for Registry {
+impl Drop for ImageRegistryFixture {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -78,31 +78,31 @@ impl Drop for Registry {
     }
 }
 
-fn waits(state: &ContainerState, part: &str) -> bool {
-    matches!(state, ContainerState::Waiting { reason, message, .. }
+fn waits(state: &LocalContainerState, part: &str) -> bool {
+    matches!(state, LocalContainerState::Waiting { reason, message, .. }
         if reason == "ImagePullBackOff" && message.contains(part) && !message.contains('\n'))
 }
 
 #[test]
 fn an_image_is_pulled_with_credentials_and_kept() {
-    let registry = Registry::start();
+    let registry = ImageRegistryFixture::start();
     let image = registry.push(&images().join("dev.local/app"), "team/app:v1");
     let mut node = TestNode::with("pull", None, vec![registry.credentials()]);
     let of = |image: &str| json!({ "container": { "image": image } });
     let missing = format!("127.0.0.1:{}/team/none:v1", registry.port);
     node.order([pod("a", &["wait"], of(&image)), pod("b", &[], of(&missing))]);
-    node.wait_pod("a pulled image", "a", |pod| pod.phase == PodPhase::Running);
+    node.wait_pod("a pulled image", "a", |pod| pod.phase == LocalPodPhase::Running);
     node.wait_pod("a missing image", "b", |pod| {
         pod.containers.iter().any(|one| waits(&one.state, "check its name and tag"))
     });
     drop(registry);
     node.order([pod("c", &["wait"], of(&image))]);
-    node.wait_pod("the image kept", "c", |pod| pod.phase == PodPhase::Running);
+    node.wait_pod("the image kept", "c", |pod| pod.phase == LocalPodPhase::Running);
 }
 
 #[test]
 fn without_credentials_the_message_says_to_log_in() {
-    let registry = Registry::start();
+    let registry = ImageRegistryFixture::start();
     let image = registry.push(&images().join("dev.local/app"), "app:v1");
     let mut node = TestNode::with("nologin", None, Vec::new());
     node.order([pod("a", &["wait"], json!({ "container": { "image": image } }))]);

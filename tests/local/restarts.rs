@@ -10,7 +10,9 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 
 use agent::maps::KernelMaps;
 use common::abi;
-use tests::parts::{Answer, Kept, PARTS, Parts, get, remains, until, wait};
+use tests::parts::{
+    HelloResponse, MultiProcessNode, PARTS, PersistentConnection, get, remains, until, wait,
+};
 
 /// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
@@ -37,15 +39,15 @@ fn sleeper() -> String {
 
 /// Results of the load.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct LoadResults {
     stop: AtomicBool,
     answered: AtomicU64,
     fresh: AtomicU64,
     wrong: Mutex<Vec<String>>,
 }
 
-impl Seen {
-    fn note(&self, what: &str, answer: &io::Result<Answer>) {
+impl LoadResults {
+    fn note(&self, what: &str, answer: &io::Result<HelloResponse>) {
         let right = matches!(answer, Ok(answer) if answer.status == 200 && answer.direct);
         if right {
             self.answered.fetch_add(1, Ordering::Relaxed);
@@ -69,9 +71,9 @@ impl Seen {
 }
 
 /// Sends requests on a connection that must last as long as the load.
-fn keep(node: &Parts, to: SocketAddr, seen: &Seen) {
+fn keep(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
     node.enter();
-    let mut kept = Kept::open(to).expect("a connection");
+    let mut kept = PersistentConnection::open(to).expect("a connection");
     while seen.runs() {
         let answer = kept.get("/?sleep=5");
         seen.note("kept", &answer);
@@ -82,7 +84,7 @@ fn keep(node: &Parts, to: SocketAddr, seen: &Seen) {
 }
 
 /// Sends requests that each open a connection.
-fn renew(node: &Parts, to: SocketAddr, seen: &Seen) {
+fn renew(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
     node.enter();
     while seen.runs() {
         seen.note("new", &get(to, "/?sleep=2&close"));
@@ -93,10 +95,10 @@ fn renew(node: &Parts, to: SocketAddr, seen: &Seen) {
 /// Sends one request beside the load.
 fn ask<'scope>(
     scope: &'scope Scope<'scope, '_>,
-    namespace: &'scope Parts,
+    namespace: &'scope MultiProcessNode,
     to: SocketAddr,
     path: &'static str,
-) -> ScopedJoinHandle<'scope, io::Result<Answer>> {
+) -> ScopedJoinHandle<'scope, io::Result<HelloResponse>> {
     // The namespace is entered before the test kills a component.
     let (say, said) = std::sync::mpsc::channel();
     let asked = scope.spawn(move || {
@@ -108,13 +110,17 @@ fn ask<'scope>(
     asked
 }
 
-fn join(asked: ScopedJoinHandle<'_, io::Result<Answer>>) -> io::Result<Answer> {
+fn join(asked: ScopedJoinHandle<'_, io::Result<HelloResponse>>) -> io::Result<HelloResponse> {
     asked.join().expect("no panic")
 }
 
 /// Runs load on `to` while `meanwhile` runs. Ends the load also when `meanwhile` panics.
-pub(super) fn under_load(node: &Parts, to: SocketAddr, meanwhile: impl FnOnce(&Seen)) -> Seen {
-    let seen = Seen::default();
+pub(super) fn under_load(
+    node: &MultiProcessNode,
+    to: SocketAddr,
+    meanwhile: impl FnOnce(&LoadResults),
+) -> LoadResults {
+    let seen = LoadResults::default();
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| keep(node, to, &seen));
@@ -130,23 +136,23 @@ pub(super) fn under_load(node: &Parts, to: SocketAddr, meanwhile: impl FnOnce(&S
     seen
 }
 
-fn more(seen: &Seen, count: u64) {
+fn more(seen: &LoadResults, count: u64) {
     let before = seen.fresh();
     wait("new connections", || (seen.fresh() >= before + count).then_some(()));
 }
 
 /// Waits until the activator holds `count` requests.
-fn waiting(node: &Parts, count: f64) {
+fn waiting(node: &MultiProcessNode, count: f64) {
     let figure = "rouse_activator_waiting_requests";
     wait("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
 }
 
-pub(super) fn asleep(node: &Parts) {
+pub(super) fn asleep(node: &MultiProcessNode) {
     wait("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
 }
 
 /// Starts a node of four processes with both services, and waits until `steady` is on the direct path.
-pub(super) fn prepared(node: Parts) -> (Parts, SocketAddr, SocketAddr) {
+pub(super) fn prepared(node: MultiProcessNode) -> (MultiProcessNode, SocketAddr, SocketAddr) {
     node.start(&PARTS);
     node.apply(&steady());
     node.apply(&sleeper());
@@ -158,7 +164,7 @@ pub(super) fn prepared(node: Parts) -> (Parts, SocketAddr, SocketAddr) {
 }
 
 /// Runs `work` on a thread in the clients' network namespace.
-pub(super) fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> T {
+pub(super) fn inside<T: Send>(node: &MultiProcessNode, work: impl FnOnce() -> T + Send) -> T {
     let inside = || {
         node.enter();
         work()
@@ -169,11 +175,11 @@ pub(super) fn inside<T: Send>(node: &Parts, work: impl FnOnce() -> T + Send) -> 
 /// Kills `part` while one request waits for the sleeper, sends another request meanwhile, and starts the component
 /// again. Returns the results of both requests.
 pub(super) fn kill_and_start(
-    node: &Parts,
+    node: &MultiProcessNode,
     part: &'static str,
-    load: &Seen,
+    load: &LoadResults,
     (steady, sleeper): (SocketAddr, SocketAddr),
-) -> [io::Result<Answer>; 2] {
+) -> [io::Result<HelloResponse>; 2] {
     thread::scope(|scope| {
         let long = ask(scope, node, steady, "/?sleep=3000");
         let before = ask(scope, node, sleeper, "/before");
@@ -189,7 +195,7 @@ pub(super) fn kill_and_start(
 }
 
 /// Number of requests that the application at `to` has counted, including this query, and the name of its pod.
-fn counted(node: &Parts, to: SocketAddr) -> (u64, String) {
+fn counted(node: &MultiProcessNode, to: SocketAddr) -> (u64, String) {
     let answer = inside(node, || get(to, "/counts")).expect("an answer");
     let text = answer.body.split("\"started\":").nth(1).unwrap_or_default();
     let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
@@ -198,7 +204,7 @@ fn counted(node: &Parts, to: SocketAddr) -> (u64, String) {
 
 #[test]
 fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost() {
-    let (node, steady, sleeper) = prepared(Parts::new("restarts"));
+    let (node, steady, sleeper) = prepared(MultiProcessNode::new("restarts"));
     let (begun, pod) = counted(&node, steady);
     let seen = under_load(&node, steady, |load| {
         more(load, MEANWHILE);
@@ -235,7 +241,7 @@ fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost()
 
 #[test]
 fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
-    let node = Parts::new("killed");
+    let node = MultiProcessNode::new("killed");
     for round in 0..2 {
         node.start(&["node"]);
         if round == 0 {
@@ -256,7 +262,7 @@ fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
 
 #[test]
 fn a_node_that_lost_any_part_is_taken_down_without_a_trace() {
-    let node = Parts::new("lost");
+    let node = MultiProcessNode::new("lost");
     for part in PARTS {
         node.start(&PARTS);
         node.apply(&steady());
@@ -270,12 +276,12 @@ fn a_node_that_lost_any_part_is_taken_down_without_a_trace() {
 }
 
 /// Takes the node down, and asserts that it leaves nothing behind.
-fn down(node: &Parts) {
+fn down(node: &MultiProcessNode) {
     node.leave();
     let (namespaces, maps) = (node.namespaces(), node.pinned_maps());
     assert!(namespaces.len() >= 3 && !maps.is_empty(), "{namespaces:?} {maps:?}");
     assert!(!remains(&node.layout, &namespaces, &maps).is_empty());
-    let _bystander = Bystander::new();
+    let _bystander = MountNamespaceProcess::new();
     let done = node.rouse(&["down"]);
     assert!(done.status.success(), "{done:?}");
     // The kernel frees programs and maps a moment after their last user has ended.
@@ -289,9 +295,9 @@ fn down(node: &Parts) {
 }
 
 /// Process in a mount namespace of its own with copies of all mounts, like many system services.
-struct Bystander(Child);
+struct MountNamespaceProcess(Child);
 
-impl Bystander {
+impl MountNamespaceProcess {
     fn new() -> Self {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sleep", "600"]);
@@ -303,7 +309,7 @@ impl Bystander {
     }
 }
 
-impl Drop for Bystander {
+impl Drop for MountNamespaceProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::{fs, thread};
 
 use local::layout;
-use tests::client::{Client, Load, Plan, Sent, get, load, lost};
-use tests::rouse::{Rouse, wait};
+use tests::client::{LoadPlan, PlainHttpClient, RunningLoad, SentRequest, get, load, lost};
+use tests::rouse::{RouseNode, wait};
 
 /// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
@@ -17,12 +17,12 @@ fn manifest(name: &str) -> String {
     hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
 }
 
-fn plan(to: SocketAddr, clients: usize, keep: bool) -> Plan {
+fn plan(to: SocketAddr, clients: usize, keep: bool) -> LoadPlan {
     let host = "hello.default.svc.cluster.local".to_owned();
-    Plan { to, host, path: "/?sleep=50".to_owned(), clients, keep }
+    LoadPlan { to, host, path: "/?sleep=50".to_owned(), clients, keep }
 }
 
-fn ready_pods(node: &Rouse, service: &str) -> usize {
+fn ready_pods(node: &RouseNode, service: &str) -> usize {
     let is_ready = |pod: &&serde_json::Value| {
         let conditions = pod["status"]["conditions"].as_array();
         conditions.is_some_and(|all| {
@@ -33,18 +33,18 @@ fn ready_pods(node: &Rouse, service: &str) -> usize {
 }
 
 /// Waits until `count` more requests have ended.
-fn more(load: &Load<'_>, count: usize) {
+fn more(load: &RunningLoad<'_>, count: usize) {
     let before = load.count();
     wait("requests to end", || (load.count() >= before + count).then_some(()));
 }
 
-fn wake(node: &Rouse, to: SocketAddr, host: &str) -> tests::client::Answer {
+fn wake(node: &RouseNode, to: SocketAddr, host: &str) -> tests::client::ClientResponse {
     node.inside(|| get(to, host, "/")).expect("an answer")
 }
 
 #[test]
 fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
-    let node = Rouse::up("story");
+    let node = RouseNode::up("story");
     assert!(node.apply(HELLO).0);
     let to = node.wait_ready("hello");
     assert_eq!(node.pods("hello").len(), 0, "asleep before the first request");
@@ -54,8 +54,8 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     assert!(first.body.starts_with("Hello from hello-00001-"), "{first:?}");
 
     wait("a ready pod", || (ready_pods(&node, "hello") == 1).then_some(()));
-    let fresh = Plan { path: "/?sleep=100".to_owned(), ..plan(to, 20, false) };
-    let kept = Plan { keep: true, ..fresh.clone() };
+    let fresh = LoadPlan { path: "/?sleep=100".to_owned(), ..plan(to, 20, false) };
+    let kept = LoadPlan { keep: true, ..fresh.clone() };
     let (mut sent, (others, most)) = load(&node, &fresh, |_| {
         load(&node, &kept, |running| {
             let most = wait("three ready pods", || {
@@ -68,7 +68,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     sent.extend(others);
     assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
     assert!(most >= 3);
-    let new: Vec<&Sent> = sent.iter().filter(|one| one.fresh).collect();
+    let new: Vec<&SentRequest> = sent.iter().filter(|one| one.fresh).collect();
     let direct = new.iter().filter(|one| one.direct).count();
     assert!(
         direct * 100 >= new.len() * 95,
@@ -85,7 +85,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
 }
 
 /// Wakes, loads and leaves one service `count` times; one client keeps its connection through all cycles.
-fn cycles(node: &Rouse, service: &str, count: usize, keep: bool) -> Vec<Sent> {
+fn cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<SentRequest> {
     let to = node.wait_ready(service);
     let plan = plan(to, 6, keep);
     let mut sent = Vec::new();
@@ -109,7 +109,7 @@ fn cycles(node: &Rouse, service: &str, count: usize, keep: bool) -> Vec<Sent> {
 #[test]
 fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
     // Five cycles of four services in parallel: a window is at least 6 s, so cycles in sequence would take minutes.
-    let node = Rouse::up("cycles");
+    let node = RouseNode::up("cycles");
     let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];
     for (service, _) in services {
         assert!(node.apply(&manifest(service)).0);
@@ -133,7 +133,7 @@ fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
 /// A file that is being replaced cannot be mounted, so the commands must not replace it.
 #[test]
 fn commands_that_run_inside_at_once_share_the_file_of_names() {
-    let node = Rouse::up("names");
+    let node = RouseNode::up("names");
     let file = || fs::metadata(node.layout.resolv_conf()).expect("the node wrote it").ino();
     let before = file();
     let inside = || node.rouse(&["run", "--", "cat", "/etc/resolv.conf"]);
@@ -149,7 +149,7 @@ fn commands_that_run_inside_at_once_share_the_file_of_names() {
 
 #[test]
 fn the_address_alone_wakes_whatever_the_host_header_says() {
-    let node = Rouse::up("host");
+    let node = RouseNode::up("host");
     for service in ["bare", "foreign", "other"] {
         assert!(node.apply(&manifest(service)).0);
     }
@@ -167,10 +167,10 @@ fn the_address_alone_wakes_whatever_the_host_header_says() {
 
 #[test]
 fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
-    let node = Rouse::up("gateway");
+    let node = RouseNode::up("gateway");
     assert!(node.apply(HELLO).0);
     node.wait_ready("hello");
-    let mut client = Client::connect(node.gateway).expect("a gateway");
+    let mut client = PlainHttpClient::connect(node.gateway).expect("a gateway");
     let port = node.gateway.port();
     for host in ["hello.default.localhost".to_owned(), format!("hello.default.localhost:{port}")] {
         let answer = client.get(&host, "/").expect("an answer");
@@ -187,7 +187,7 @@ fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
 
 #[test]
 fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
-    let node = Rouse::up("probed");
+    let node = RouseNode::up("probed");
     let probe = "- image: dev.local/hello:v1\n          readinessProbe: { httpGet: { path: /ready }, periodSeconds: 1 }";
     let probed =
         |name: &str, probe: &str| manifest(name).replace("- image: dev.local/hello:v1", probe);

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use crate::node::LIMIT;
-use crate::rouse::Rouse;
+use crate::rouse::RouseNode;
 
 /// Response to one request.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct ClientResponse {
     /// Status code of the response.
     pub status: u16,
     /// Headers, with names in lower case.
@@ -21,7 +21,7 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl ClientResponse {
     /// Value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(have, _)| have == name);
@@ -31,12 +31,12 @@ impl Answer {
 
 /// A connection that can carry several requests.
 #[derive(Debug)]
-pub struct Client {
+pub struct PlainHttpClient {
     stream: TcpStream,
     rest: Vec<u8>,
 }
 
-impl Client {
+impl PlainHttpClient {
     /// Connects to an address, with a timeout for each later read.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&to, LIMIT)?;
@@ -62,7 +62,7 @@ impl Client {
     }
 
     /// Sends one request without a body and reads the response.
-    pub fn get(&mut self, host: &str, path: &str) -> io::Result<Answer> {
+    pub fn get(&mut self, host: &str, path: &str) -> io::Result<ClientResponse> {
         self.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())?;
         self.answer()
     }
@@ -76,7 +76,7 @@ impl Client {
     }
 
     /// Reads one response from the connection.
-    pub fn answer(&mut self) -> io::Result<Answer> {
+    pub fn answer(&mut self) -> io::Result<ClientResponse> {
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "not an HTTP/1.1 answer");
         let head = loop {
             let end = self.rest.windows(4).position(|four| four == b"\r\n\r\n");
@@ -93,7 +93,8 @@ impl Client {
             Some((name.to_ascii_lowercase(), value.trim().to_owned()))
         };
         let headers = lines.filter_map(header).collect();
-        let mut answer = Answer { status: status.ok_or_else(bad)?, headers, body: String::new() };
+        let mut answer =
+            ClientResponse { status: status.ok_or_else(bad)?, headers, body: String::new() };
         let body = match answer.header("content-length").parse::<usize>() {
             Ok(length) => {
                 while self.rest.len() < length {
@@ -124,13 +125,13 @@ impl Client {
 }
 
 /// Sends one request on a new connection.
-pub fn get(to: SocketAddr, host: &str, path: &str) -> io::Result<Answer> {
-    Client::connect(to)?.get(host, path)
+pub fn get(to: SocketAddr, host: &str, path: &str) -> io::Result<ClientResponse> {
+    PlainHttpClient::connect(to)?.get(host, path)
 }
 
 /// Sends raw bytes on a new connection and returns all data up to its end.
 pub fn exchange(to: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let mut client = Client::connect(to)?;
+    let mut client = PlainHttpClient::connect(to)?;
     client.stream.write_all(bytes)?;
     let mut back = Vec::new();
     client.stream.read_to_end(&mut back)?;
@@ -139,7 +140,7 @@ pub fn exchange(to: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Load of one test: target, request and number of clients.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     /// Address to connect to.
     pub to: SocketAddr,
     /// Value of the Host header.
@@ -152,15 +153,23 @@ pub struct Plan {
     pub keep: bool,
 }
 
-impl Plan {
+impl LoadPlan {
     /// Sends one request, over `kept` if it is still open. Returns the connection if it can carry another request.
-    pub fn send(&self, kept: Option<Client>) -> (Sent, Option<Client>) {
+    pub fn send(&self, kept: Option<PlainHttpClient>) -> (SentRequest, Option<PlainHttpClient>) {
         let kept = kept.filter(|client| !client.is_over());
         let fresh = kept.is_none();
         let lost = |why: io::Error| {
-            (Sent { fresh, direct: false, pod: String::new(), lost: Some(why.to_string()) }, None)
+            (
+                SentRequest {
+                    fresh,
+                    direct: false,
+                    pod: String::new(),
+                    lost: Some(why.to_string()),
+                },
+                None,
+            )
         };
-        let mut client = match kept.map_or_else(|| Client::connect(self.to), Ok) {
+        let mut client = match kept.map_or_else(|| PlainHttpClient::connect(self.to), Ok) {
             Ok(client) => client,
             Err(why) => return lost(why),
         };
@@ -170,7 +179,8 @@ impl Plan {
         };
         let code = (answer.status != 200).then(|| format!("{}: {}", answer.status, answer.body));
         let direct = answer.header("x-peer") == client.own_ip();
-        let sent = Sent { fresh, direct, pod: answer.header("x-pod").to_owned(), lost: code };
+        let sent =
+            SentRequest { fresh, direct, pod: answer.header("x-pod").to_owned(), lost: code };
         let keeps = !answer.header("connection").eq_ignore_ascii_case("close");
         (sent, Some(client).filter(|_| keeps))
     }
@@ -178,7 +188,7 @@ impl Plan {
 
 /// Result of one request of a load.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct SentRequest {
     /// True if the request opened its connection.
     pub fresh: bool,
     /// True if the pod saw this client as its peer, and not the activator.
@@ -191,12 +201,12 @@ pub struct Sent {
 
 /// A load that runs until it is stopped.
 #[derive(Debug)]
-pub struct Load<'a> {
+pub struct RunningLoad<'a> {
     stop: &'a AtomicBool,
-    sent: &'a Mutex<Vec<Sent>>,
+    sent: &'a Mutex<Vec<SentRequest>>,
 }
 
-impl Load<'_> {
+impl RunningLoad<'_> {
     /// Number of requests that have ended so far.
     pub fn count(&self) -> usize {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -210,16 +220,16 @@ impl Load<'_> {
 
 /// Runs load while `meanwhile` runs. Returns all requests, in the order of their ends, and the result of `meanwhile`.
 pub fn load<T>(
-    node: &Rouse,
-    plan: &Plan,
-    meanwhile: impl FnOnce(&Load<'_>) -> T,
-) -> (Vec<Sent>, T) {
+    node: &RouseNode,
+    plan: &LoadPlan,
+    meanwhile: impl FnOnce(&RunningLoad<'_>) -> T,
+) -> (Vec<SentRequest>, T) {
     let (stop, sent) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let done = thread::scope(|scope| {
         for _ in 0..plan.clients {
             scope.spawn(|| one_client(node, plan, &stop, &sent));
         }
-        let load = Load { stop: &stop, sent: &sent };
+        let load = RunningLoad { stop: &stop, sent: &sent };
         // A panic must not leave the clients running, because the scope would wait for them.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| meanwhile(&load)));
         load.stop();
@@ -229,7 +239,12 @@ pub fn load<T>(
     (sent, done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-fn one_client(node: &Rouse, plan: &Plan, stop: &AtomicBool, sent: &Mutex<Vec<Sent>>) {
+fn one_client(
+    node: &RouseNode,
+    plan: &LoadPlan,
+    stop: &AtomicBool,
+    sent: &Mutex<Vec<SentRequest>>,
+) {
     node.enter();
     let mut kept = None;
     while !stop.load(Ordering::Relaxed) {
@@ -245,6 +260,6 @@ fn one_client(node: &Rouse, plan: &Plan, stop: &AtomicBool, sent: &Mutex<Vec<Sen
 }
 
 /// Requests of `sent` that were lost.
-pub fn lost(sent: &[Sent]) -> Vec<&Sent> {
+pub fn lost(sent: &[SentRequest]) -> Vec<&SentRequest> {
     sent.iter().filter(|one| one.lost.is_some()).collect()
 }

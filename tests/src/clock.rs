@@ -16,9 +16,9 @@ const RECENT: SignedDuration = SignedDuration::from_mins(5);
 
 /// Clock of the programs that it was given to, in a file.
 #[derive(Debug)]
-pub struct Clock(PathBuf);
+pub struct FakeClock(PathBuf);
 
-impl Clock {
+impl FakeClock {
     /// Creates a clock that equals the machine's until it is set.
     pub fn new(folder: &Path) -> Self {
         let clock = Self(folder.join("clock"));

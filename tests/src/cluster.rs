@@ -20,14 +20,14 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A cluster to run tests on.
 #[derive(Clone, Debug)]
-pub struct Cluster {
+pub struct TestCluster {
     kubectl: PathBuf,
     kubeconfig: PathBuf,
     /// Path of `xtask` and name of the cluster; `None` for a cluster that xtask did not make.
     ours: Option<(PathBuf, String)>,
 }
 
-impl Cluster {
+impl TestCluster {
     /// Returns the cluster of this test run.
     pub fn at_hand() -> Self {
         if let Some(kubeconfig) = std::env::var_os("ROUSE_KUBECONFIG") {
@@ -193,22 +193,22 @@ impl Cluster {
 
 /// A Kubernetes namespace with a unique name; deleted on drop, with all its objects.
 #[derive(Debug)]
-pub struct Namespace<'a> {
+pub struct TestNamespace<'a> {
     /// Name of the namespace.
     pub name: String,
-    cluster: &'a Cluster,
+    cluster: &'a TestCluster,
 }
 
-impl<'a> Namespace<'a> {
+impl<'a> TestNamespace<'a> {
     /// Creates the namespace for a test.
-    pub fn new(cluster: &'a Cluster, test: &str) -> Self {
+    pub fn new(cluster: &'a TestCluster, test: &str) -> Self {
         let name = format!("{test}-{}", std::process::id());
         cluster.kubectl(&["create", "namespace", &name]).expect("a new namespace");
         Self { name, cluster }
     }
 }
 
-impl Drop for Namespace<'_> {
+impl Drop for TestNamespace<'_> {
     #[allow(clippy::print_stderr, reason = "a test's own output is where its reader looks")]
     fn drop(&mut self) {
         if thread::panicking() {

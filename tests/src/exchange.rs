@@ -5,18 +5,18 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use crate::installed::Place;
+use crate::installed::ClientPod;
 
 /// A program that sends its input as a request's body, and prints head and body of the response as they arrive.
 #[derive(Debug)]
-pub struct Exchange {
+pub struct StreamingExchange {
     child: Child,
     input: Option<ChildStdin>,
     came: Arc<Mutex<Vec<u8>>>,
     reader: Option<JoinHandle<()>>,
 }
 
-impl Exchange {
+impl StreamingExchange {
     /// Starts the exchange by this command.
     pub fn start(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -36,7 +36,7 @@ impl Exchange {
     }
 
     /// Uploads to `url` from `client` while receiving the response; `version` is curl's option for the HTTP version.
-    pub fn upload(client: &Place, url: &str, version: &str) -> Self {
+    pub fn upload(client: &ClientPod, url: &str, version: &str) -> Self {
         // With the error on its output, a failure cannot look like a complete response. With a time limit, curl would
         // wait for its input alone.
         let fixed = "--silent --include --no-buffer --noproxy * --header Expect: \
@@ -89,7 +89,7 @@ impl Exchange {
     }
 }
 
-impl Drop for Exchange {
+impl Drop for StreamingExchange {
     fn drop(&mut self) {
         // A failed test must not leave a program that other tests wait for.
         let _ended = self.child.kill().and_then(|()| self.child.wait());

@@ -4,24 +4,24 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::cluster::Cluster;
-use crate::installed::{Installed, configure};
+use crate::cluster::TestCluster;
+use crate::installed::{RouseCluster, configure};
 
 const MAP: &str = "config-features";
 
 /// Features that are enabled until this value is dropped.
 #[derive(Debug)]
-pub struct Features<'a> {
-    cluster: &'a Cluster,
+pub struct EnabledFeatures<'a> {
+    cluster: &'a TestCluster,
     names: &'static [&'static str],
 }
 
 /// Number of users of each feature: tests of one process run in parallel, and the last one disables it.
 static HELD: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
 
-impl<'a> Features<'a> {
+impl<'a> EnabledFeatures<'a> {
     /// Enables the features for this test.
-    pub fn on(cluster: &'a Cluster, names: &'static [&'static str]) -> Self {
+    pub fn on(cluster: &'a TestCluster, names: &'static [&'static str]) -> Self {
         // Locked until they are set: otherwise another test could disable them in between.
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         configure(cluster, MAP, names, "\"enabled\"").expect("a good value is taken");
@@ -31,7 +31,7 @@ impl<'a> Features<'a> {
 
     /// Applies a manifest that needs the features, again until it is accepted: controller replicas do not see a new
     /// setting at the same moment.
-    pub fn apply(&self, rouse: &Installed, namespace: &str, yaml: &str) {
+    pub fn apply(&self, rouse: &RouseCluster, namespace: &str, yaml: &str) {
         self.cluster.wait("the features to be in force", || {
             let applied = rouse.apply(namespace, yaml);
             applied.inspect_err(|said| eprintln!("{:?}: {said}", self.names)).ok()
@@ -39,7 +39,7 @@ impl<'a> Features<'a> {
     }
 }
 
-impl Drop for Features<'_> {
+impl Drop for EnabledFeatures<'_> {
     fn drop(&mut self) {
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         for name in self.names {

@@ -1,6 +1,6 @@
 //! Requests of many kinds at once, each with a unique id, until stopped, with the result of every one of them.
 //!
-//! The executable `flood` runs this inside a client's pod; [`Flood`] is the test's side.
+//! The executable `flood` runs this inside a client's pod; [`FloodProcess`] is the test's side.
 #![allow(clippy::print_stdout, reason = "the program's output is what the test reads")]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
+use crate::client::{ClientResponse, PlainHttpClient};
 
 /// Time between two progress lines of the program.
 const TELL: Duration = Duration::from_millis(100);
@@ -36,16 +36,16 @@ const IDS: u32 = 40;
 
 /// Behaviour of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Kind {
+pub struct FloodKind {
     /// True if it sends a body.
     pub post: bool,
     /// Use of its connections.
-    pub way: Way,
+    pub way: ConnectionUse,
 }
 
 /// Use of a worker's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum ConnectionUse {
     /// A new connection for each request.
     New,
     /// A persistent connection with long pauses between requests.
@@ -60,16 +60,16 @@ pub enum Way {
     Long,
 }
 
-impl Kind {
+impl FloodKind {
     fn parse(text: &str) -> Option<Self> {
         let (way, method) = text.split_once('-')?;
         let way = match way {
-            "new" => Way::New,
-            "idle" => Way::Idle,
-            "busy" => Way::Busy,
-            "full" => Way::Full,
-            "slow" => Way::Slow,
-            "long" => Way::Long,
+            "new" => ConnectionUse::New,
+            "idle" => ConnectionUse::Idle,
+            "busy" => ConnectionUse::Busy,
+            "full" => ConnectionUse::Full,
+            "slow" => ConnectionUse::Slow,
+            "long" => ConnectionUse::Long,
             _ => return None,
         };
         Some(Self { post: method == "post", way })
@@ -77,7 +77,7 @@ impl Kind {
 }
 
 /// State that all workers of the program share.
-struct Shared {
+struct FloodState {
     to: SocketAddr,
     host: String,
     base: u64,
@@ -97,7 +97,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     let [to, host, base, kinds @ ..] = args else {
         return Err("usage: flood ADDRESS HOST BASE KIND=WORKERS…".into());
     };
-    let shared = Shared {
+    let shared = FloodState {
         to: to.parse().map_err(|error| format!("{to}: {error}"))?,
         host: host.clone(),
         base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << IDS,
@@ -113,7 +113,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     let mut workers = Vec::new();
     for text in kinds {
         let (kind, count) = text.split_once('=').ok_or_else(|| format!("{text}: KIND=WORKERS"))?;
-        let parsed = Kind::parse(kind).ok_or_else(|| format!("{kind}: no such kind"))?;
+        let parsed = FloodKind::parse(kind).ok_or_else(|| format!("{kind}: no such kind"))?;
         let count: usize = count.parse().map_err(|error| format!("{text}: {error}"))?;
         workers.extend(std::iter::repeat_n((parsed, kind), count));
     }
@@ -137,7 +137,7 @@ fn long_s() -> Result<u64, String> {
     })
 }
 
-impl Shared {
+impl FloodState {
     fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -160,7 +160,7 @@ impl Shared {
         })
     }
 
-    fn work(&self, kind: Kind, name: &str, seed: u64) {
+    fn work(&self, kind: FloodKind, name: &str, seed: u64) {
         let mut kept = None;
         let mut chance = seed;
         while !self.is_over() {
@@ -172,10 +172,10 @@ impl Shared {
                 pause(Duration::from_millis(least + (chance >> 33) % (most - least)));
             };
             match kind.way {
-                Way::New => pause(NEW_EVERY),
-                Way::Idle => within(IDLE_MS),
-                Way::Busy | Way::Slow | Way::Long => within(BUSY_MS),
-                Way::Full => {}
+                ConnectionUse::New => pause(NEW_EVERY),
+                ConnectionUse::Idle => within(IDLE_MS),
+                ConnectionUse::Busy | ConnectionUse::Slow | ConnectionUse::Long => within(BUSY_MS),
+                ConnectionUse::Full => {}
             }
             let id = self.base + self.next.fetch_add(1, Ordering::Relaxed);
             let (sent_ms, was_kept) = (self.started.elapsed().as_millis(), kept.is_some());
@@ -199,14 +199,19 @@ impl Shared {
     }
 
     /// Sends one request. Returns the connection if it can carry another request.
-    fn request(&self, kind: Kind, id: u64, kept: Option<Client>) -> Result<Option<Client>, String> {
+    fn request(
+        &self,
+        kind: FloodKind,
+        id: u64,
+        kept: Option<PlainHttpClient>,
+    ) -> Result<Option<PlainHttpClient>, String> {
         let path = match kind.way {
-            Way::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
-            Way::Long => format!("/echo?id={id}&sleep={}", self.long_s * 1000),
+            ConnectionUse::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
+            ConnectionUse::Long => format!("/echo?id={id}&sleep={}", self.long_s * 1000),
             _ => format!("/echo?id={id}"),
         };
         let body = kind.post.then(|| format!("body of {id}"));
-        let close = kind.way == Way::New;
+        let close = kind.way == ConnectionUse::New;
         let bytes = encode(&self.host, &path, body.as_deref(), close);
         let mut client = match kept.filter(|it| !it.is_over()).map(|it| resend(it, &bytes)) {
             Some(Some(client)) => client,
@@ -223,14 +228,15 @@ impl Shared {
         Ok(Some(client).filter(|_| keeps))
     }
 
-    fn fresh(&self, bytes: &[u8], moved: bool) -> Result<Client, String> {
+    fn fresh(&self, bytes: &[u8], moved: bool) -> Result<PlainHttpClient, String> {
         self.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
-        let mut client = Client::connect(self.to).map_err(|error| format!("connect: {error}"))?;
+        let mut client =
+            PlainHttpClient::connect(self.to).map_err(|error| format!("connect: {error}"))?;
         client.send(bytes).map_err(|error| format!("send: {error} ({})", client.ends()))?;
         Ok(client)
     }
 
-    fn judge(&self, answer: &Answer, body: &str) -> Result<(), String> {
+    fn judge(&self, answer: &ClientResponse, body: &str) -> Result<(), String> {
         match answer.status {
             200 if answer.body == body => Ok(()),
             200 => Err(format!("another's answer: {}", answer.body)),
@@ -240,7 +246,7 @@ impl Shared {
 }
 
 /// Sends a request on a persistent connection; `None` if no byte of it was accepted.
-fn resend(mut client: Client, bytes: &[u8]) -> Option<Client> {
+fn resend(mut client: PlainHttpClient, bytes: &[u8]) -> Option<PlainHttpClient> {
     client.send(bytes).ok().map(|()| client)
 }
 
@@ -259,7 +265,7 @@ fn pause(time: Duration) {
 
 /// A running program `flood`, as the test sees it.
 #[derive(Debug)]
-pub struct Flood {
+pub struct FloodProcess {
     child: Child,
     told: thread::JoinHandle<Vec<String>>,
     answered: Arc<AtomicU64>,
@@ -270,7 +276,7 @@ pub struct Flood {
 
 /// Results of the requests of a flood.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct FloodOutcome {
     /// Number of requests that were sent.
     pub issued: u64,
     /// Number of requests with a correct response.
@@ -285,7 +291,7 @@ pub struct Outcome {
     pub first: u64,
 }
 
-impl Flood {
+impl FloodProcess {
     /// Starts the program by this command, which ends with the program's path; `base` makes its request ids unique.
     pub fn start(
         mut command: Command,
@@ -335,14 +341,14 @@ impl Flood {
     }
 
     /// Lets every worker end after its request, and returns all results.
-    pub fn stop(mut self) -> Outcome {
+    pub fn stop(mut self) -> FloodOutcome {
         drop(self.child.stdin.take());
         let last = self.told.join().expect("the reader does not panic");
         let status = self.child.wait().expect("it was started");
         assert!(status.success(), "flood: {status}");
         let last: Value = serde_json::from_str(&last.concat()).expect("the last line is JSON");
         let number = |key: &str| last[key].as_u64().unwrap_or_default();
-        Outcome {
+        FloodOutcome {
             issued: number("issued"),
             answered: number("answered"),
             direct: number("direct"),
@@ -354,7 +360,7 @@ impl Flood {
 }
 
 /// Requests that were not served exactly once, by the ids that pods have written (one a line), with their counts.
-pub fn not_once(outcome: &Outcome, served: &str) -> BTreeMap<u64, u32> {
+pub fn not_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u32> {
     let mut counts = vec![0_u32; usize::try_from(outcome.issued).unwrap_or(0)];
     for id in served.lines().filter_map(|line| line.parse::<u64>().ok()) {
         let at = id.checked_sub(outcome.first).and_then(|at| usize::try_from(at).ok());

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 /// A directory that any user may write to, removed on drop.
 #[derive(Debug)]
-pub struct Folder(PathBuf);
+pub struct SharedFolder(PathBuf);
 
-impl Folder {
+impl SharedFolder {
     /// Creates the directory. A killed run leaves it behind; the process id in the namespace's name identifies it
     /// later.
     pub fn new(namespace: &str) -> Self {
@@ -37,7 +37,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for SharedFolder {
     fn drop(&mut self) {
         let _gone = fs::remove_dir_all(&self.0);
     }

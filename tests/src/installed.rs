@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::cluster::{Cluster, Namespace, variable, xtask_output};
-use crate::requests::Load;
+use crate::cluster::{TestCluster, TestNamespace, variable, xtask_output};
+use crate::requests::LoadProcess;
 
 /// Namespace of Rouse's own components.
 pub const SYSTEM: &str = "knative-serving";
@@ -29,19 +29,19 @@ const INSTALL: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodepo
 
 /// The cluster, and pods to send requests from.
 #[derive(Clone, Debug)]
-pub struct Installed {
+pub struct RouseCluster {
     /// Cluster on which Rouse is installed.
-    pub cluster: Cluster,
+    pub cluster: TestCluster,
     /// Client pods, one on each node.
-    pub places: Vec<Place>,
+    pub places: Vec<ClientPod>,
     /// Address of a node, for the gateway's node port.
     node: String,
 }
 
 /// The cluster of this run, or the error of its failed start.
-static SHARED: Mutex<Option<Result<Installed, String>>> = Mutex::new(None);
+static SHARED: Mutex<Option<Result<RouseCluster, String>>> = Mutex::new(None);
 
-impl Installed {
+impl RouseCluster {
     /// Returns the cluster of this run, with every component ready.
     pub fn at_hand() -> Self {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ impl Installed {
             let words = ["up", "--nodes", "2", "--image", "hello", "--image", "rouse"];
             xtask_output(&xtask, &name, &words)?;
         }
-        let cluster = Cluster::named(&name);
+        let cluster = TestCluster::named(&name);
         // A killed test may have left a node cordoned.
         cluster.kubectl(&["uncordon", NODES[0], NODES[1]])?;
         rouse(&cluster, &INSTALL)?;
@@ -68,16 +68,16 @@ impl Installed {
     }
 
     /// Sets up the clients on a cluster with Rouse installed.
-    fn of(cluster: Cluster) -> Result<Self, String> {
+    fn of(cluster: TestCluster) -> Result<Self, String> {
         let made = cluster.kubectl(&["create", "namespace", CLIENTS]);
         if let Err(error) = made.map(drop)
             && !error.contains("AlreadyExists")
         {
             return Err(error);
         }
-        let places = NODES.map(|node| Place::apply(&cluster, CLIENTS, node));
+        let places = NODES.map(|node| ClientPod::apply(&cluster, CLIENTS, node));
         let places = places.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let places = places.into_iter().map(Place::started).collect();
+        let places = places.into_iter().map(ClientPod::started).collect();
         let status = cluster.status();
         let node = status["nodes"][0]["addresses"][0].as_str().unwrap_or_default().to_owned();
         Ok(Self { cluster, places, node })
@@ -96,7 +96,7 @@ impl Installed {
         let all = list["items"].as_array().cloned().unwrap_or_default();
         let nodes = self.cluster.get(&["nodes"]);
         let nodes = nodes["items"].as_array().cloned().unwrap_or_default();
-        let clients = self.places.iter().all(Place::runs);
+        let clients = self.places.iter().all(ClientPod::runs);
         all.len() == 4
             && all.iter().all(is_ready)
             && nodes.len() == 2
@@ -116,27 +116,27 @@ impl Installed {
     }
 
     /// Excludes the node `node` from scheduling until the returned value is dropped, also by a failed test.
-    pub fn cordon(&self, node: &str) -> Cordon<'_> {
+    pub fn cordon(&self, node: &str) -> CordonedNode<'_> {
         self.cluster.kubectl(&["cordon", node]).expect("an operator may");
-        Cordon { cluster: &self.cluster, node: node.to_owned() }
+        CordonedNode { cluster: &self.cluster, node: node.to_owned() }
     }
 
     /// Returns the client on the node `node`.
-    pub fn from(&self, node: &str) -> &Place {
+    pub fn from(&self, node: &str) -> &ClientPod {
         self.places.iter().find(|place| place.node == node).expect("there is a client on each node")
     }
 
     /// Creates a namespace for one test.
-    pub fn namespace(&self, test: &str) -> Namespace<'_> {
-        Namespace::new(&self.cluster, test)
+    pub fn namespace(&self, test: &str) -> TestNamespace<'_> {
+        TestNamespace::new(&self.cluster, test)
     }
 
     /// Sends a request for `host` to the gateway, from outside of the cluster.
-    pub fn through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> Answer {
+    pub fn through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> CurlResponse {
         let (url, host) = (format!("http://{}{path}", self.gateway()), format!("Host: {host}"));
         let words = curl(&url, &[&[host.as_str()][..], headers].concat());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Answer::of(self.cluster.run(&words))
+        CurlResponse::of(self.cluster.run(&words))
     }
 
     /// Applies one or more services in `namespace` and waits until each of them is Ready.
@@ -211,7 +211,7 @@ impl Installed {
 
 /// Sets these keys of one of Knative's ConfigMaps to a value in JSON; `null` removes them.
 pub fn configure(
-    cluster: &Cluster,
+    cluster: &TestCluster,
     config_map: &str,
     keys: &[&str],
     value: &str,
@@ -224,19 +224,19 @@ pub fn configure(
 
 /// A cordoned node, uncordoned on drop.
 #[derive(Debug)]
-pub struct Cordon<'a> {
-    cluster: &'a Cluster,
+pub struct CordonedNode<'a> {
+    cluster: &'a TestCluster,
     node: String,
 }
 
-impl Drop for Cordon<'_> {
+impl Drop for CordonedNode<'_> {
     fn drop(&mut self) {
         let _open = self.cluster.kubectl(&["uncordon", &self.node]);
     }
 }
 
 /// Runs `rouse ARGS --kubeconfig FILE` with the program of the image.
-fn rouse(cluster: &Cluster, args: &[&str]) -> Result<String, String> {
+fn rouse(cluster: &TestCluster, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(variable("ROUSE_PROGRAM"));
     command.args(args).arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
     let done = command.output().map_err(|error| error.to_string())?;
@@ -286,23 +286,23 @@ pub fn condition(object: &Value, which: &str) -> Value {
 
 /// An otherwise idle pod that requests are sent from.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ClientPod {
     /// Name of the pod's node.
     pub node: String,
     /// Namespace of the pod.
     pub namespace: String,
-    cluster: Cluster,
+    cluster: TestCluster,
     /// Path of its network namespace, found once, so that requests need no API server.
     netns: PathBuf,
 }
 
-impl Place {
+impl ClientPod {
     /// Creates a client in a namespace of the test.
-    pub fn new(cluster: &Cluster, namespace: &str, node: &str) -> Self {
+    pub fn new(cluster: &TestCluster, namespace: &str, node: &str) -> Self {
         Self::apply(cluster, namespace, node).expect("a pod may be made").started()
     }
 
-    fn apply(cluster: &Cluster, namespace: &str, node: &str) -> Result<Self, String> {
+    fn apply(cluster: &TestCluster, namespace: &str, node: &str) -> Result<Self, String> {
         let yaml = format!(
             "apiVersion: v1
 kind: Pod
@@ -349,7 +349,7 @@ spec:
     }
 
     /// Sends one request and returns the response.
-    pub fn ask(&self, url: &str) -> Answer {
+    pub fn ask(&self, url: &str) -> CurlResponse {
         self.ask_with(url, &[])
     }
 
@@ -363,24 +363,24 @@ spec:
     }
 
     /// Sends one request with these headers.
-    pub fn ask_with(&self, url: &str, headers: &[&str]) -> Answer {
+    pub fn ask_with(&self, url: &str, headers: &[&str]) -> CurlResponse {
         let words = curl(url, headers);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let done = self.command(&words).stdin(Stdio::null()).output().expect("sh is there");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Answer::of(match done.status.success() {
+        CurlResponse::of(match done.status.success() {
             true => Ok(text(&done.stdout)),
             false => Err(text(&done.stderr)),
         })
     }
 
     /// Starts load, like `cargo xtask load ARGS --addr --host`.
-    pub fn load(&self, address: &str, host: &str, args: &[&str]) -> Load {
+    pub fn load(&self, address: &str, host: &str, args: &[&str]) -> LoadProcess {
         let xtask = variable("ROUSE_XTASK");
         let words = [&[xtask.as_str(), "load", "--addr", address, "--host", host], args].concat();
         let mut command = self.command(&words);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        Load::of(command.spawn().expect("sh is there"))
+        LoadProcess::of(command.spawn().expect("sh is there"))
     }
 
     /// Command in the pod's network and cgroup, where programs see its connects, with the host's files.
@@ -416,7 +416,7 @@ fn curl(url: &str, headers: &[&str]) -> Vec<String> {
 
 /// Response to one request.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct CurlResponse {
     /// Status code; 0 without a response.
     pub status: u16,
     /// Lines of the response's head.
@@ -425,7 +425,7 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl CurlResponse {
     fn of(said: Result<String, String>) -> Self {
         let text = match said {
             Ok(text) => text,
@@ -452,7 +452,7 @@ impl Answer {
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for CurlResponse {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}\n{}", self.head, self.body)
     }

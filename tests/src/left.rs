@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use local::layout::Layout;
-use local::node::Node;
+use local::layout::NodeLayout;
+use local::node::NodeManager;
 
 /// Removes the nodes of ended runs, and their temporary directories.
 pub fn remove() {
     let nodes = named_in(&[PathBuf::from("/run/rouse"), PathBuf::from("/var/lib/rouse")]);
-    for layout in of_the_dead(nodes).iter().filter_map(|name| Layout::new(name).ok()) {
+    for layout in of_the_dead(nodes).iter().filter_map(|name| NodeLayout::new(name).ok()) {
         // The next run tries again to remove what cannot be removed now.
-        let _stays = Node::purge(&layout);
+        let _stays = NodeManager::purge(&layout);
     }
     let temporary = env::temp_dir();
     let ours = named_in(std::slice::from_ref(&temporary));

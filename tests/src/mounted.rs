@@ -1,25 +1,25 @@
 //! Services whose container runs `app.c`, which is in no image but mounted from a directory of the node.
 
-use crate::features::Features;
-use crate::folder::Folder;
-use crate::installed::{HELLO, Installed, service};
+use crate::features::EnabledFeatures;
+use crate::folder::SharedFolder;
+use crate::installed::{HELLO, RouseCluster, service};
 use crate::node;
 
 /// The program, and the features that allow pods to mount it.
 #[derive(Debug)]
 pub struct MountedApp<'a> {
-    folder: Folder,
-    features: Features<'a>,
+    folder: SharedFolder,
+    features: EnabledFeatures<'a>,
 }
 
 impl<'a> MountedApp<'a> {
     /// Prepares the program for services of this namespace.
-    pub fn new(rouse: &'a Installed, namespace: &str) -> Self {
-        let folder = Folder::new(namespace);
+    pub fn new(rouse: &'a RouseCluster, namespace: &str) -> Self {
+        let folder = SharedFolder::new(namespace);
         folder.put_program("app", node::program());
         Self {
             folder,
-            features: Features::on(&rouse.cluster, &["kubernetes.podspec-volumes-hostpath"]),
+            features: EnabledFeatures::on(&rouse.cluster, &["kubernetes.podspec-volumes-hostpath"]),
         }
     }
 
@@ -37,7 +37,7 @@ impl<'a> MountedApp<'a> {
     }
 
     /// Applies manifests of such services.
-    pub fn apply(&self, rouse: &Installed, namespace: &str, yaml: &str) {
+    pub fn apply(&self, rouse: &RouseCluster, namespace: &str, yaml: &str) {
         self.features.apply(rouse, namespace, yaml);
     }
 }

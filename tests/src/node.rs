@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use common::node::{Orders, PodOrder, PodStatus};
-use common::wire::Name;
-use local::runtime::Kind;
-use local::{Config, Layout, Node, net};
+use common::node::{LocalNodeSpec, LocalPodSpec, LocalPodStatus};
+use common::wire::NamespacedName;
+use local::runtime::OciRuntimeKind;
+use local::{LocalNodeConfig, NodeLayout, NodeManager, net};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
@@ -27,15 +27,15 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct TestNode {
     /// Paths of the node.
-    pub layout: Layout,
+    pub layout: NodeLayout,
     /// Sender of the pods that should run.
-    pub orders: watch::Sender<Orders>,
+    pub orders: watch::Sender<LocalNodeSpec>,
     /// Last status of every pod, by uid.
-    pub statuses: BTreeMap<String, PodStatus>,
-    inbox: mpsc::Receiver<PodStatus>,
+    pub statuses: BTreeMap<String, LocalPodStatus>,
+    inbox: mpsc::Receiver<LocalPodStatus>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
-    _images: Arc<Images>,
+    _images: Arc<TestImages>,
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
@@ -56,29 +56,35 @@ impl TestNode {
     }
 
     /// Starts a new node with this runtime and these credential files.
-    pub fn with(test: &str, runtime: Option<Kind>, credentials: Vec<PathBuf>) -> Self {
+    pub fn with(test: &str, runtime: Option<OciRuntimeKind>, credentials: Vec<PathBuf>) -> Self {
         let alone = alone();
-        let layout = Layout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
-        Node::purge(&layout).expect("nothing left of before");
+        let layout =
+            NodeLayout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
+        NodeManager::purge(&layout).expect("nothing left of before");
         let mut node = Self::attach(layout, runtime, credentials);
         node._alone = Some(alone);
         node
     }
 
     /// Runs the node of a layout, which may already exist.
-    pub fn attach(layout: Layout, runtime: Option<Kind>, credentials: Vec<PathBuf>) -> Self {
+    pub fn attach(
+        layout: NodeLayout,
+        runtime: Option<OciRuntimeKind>,
+        credentials: Vec<PathBuf>,
+    ) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().try_init();
-        Node::create(&layout).expect("a node: are you root?");
-        let (orders, receive_orders) = watch::channel(Orders::default());
+        NodeManager::create(&layout).expect("a node: are you root?");
+        let (orders, receive_orders) = watch::channel(LocalNodeSpec::default());
         let (statuses, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
         let host_network = Arc::new(net::current().expect("a network namespace"));
         let held = images();
         let images = Some(held.to_path_buf());
-        let config = Config { layout: layout.clone(), images, runtime, host_network, credentials };
+        let config =
+            LocalNodeConfig { layout: layout.clone(), images, runtime, host_network, credentials };
         let token = stop.clone();
         let serve = move || {
-            Node::enter(&config.layout).expect("the node's namespace");
+            NodeManager::enter(&config.layout).expect("the node's namespace");
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             let builder = builder.worker_threads(2).enable_all();
             let runtime = builder.build().expect("a runtime");
@@ -92,13 +98,13 @@ impl TestNode {
     }
 
     /// Orders exactly these pods.
-    pub fn order(&self, pods: impl IntoIterator<Item = PodOrder>) {
+    pub fn order(&self, pods: impl IntoIterator<Item = LocalPodSpec>) {
         let pods = pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect();
         self.orders.send_modify(|orders| orders.pods = pods);
     }
 
     /// Waits until `done` returns true for the statuses.
-    pub fn wait(&mut self, what: &str, done: impl Fn(&BTreeMap<String, PodStatus>) -> bool) {
+    pub fn wait(&mut self, what: &str, done: impl Fn(&BTreeMap<String, LocalPodStatus>) -> bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.expect("a runtime");
         while !done(&self.statuses) {
@@ -116,8 +122,8 @@ impl TestNode {
         &mut self,
         what: &str,
         uid: &str,
-        done: impl Fn(&PodStatus) -> bool,
-    ) -> PodStatus {
+        done: impl Fn(&LocalPodStatus) -> bool,
+    ) -> LocalPodStatus {
         self.wait(what, |all| all.get(uid).is_some_and(&done));
         self.statuses[uid].clone()
     }
@@ -163,24 +169,24 @@ impl Drop for TestNode {
     fn drop(&mut self) {
         self.detach();
         if self._alone.is_some() {
-            let removed = Node::purge(&self.layout);
+            let removed = NodeManager::purge(&self.layout);
             assert!(removed.is_ok() || thread::panicking(), "{removed:?}");
         }
     }
 }
 
 /// Order for one container `web` of the image `dev.local/app:v1`, with additional fields in `extra`.
-pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
+pub fn pod(uid: &str, args: &[&str], extra: Value) -> LocalPodSpec {
     let mut container = json!({ "name": "web", "image": "dev.local/app:v1", "args": args });
     let more = extra.get("container").and_then(Value::as_object).cloned().unwrap_or_default();
     container.as_object_mut().expect("an object").extend(more);
     let mut spec = json!({ "containers": [container], "terminationGracePeriodSeconds": 5 });
     let more = extra.get("pod").and_then(Value::as_object).cloned().unwrap_or_default();
     spec.as_object_mut().expect("an object").extend(more);
-    PodOrder {
+    LocalPodSpec {
         uid: uid.to_owned(),
         name: format!("pod-{uid}"),
-        revision: Name::new("default", "hello-00001"),
+        revision: NamespacedName::new("default", "hello-00001"),
         spec: serde_json::from_value(spec).expect("a pod spec"),
         labels: BTreeMap::new(),
         kubelet_probes: false,
@@ -189,11 +195,11 @@ pub fn pod(uid: &str, args: &[&str], extra: Value) -> PodOrder {
 
 /// Directory of the test images, removed with its last user.
 #[derive(Debug)]
-pub struct Images {
+pub struct TestImages {
     folder: PathBuf,
 }
 
-impl std::ops::Deref for Images {
+impl std::ops::Deref for TestImages {
     type Target = Path;
 
     fn deref(&self) -> &Path {
@@ -201,20 +207,20 @@ impl std::ops::Deref for Images {
     }
 }
 
-impl Drop for Images {
+impl Drop for TestImages {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
 /// Returns the directory of the test images, with `dev.local/app:v1`, a static program.
-pub fn images() -> Arc<Images> {
-    static HELD: Mutex<Weak<Images>> = Mutex::new(Weak::new());
+pub fn images() -> Arc<TestImages> {
+    static HELD: Mutex<Weak<TestImages>> = Mutex::new(Weak::new());
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(images) = held.upgrade() {
         return images;
     }
-    let images = Arc::new(Images { folder: scratch("images") });
+    let images = Arc::new(TestImages { folder: scratch("images") });
     write_layout(&images.join("dev.local/app"), "v1", &[base_layer()]);
     *held = Arc::downgrade(&images);
     images
@@ -248,7 +254,7 @@ pub fn program() -> &'static [u8] {
 
 /// One entry of a layer.
 #[derive(Clone, Copy, Debug)]
-pub enum Put<'a> {
+pub enum LayerEntry<'a> {
     /// A file with this content; a whiteout is an empty file.
     File(&'a str, &'a [u8]),
     /// A directory at this path.
@@ -258,7 +264,7 @@ pub enum Put<'a> {
 }
 
 /// Builds a layer as a tar archive.
-pub fn layer(entries: &[Put<'_>]) -> Vec<u8> {
+pub fn layer(entries: &[LayerEntry<'_>]) -> Vec<u8> {
     let mut layer = tar::Builder::new(Vec::new());
     for entry in entries {
         let mut header = tar::Header::new_gnu();
@@ -266,16 +272,16 @@ pub fn layer(entries: &[Put<'_>]) -> Vec<u8> {
         header.set_uid(0);
         header.set_gid(0);
         let done = match entry {
-            Put::File(path, bytes) => {
+            LayerEntry::File(path, bytes) => {
                 header.set_size(bytes.len() as u64);
                 layer.append_data(&mut header, path, *bytes)
             }
-            Put::Folder(path) => {
+            LayerEntry::Folder(path) => {
                 header.set_entry_type(tar::EntryType::Directory);
                 header.set_size(0);
                 layer.append_data(&mut header, path, std::io::empty())
             }
-            Put::Link(path, to) => {
+            LayerEntry::Link(path, to) => {
                 header.set_entry_type(tar::EntryType::Symlink);
                 header.set_size(0);
                 layer.append_link(&mut header, path, to)
@@ -289,8 +295,8 @@ pub fn layer(entries: &[Put<'_>]) -> Vec<u8> {
 /// Layer with the program `/app` and the file of users.
 pub fn base_layer() -> Vec<u8> {
     layer(&[
-        Put::File("app", program()),
-        Put::File("etc/passwd", b"root:x:0:0::/:\nweb:x:7:8::/:\n"),
+        LayerEntry::File("app", program()),
+        LayerEntry::File("etc/passwd", b"root:x:0:0::/:\nweb:x:7:8::/:\n"),
     ])
 }
 
@@ -351,7 +357,7 @@ pub fn traces(name: &str) -> Vec<String> {
 }
 
 /// First address of a pod.
-pub fn address(status: &PodStatus) -> IpAddr {
+pub fn address(status: &LocalPodStatus) -> IpAddr {
     *status.addresses.first().expect("a running pod has an address")
 }
 

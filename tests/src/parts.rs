@@ -12,10 +12,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use local::cgroups::Mounts;
-use local::{Layout, net};
+use local::cgroups::CgroupMounts;
+use local::{NodeLayout, net};
 
-use crate::clock::Clock;
+use crate::clock::FakeClock;
 use crate::node::{LIMIT, alone, traces};
 
 /// Names of all components, as `rouse up --part` takes them.
@@ -23,23 +23,23 @@ pub const PARTS: [&str; 4] = ["controller", "autoscaler", "activator", "agent"];
 
 /// A node made of processes; purged on drop.
 #[derive(Debug)]
-pub struct Parts {
+pub struct MultiProcessNode {
     /// Paths of the node.
-    pub layout: Layout,
+    pub layout: NodeLayout,
     processes: Mutex<BTreeMap<&'static str, Child>>,
     folder: PathBuf,
     gateway: SocketAddr,
     home: PathBuf,
-    clock: Option<Clock>,
+    clock: Option<FakeClock>,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Parts {
+impl MultiProcessNode {
     /// Prepares a node without starting it.
     pub fn new(test: &str) -> Self {
         let alone = alone();
         let name = format!("{test}-{}", std::process::id());
-        let layout = Layout::new(&name).expect("a short name");
+        let layout = NodeLayout::new(&name).expect("a short name");
         let folder = std::env::temp_dir().join(format!("rouse-{name}"));
         fs::create_dir_all(&folder).expect("a folder");
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -52,7 +52,7 @@ impl Parts {
     /// Prepares a node with a clock that the test sets.
     pub fn with_clock(test: &str) -> Self {
         let mut parts = Self::new(test);
-        parts.clock = Some(Clock::new(&parts.folder));
+        parts.clock = Some(FakeClock::new(&parts.folder));
         parts
     }
 
@@ -169,7 +169,7 @@ impl Parts {
 
     /// Makes this process a client: programs see its connects once its threads [`enter`](Self::enter) the namespace.
     pub fn join(&self) {
-        let mounts = Mounts::find().expect("cgroup v2");
+        let mounts = CgroupMounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
         fs::write(procs, "0").expect("a clients' cgroup");
     }
@@ -220,7 +220,7 @@ impl Parts {
     }
 }
 
-impl Drop for Parts {
+impl Drop for MultiProcessNode {
     #[allow(clippy::print_stdout, reason = "a failed test shows what its parts logged")]
     fn drop(&mut self) {
         self.leave();
@@ -241,7 +241,11 @@ impl Drop for Parts {
 }
 
 /// Leftovers of a node: its named objects, and processes and maps that still use its namespaces and map ids.
-pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>) -> Vec<String> {
+pub fn remains(
+    layout: &NodeLayout,
+    namespaces: &BTreeSet<u64>,
+    maps: &BTreeSet<u32>,
+) -> Vec<String> {
     let mut found = traces(layout.name());
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let inode = fs::metadata(entry.path().join("ns/net")).map(|meta| meta.ino());
@@ -256,7 +260,7 @@ pub fn remains(layout: &Layout, namespaces: &BTreeSet<u64>, maps: &BTreeSet<u32>
 
 /// One response of the sample application.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct HelloResponse {
     /// Status code of the response.
     pub status: u16,
     /// Name of the pod that answered.
@@ -269,9 +273,9 @@ pub struct Answer {
 
 /// A persistent connection to a service.
 #[derive(Debug)]
-pub struct Kept(TcpStream);
+pub struct PersistentConnection(TcpStream);
 
-impl Kept {
+impl PersistentConnection {
     /// Connects to an address, with a timeout for each later read.
     pub fn open(to: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&to, LIMIT)?;
@@ -280,7 +284,7 @@ impl Kept {
     }
 
     /// Sends one request and reads the response, which must have a content-length.
-    pub fn get(&mut self, path: &str) -> io::Result<Answer> {
+    pub fn get(&mut self, path: &str) -> io::Result<HelloResponse> {
         write!(self.0, "GET {path} HTTP/1.1\r\nHost: test\r\n\r\n")?;
         let mut bytes = Vec::new();
         let head = loop {
@@ -301,7 +305,7 @@ impl Kept {
         let status = text.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
         let direct = header("x-peer") == self.0.local_addr()?.ip().to_string();
         let body = String::from_utf8_lossy(&bytes[head..]).into_owned();
-        Ok(Answer { status, pod: header("x-pod"), direct, body })
+        Ok(HelloResponse { status, pod: header("x-pod"), direct, body })
     }
 
     fn read_into(&mut self, bytes: &mut Vec<u8>) -> io::Result<()> {
@@ -317,8 +321,8 @@ impl Kept {
 }
 
 /// Sends one request on a new connection.
-pub fn get(to: SocketAddr, path: &str) -> io::Result<Answer> {
-    Kept::open(to)?.get(path)
+pub fn get(to: SocketAddr, path: &str) -> io::Result<HelloResponse> {
+    PersistentConnection::open(to)?.get(path)
 }
 
 /// Calls `look` until it returns a value; `None` after [`LIMIT`].
@@ -349,6 +353,6 @@ fn variable(name: &str) -> String {
 fn own_cgroup() -> PathBuf {
     let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
     let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");
-    let mounts = Mounts::find().expect("cgroup v2");
+    let mounts = CgroupMounts::find().expect("cgroup v2");
     mounts.v2.join(Path::new(path).strip_prefix("/").expect("an absolute path"))
 }

@@ -8,13 +8,13 @@ use serde_json::Value;
 
 /// A running load; killed on drop.
 #[derive(Debug)]
-pub struct Load {
+pub struct LoadProcess {
     child: Child,
     /// Thread that reads its output at once: a load with a full pipe would stop sending.
     said: Option<JoinHandle<std::io::Result<String>>>,
 }
 
-impl Load {
+impl LoadProcess {
     pub(crate) fn of(mut child: Child) -> Self {
         let out = child.stdout.take().expect("its output is piped");
         let said = std::thread::spawn(|| std::io::read_to_string(out));
@@ -22,16 +22,16 @@ impl Load {
     }
 
     /// Waits for the end of the load, and returns all its requests.
-    pub fn finish(mut self) -> Vec<Request> {
+    pub fn finish(mut self) -> Vec<LoadRequest> {
         let said = self.said.take().expect("it is waited for once");
         let said = said.join().expect("reading does not panic").expect("it is text");
         let status = self.child.wait().expect("it ends");
         assert!(status.success(), "the load generator ended badly: {status}");
-        said.lines().map(Request::of).collect()
+        said.lines().map(LoadRequest::of).collect()
     }
 }
 
-impl Drop for Load {
+impl Drop for LoadProcess {
     fn drop(&mut self) {
         // After its end both calls do nothing.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
@@ -40,7 +40,7 @@ impl Drop for Load {
 
 /// One request and its result.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct LoadRequest {
     /// Time of sending, Unix time in µs.
     pub at_us: u64,
     /// Duration of the request, in µs.
@@ -55,7 +55,7 @@ pub struct Request {
     pub error: String,
 }
 
-impl Request {
+impl LoadRequest {
     fn of(line: &str) -> Self {
         let value: Value = serde_json::from_str(line).expect("each line is JSON");
         let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
@@ -76,9 +76,9 @@ impl Request {
 }
 
 /// Asserts that every request was answered; `least` guards against load that was never sent.
-pub fn none_lost(requests: &[Request], least: usize) {
+pub fn none_lost(requests: &[LoadRequest], least: usize) {
     assert!(requests.len() >= least, "only {} requests were sent", requests.len());
-    let lost: Vec<&Request> = requests.iter().filter(|it| !it.is_answered()).collect();
+    let lost: Vec<&LoadRequest> = requests.iter().filter(|it| !it.is_answered()).collect();
     let shown = lost.get(..lost.len().min(10)).unwrap_or_default();
     let seconds = by_second(requests);
     assert!(
@@ -90,7 +90,7 @@ pub fn none_lost(requests: &[Request], least: usize) {
 }
 
 /// Numbers of answered and lost requests, by the second of Unix time in which they were sent.
-pub fn by_second(requests: &[Request]) -> BTreeMap<u64, (u32, u32)> {
+pub fn by_second(requests: &[LoadRequest]) -> BTreeMap<u64, (u32, u32)> {
     let mut seconds = BTreeMap::<u64, (u32, u32)>::new();
     for request in requests {
         let (answered, lost) = seconds.entry(request.at_us / 1_000_000).or_default();

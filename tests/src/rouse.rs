@@ -9,11 +9,11 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use local::cgroups::Mounts;
-use local::{Layout, net};
+use local::cgroups::CgroupMounts;
+use local::{NodeLayout, net};
 use serde_json::Value;
 
-use crate::clock::Clock;
+use crate::clock::FakeClock;
 use crate::node::{LIMIT, alone};
 
 /// Time between two checks of a wait.
@@ -21,9 +21,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A running node with all its components; removed on drop.
 #[derive(Debug)]
-pub struct Rouse {
+pub struct RouseNode {
     /// Paths of the node.
-    pub layout: Layout,
+    pub layout: NodeLayout,
     /// Address of its gateway for requests from outside.
     pub gateway: SocketAddr,
     program: PathBuf,
@@ -35,7 +35,7 @@ pub struct Rouse {
 
 /// One condition of an object.
 #[derive(Clone, Debug, Default)]
-pub struct Condition {
+pub struct ObjectCondition {
     /// `True`, `False` or `Unknown`; empty if the object has no such condition.
     pub status: String,
     /// Reason of the status, one word.
@@ -44,16 +44,16 @@ pub struct Condition {
     pub message: String,
 }
 
-impl Rouse {
+impl RouseNode {
     /// Starts a node and waits until every component is ready.
     pub fn up(test: &str) -> Self {
         Self::up_as(test, |_, _| {})
     }
 
     /// Starts a node with a clock that the test sets.
-    pub fn up_with_clock(test: &str) -> (Self, Clock) {
+    pub fn up_with_clock(test: &str) -> (Self, FakeClock) {
         let mut clock = None;
-        let node = Self::up_as(test, |up, folder| clock.insert(Clock::new(folder)).give(up));
+        let node = Self::up_as(test, |up, folder| clock.insert(FakeClock::new(folder)).give(up));
         (node, clock.expect("it was made"))
     }
 
@@ -63,7 +63,7 @@ impl Rouse {
         let program = PathBuf::from(variable("ROUSE_BIN"));
         let folder = std::env::temp_dir().join(format!("rouse-{name}"));
         fs::create_dir_all(&folder).expect("a folder");
-        let layout = Layout::new(&name).expect("a short name");
+        let layout = NodeLayout::new(&name).expect("a short name");
         let gateway = free_port();
         let log = File::create(folder.join("log")).expect("a log");
         let mut up = Command::new(&program);
@@ -92,7 +92,7 @@ impl Rouse {
     /// Moves this process into the clients' cgroup, to which the programs are attached. Its threads enter the
     /// clients' network namespace one by one.
     fn join_clients(&self) {
-        let mounts = Mounts::find().expect("cgroup v2");
+        let mounts = CgroupMounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
         fs::write(procs, "0").expect("a clients' cgroup");
     }
@@ -152,13 +152,17 @@ impl Rouse {
     }
 
     /// Condition of an object by its type.
-    pub fn condition(&self, kind: &str, name: &str, condition: &str) -> Condition {
+    pub fn condition(&self, kind: &str, name: &str, condition: &str) -> ObjectCondition {
         let object = self.object(kind, name);
         let all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let found = all.iter().find(|one| one["type"] == condition);
         let field =
             |key: &str| found.and_then(|one| one[key].as_str()).unwrap_or_default().to_owned();
-        Condition { status: field("status"), reason: field("reason"), message: field("message") }
+        ObjectCondition {
+            status: field("status"),
+            reason: field("reason"),
+            message: field("message"),
+        }
     }
 
     /// Waits until a service is ready, and returns its ClusterIP from the node's DNS.
@@ -217,7 +221,7 @@ impl Rouse {
     }
 }
 
-impl Drop for Rouse {
+impl Drop for RouseNode {
     #[allow(clippy::print_stdout, reason = "libtest shows it with the test that failed")]
     fn drop(&mut self) {
         let ended = self.down();
@@ -262,6 +266,6 @@ fn free_port() -> SocketAddr {
 fn own_cgroup() -> PathBuf {
     let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
     let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");
-    let mounts = Mounts::find().expect("cgroup v2");
+    let mounts = CgroupMounts::find().expect("cgroup v2");
     mounts.v2.join(Path::new(path).strip_prefix("/").expect("an absolute path"))
 }

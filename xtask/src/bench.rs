@@ -30,22 +30,22 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use self::{
-    report::{Report, Row},
-    scene::Scene,
-    site::Clusters,
-    stats::Rounds,
+    report::{BenchReport, BenchRow},
+    scene::NodeBenchContext,
+    site::ClusterBenchContext,
+    stats::RoundValues,
 };
 use crate::{
     build, build_ebpf, image,
-    machine::Machine,
-    setup::{self, Purpose},
+    machine::MachineInfo,
+    setup::{self, SetupPurpose},
     sh,
-    workspace::Workspace,
+    workspace::CargoWorkspace,
 };
 
 /// Arguments of the command `cargo xtask bench`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
     /// cluster-burst, footprint, scale-in, resync, count
     names: Vec<String>,
@@ -76,46 +76,46 @@ pub(crate) struct Args {
 }
 
 /// Name of a bench and the function that measures its rows.
-type Bench = (&'static str, Body);
+type NamedBench = (&'static str, BenchRunner);
 
 /// Environment that a bench needs, with the function that measures in it.
 #[derive(Clone, Copy, Debug)]
-enum Body {
+enum BenchRunner {
     /// A local node, started by `rouse up`.
-    Node(fn(&Scene) -> Result<Vec<Row>>),
+    Node(fn(&NodeBenchContext) -> Result<Vec<BenchRow>>),
     /// A real Kubernetes cluster of xtask, with Rouse installed.
-    Cluster(fn(&Clusters) -> Result<Vec<Row>>),
+    Cluster(fn(&ClusterBenchContext) -> Result<Vec<BenchRow>>),
     /// The eBPF programs alone, between namespaces and cgroups that the bench creates.
-    Kernel(fn(&Half) -> Result<Vec<Row>>),
+    Kernel(fn(&EbpfBenchContext) -> Result<Vec<BenchRow>>),
     /// No environment but the programs that the bench builds.
-    Alone(fn() -> Result<Vec<Row>>),
+    Alone(fn() -> Result<Vec<BenchRow>>),
 }
 
 /// Object file of the eBPF programs, and the number of rounds to measure.
 #[derive(Debug)]
-struct Half {
+struct EbpfBenchContext {
     object: PathBuf,
     rounds: u32,
 }
 
-const BENCHES: [Bench; 12] = [
-    ("wake", Body::Node(wake::run)),
-    ("grow", Body::Node(grow::run)),
-    ("connect", Body::Node(connect::run)),
-    ("warm", Body::Node(warm::run)),
-    ("idle", Body::Node(idle::run)),
-    ("control-plane", Body::Cluster(control_plane::run)),
-    ("cluster-wake", Body::Cluster(cluster_wake::run)),
-    ("cluster-burst", Body::Cluster(cluster_burst::run)),
-    ("footprint", Body::Cluster(footprint::run)),
-    ("scale-in", Body::Cluster(scale_in::run)),
-    ("resync", Body::Alone(resync::run)),
-    ("count", Body::Kernel(count::run)),
+const BENCHES: [NamedBench; 12] = [
+    ("wake", BenchRunner::Node(wake::run)),
+    ("grow", BenchRunner::Node(grow::run)),
+    ("connect", BenchRunner::Node(connect::run)),
+    ("warm", BenchRunner::Node(warm::run)),
+    ("idle", BenchRunner::Node(idle::run)),
+    ("control-plane", BenchRunner::Cluster(control_plane::run)),
+    ("cluster-wake", BenchRunner::Cluster(cluster_wake::run)),
+    ("cluster-burst", BenchRunner::Cluster(cluster_burst::run)),
+    ("footprint", BenchRunner::Cluster(footprint::run)),
+    ("scale-in", BenchRunner::Cluster(scale_in::run)),
+    ("resync", BenchRunner::Alone(resync::run)),
+    ("count", BenchRunner::Kernel(count::run)),
 ];
 
 /// Runs `cargo xtask bench`: the benches that the arguments name, or all of them.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let workspace = Workspace::load()?;
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    let workspace = CargoWorkspace::load()?;
     let benches = chosen(&args.names)?;
     if !sh::is_root() {
         bail!(
@@ -124,29 +124,30 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let folder = workspace.target.join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let on_node = benches.iter().any(|(_, body)| matches!(body, Body::Node(_)));
-    let on_cluster = benches.iter().any(|(_, body)| matches!(body, Body::Cluster(_)));
+    let on_node = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Node(_)));
+    let on_cluster = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Cluster(_)));
     // Only the environments that the chosen benches need are built: a cluster takes minutes.
     let scene = on_node.then(|| scene(args, &workspace, &folder)).transpose()?;
     let clusters = on_cluster.then(|| clusters(args, &workspace, &folder)).transpose()?;
-    let on_half = benches.iter().any(|(_, body)| matches!(body, Body::Kernel(_)));
+    let on_half = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Kernel(_)));
     let half = on_half.then(|| half(args, &workspace)).transpose()?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
         println!("\n== {name} ==");
         let measured = match (body, &scene, &clusters, &half) {
-            (Body::Node(run), Some(scene), _, _) => run(scene),
-            (Body::Cluster(run), _, Some(clusters), _) => run(clusters),
-            (Body::Kernel(run), _, _, Some(half)) => run(half),
-            (Body::Alone(run), _, _, _) => run(),
-            (Body::Node(_), None, _, _)
-            | (Body::Cluster(_), _, None, _)
-            | (Body::Kernel(_), _, _, None) => continue,
+            (BenchRunner::Node(run), Some(scene), _, _) => run(scene),
+            (BenchRunner::Cluster(run), _, Some(clusters), _) => run(clusters),
+            (BenchRunner::Kernel(run), _, _, Some(half)) => run(half),
+            (BenchRunner::Alone(run), _, _, _) => run(),
+            (BenchRunner::Node(_), None, _, _)
+            | (BenchRunner::Cluster(_), _, None, _)
+            | (BenchRunner::Kernel(_), _, _, None) => continue,
         };
         match measured {
             Ok(rows) => {
-                let report = Report { name: name.to_owned(), machine: Machine::read(), rows };
+                let report =
+                    BenchReport { name: name.to_owned(), machine: MachineInfo::read(), rows };
                 println!("{}", report::section(&report));
                 fs::write(folder.join(format!("{name}.json")), json(&report)?)?;
                 reports.push(report);
@@ -195,8 +196,8 @@ fn is_true(object: &Value, condition: &str) -> bool {
 }
 
 /// Builds the programs and images that the benches of the local node need.
-fn scene(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Scene> {
-    setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Bench], args.yes)?;
+fn scene(args: &BenchArgs, workspace: &CargoWorkspace, folder: &Path) -> Result<NodeBenchContext> {
+    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Node, SetupPurpose::Bench], args.yes)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
         None => build::rouse(workspace, true)?,
@@ -206,23 +207,34 @@ fn scene(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Scene> {
     image::make(workspace, &["hello"], &images)?;
     let client = build::client(workspace)?;
     let hello = image::program(workspace, "hello");
-    Ok(Scene { rouse, images, client, hello, folder: folder.to_owned(), rounds: args.rounds })
+    Ok(NodeBenchContext {
+        rouse,
+        images,
+        client,
+        hello,
+        folder: folder.to_owned(),
+        rounds: args.rounds,
+    })
 }
 
 /// Builds the object that the benches of the eBPF programs need.
-fn half(args: &Args, workspace: &Workspace) -> Result<Half> {
-    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Bench], args.yes)?;
-    Ok(Half { object: build_ebpf::object(workspace)?, rounds: args.rounds })
+fn half(args: &BenchArgs, workspace: &CargoWorkspace) -> Result<EbpfBenchContext> {
+    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Bench], args.yes)?;
+    Ok(EbpfBenchContext { object: build_ebpf::object(workspace)?, rounds: args.rounds })
 }
 
 /// Builds the programs and images that the benches on clusters need.
-fn clusters(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Clusters> {
-    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
+fn clusters(
+    args: &BenchArgs,
+    workspace: &CargoWorkspace,
+    folder: &Path,
+) -> Result<ClusterBenchContext> {
+    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
     let prepared = args.rouse.clone().zip(args.prepared.clone());
     if prepared.is_none() {
         image::make(workspace, &["hello", "rouse"], &workspace.target.join("images"))?;
     }
-    Ok(Clusters {
+    Ok(ClusterBenchContext {
         prepared,
         name: args.cluster.clone(),
         client: args.client.clone().map_or_else(|| build::client(workspace), Ok)?,
@@ -231,7 +243,7 @@ fn clusters(args: &Args, workspace: &Workspace, folder: &Path) -> Result<Cluster
     })
 }
 
-fn chosen(names: &[String]) -> Result<Vec<Bench>> {
+fn chosen(names: &[String]) -> Result<Vec<NamedBench>> {
     if names.is_empty() {
         return Ok(BENCHES.to_vec());
     }
@@ -244,7 +256,7 @@ fn chosen(names: &[String]) -> Result<Vec<Bench>> {
     names.iter().map(find).collect()
 }
 
-fn publish(args: &Args, workspace: &Workspace, reports: &[Report]) -> Result<()> {
+fn publish(args: &BenchArgs, workspace: &CargoWorkspace, reports: &[BenchReport]) -> Result<()> {
     if let Some(file) = &args.json {
         fs::write(file, json(&reports)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
@@ -273,8 +285,8 @@ fn interleave(
     rounds: u32,
     subjects: &[&'static str],
     mut measure: impl FnMut(&'static str) -> Result<f64>,
-) -> Result<Rounds> {
-    let mut values = Rounds::new();
+) -> Result<RoundValues> {
+    let mut values = RoundValues::new();
     for round in 0..=rounds as usize {
         // Rotation keeps a drift within rounds, such as a warming processor, from favouring one subject.
         for place in 0..subjects.len() {
@@ -302,7 +314,7 @@ mod tests {
             Ok(next)
         });
         assert_eq!(order, ["a", "b", "b", "a", "a", "b"]);
-        let want = Rounds::from([("a", vec![4.0, 5.0]), ("b", vec![3.0, 6.0])]);
+        let want = RoundValues::from([("a", vec![4.0, 5.0]), ("b", vec![3.0, 6.0])]);
         assert_eq!(rounds.unwrap(), want);
     }
 
@@ -316,7 +328,7 @@ mod tests {
 
     #[test]
     fn the_help_names_every_bench() {
-        let command = <Args as clap::Args>::augment_args(clap::Command::new("bench"));
+        let command = <BenchArgs as clap::Args>::augment_args(clap::Command::new("bench"));
         let names = command.get_arguments().find(|argument| argument.get_id() == "names").unwrap();
         let help = names.get_help().unwrap().to_string();
         for (name, _) in &BENCHES {

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::{build_ebpf, sh, workspace::Workspace};
+use crate::{build_ebpf, sh, workspace::CargoWorkspace};
 
 /// Builds `rouse` with the eBPF programs embedded, and returns the path of the executable.
-pub(crate) fn rouse(workspace: &Workspace, release: bool) -> Result<PathBuf> {
+pub(crate) fn rouse(workspace: &CargoWorkspace, release: bool) -> Result<PathBuf> {
     let object = build_ebpf::object(workspace)?;
     let mut build = sh::cargo();
     build.args(["build", "--package", "rouse"]).env(build_ebpf::VARIABLE, object);
@@ -21,7 +21,7 @@ pub(crate) fn rouse(workspace: &Workspace, release: bool) -> Result<PathBuf> {
 }
 
 /// Builds an optimised xtask, whose measuring client costs little, and returns the path of the executable.
-pub(crate) fn client(workspace: &Workspace) -> Result<PathBuf> {
+pub(crate) fn client(workspace: &CargoWorkspace) -> Result<PathBuf> {
     sh::run(
         sh::cargo().args(["build", "--release", "--package", "xtask"]).current_dir(&workspace.root),
     )?;

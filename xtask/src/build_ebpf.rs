@@ -4,21 +4,21 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-use crate::{sh, toolchain::Toolchain, workspace::Workspace};
+use crate::{sh, toolchain::EbpfToolchain, workspace::CargoWorkspace};
 
 /// Environment variable that passes the object's path to `agent/build.rs`.
 pub(crate) const VARIABLE: &str = "ROUSE_EBPF_OBJECT";
 
 /// Runs `cargo xtask build-ebpf`: builds the object and prints the variable that embeds it.
 pub(crate) fn run() -> Result<()> {
-    let object = object(&Workspace::load()?)?;
+    let object = object(&CargoWorkspace::load()?)?;
     println!("{VARIABLE}={}", object.display());
     Ok(())
 }
 
 /// Builds the object and returns its path. Quick if no source has changed.
-pub(crate) fn object(workspace: &Workspace) -> Result<PathBuf> {
-    let toolchain = Toolchain::find()?;
+pub(crate) fn object(workspace: &CargoWorkspace) -> Result<PathBuf> {
+    let toolchain = EbpfToolchain::find()?;
     // A target directory of its own: artefacts of the other compiler would invalidate those of the shared one.
     let target = workspace.target.join("bpf");
     let triple =
@@ -47,7 +47,7 @@ pub(crate) fn object(workspace: &Workspace) -> Result<PathBuf> {
     Ok(object)
 }
 
-fn flags(toolchain: &Toolchain) -> String {
+fn flags(toolchain: &EbpfToolchain) -> String {
     let arch = std::env::consts::ARCH;
     let linker = toolchain.linker().display();
     [

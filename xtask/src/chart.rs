@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use crate::{build, cluster, sh, workspace::Workspace};
+use crate::{build, cluster, sh, workspace::CargoWorkspace};
 
 /// Path of the chart, from the root of the repository.
 const CHART: &str = "deploy/helm";
@@ -38,13 +38,13 @@ const REFUSED: [&str; 6] = [
 ];
 
 /// Objects by kind, namespace and name.
-type Objects = BTreeMap<String, Value>;
+type RenderedObjects = BTreeMap<String, Value>;
 
 /// Name of a check, and its function.
-pub(crate) type Check = (&'static str, fn(&Chart) -> Result<()>);
+pub(crate) type ChartCheck = (&'static str, fn(&HelmChart) -> Result<()>);
 
 /// All checks, in the order in which they run.
-pub(crate) const CHECKS: [Check; 5] = [
+pub(crate) const CHECKS: [ChartCheck; 5] = [
     ("chart::helm_finds_nothing_wrong", lints),
     ("chart::defaults_make_what_deploy_holds", defaults),
     ("chart::values_make_what_flags_install", values),
@@ -54,8 +54,8 @@ pub(crate) const CHECKS: [Check; 5] = [
 
 /// Runs `cargo xtask chart`: all checks, up to the first that fails.
 pub(crate) fn run() -> Result<()> {
-    let workspace = Workspace::load()?;
-    let chart = Chart::find(&workspace, build::rouse(&workspace, false)?)?;
+    let workspace = CargoWorkspace::load()?;
+    let chart = HelmChart::find(&workspace, build::rouse(&workspace, false)?)?;
     for (name, check) in CHECKS {
         check(&chart).context(name)?;
         println!("{name}: ok");
@@ -65,7 +65,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// The chart and the programs that check it.
 #[derive(Debug)]
-pub(crate) struct Chart {
+pub(crate) struct HelmChart {
     helm: PathBuf,
     rouse: PathBuf,
     root: PathBuf,
@@ -73,9 +73,9 @@ pub(crate) struct Chart {
     scratch: PathBuf,
 }
 
-impl Chart {
+impl HelmChart {
     /// Prepares checks against the objects that `rouse` installs; builds Helm if it is missing.
-    pub(crate) fn find(workspace: &Workspace, rouse: PathBuf) -> Result<Self> {
+    pub(crate) fn find(workspace: &CargoWorkspace, rouse: PathBuf) -> Result<Self> {
         let scratch = workspace.target.join("chart");
         // Packages of an earlier run would be found beside the new one.
         let _absent = fs::remove_dir_all(&scratch);
@@ -94,7 +94,7 @@ impl Chart {
     }
 
     /// Objects that Helm renders from the chart in `folder` with the given values.
-    fn made(&self, folder: &str, namespace: &str, values: &[String]) -> Result<Objects> {
+    fn made(&self, folder: &str, namespace: &str, values: &[String]) -> Result<RenderedObjects> {
         let args = ["template", "rouse", folder, "--include-crds", "--namespace", namespace];
         let mut command = self.helm(&args);
         command.args(values.iter().flat_map(|it| ["--set-string", it]));
@@ -102,7 +102,7 @@ impl Chart {
     }
 }
 
-fn lints(chart: &Chart) -> Result<()> {
+fn lints(chart: &HelmChart) -> Result<()> {
     let sets = GATEWAYS.iter().flat_map(|gateway| {
         PROFILES.iter().map(move |profile| format!("gateway={gateway},profile={profile}"))
     });
@@ -112,7 +112,7 @@ fn lints(chart: &Chart) -> Result<()> {
     Ok(())
 }
 
-fn defaults(chart: &Chart) -> Result<()> {
+fn defaults(chart: &HelmChart) -> Result<()> {
     let mut text = String::new();
     for file in FILES {
         let file = chart.root.join(file);
@@ -123,7 +123,7 @@ fn defaults(chart: &Chart) -> Result<()> {
     same(&chart.made(CHART, NAMESPACE, &[])?, &objects(&text)?)
 }
 
-fn values(chart: &Chart) -> Result<()> {
+fn values(chart: &HelmChart) -> Result<()> {
     for (gateway, namespace) in GATEWAYS.into_iter().zip([NAMESPACE, "elsewhere", "42"]) {
         for profile in PROFILES {
             // Namespaces vary together with gateways, to cover odd ones without a third loop.
@@ -142,7 +142,7 @@ fn values(chart: &Chart) -> Result<()> {
     Ok(())
 }
 
-fn refuses(chart: &Chart) -> Result<()> {
+fn refuses(chart: &HelmChart) -> Result<()> {
     for value in REFUSED {
         let mut command = chart.helm(&["template", "rouse", CHART, "--set-string", value]);
         let output = command.stdout(Stdio::null()).output().context("cannot start helm")?;
@@ -156,7 +156,7 @@ fn refuses(chart: &Chart) -> Result<()> {
     Ok(())
 }
 
-fn packs(chart: &Chart) -> Result<()> {
+fn packs(chart: &HelmChart) -> Result<()> {
     let folder = chart.scratch.display().to_string();
     sh::capture(&mut chart.helm(&["package", CHART, "--destination", &folder]))?;
     let files = fs::read_dir(&chart.scratch)?.flatten().map(|entry| entry.path());
@@ -168,8 +168,8 @@ fn packs(chart: &Chart) -> Result<()> {
 }
 
 /// Parses objects from YAML. Namespaces are left out: Helm creates them by a flag of its own.
-fn objects(yaml: &str) -> Result<Objects> {
-    let mut all = Objects::new();
+fn objects(yaml: &str) -> Result<RenderedObjects> {
+    let mut all = RenderedObjects::new();
     for document in serde_norway::Deserializer::from_str(yaml) {
         let object = Value::deserialize(document).context("no YAML")?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -190,7 +190,7 @@ fn objects(yaml: &str) -> Result<Objects> {
 }
 
 /// Fails unless both hold equal objects, and lists the differences.
-fn same(made: &Objects, wanted: &Objects) -> Result<()> {
+fn same(made: &RenderedObjects, wanted: &RenderedObjects) -> Result<()> {
     let names: std::collections::BTreeSet<&String> = made.keys().chain(wanted.keys()).collect();
     // Compared by value: order of keys and layout of the YAML do not matter.
     let differs = names.into_iter().filter(|name| made.get(*name) != wanted.get(*name));
@@ -225,7 +225,7 @@ mod tests {
         let other = objects(&yaml.replace("x: 1", "x: 2")).expect("objects");
         let said = same(&all, &other).expect_err("one differs").to_string();
         assert!(said.starts_with("1 objects differ:\nA s/n is {"), "{said}");
-        assert!(same(&Objects::new(), &Objects::new()).is_err());
+        assert!(same(&RenderedObjects::new(), &RenderedObjects::new()).is_err());
         assert!(
             objects("kind: A\nmetadata: {name: n}\n---\nkind: A\nmetadata: {name: n}").is_err()
         );

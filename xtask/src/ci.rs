@@ -2,20 +2,20 @@
 
 use anyhow::{Result, bail};
 
-use crate::{sh, tidy, workspace::Workspace};
+use crate::{sh, tidy, workspace::CargoWorkspace};
 
 /// Arguments of the command `cargo xtask ci`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct CiArgs {
     /// Go on after a failure, to see all of them
     #[arg(long)]
     keep_going: bool,
 }
 
 /// Name of a step, and its function.
-type Step = (&'static str, fn(&Workspace) -> Result<()>);
+type CiStep = (&'static str, fn(&CargoWorkspace) -> Result<()>);
 
-const STEPS: [Step; 9] = [
+const STEPS: [CiStep; 9] = [
     ("fmt", |workspace| cargo(workspace, &["fmt", "--all", "--check"])),
     ("clippy", |workspace| cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
     ("clippy-root", |workspace| {
@@ -34,8 +34,8 @@ const STEPS: [Step; 9] = [
 ];
 
 /// Runs `cargo xtask ci`: all steps, up to the first that fails.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let workspace = Workspace::load()?;
+pub(crate) fn run(args: &CiArgs) -> Result<()> {
+    let workspace = CargoWorkspace::load()?;
     let mut failed = Vec::new();
     for (name, step) in STEPS {
         println!("\n== {name} ==");
@@ -54,11 +54,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn cargo(workspace: &Workspace, args: &[&str]) -> Result<()> {
+fn cargo(workspace: &CargoWorkspace, args: &[&str]) -> Result<()> {
     sh::run(sh::cargo().args(args).current_dir(&workspace.root))
 }
 
-fn doc(workspace: &Workspace) -> Result<()> {
+fn doc(workspace: &CargoWorkspace) -> Result<()> {
     sh::run(
         sh::cargo()
             .args(["doc", "--quiet", "--no-deps", "--document-private-items"])
@@ -68,7 +68,7 @@ fn doc(workspace: &Workspace) -> Result<()> {
 }
 
 /// Checks licences, sources and bans always, and advisories only if the list can be fetched.
-fn deny(workspace: &Workspace) -> Result<()> {
+fn deny(workspace: &CargoWorkspace) -> Result<()> {
     if sh::which("cargo-deny").is_none() {
         bail!("cargo-deny is missing; install it with `cargo install --locked cargo-deny`");
     }

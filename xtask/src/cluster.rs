@@ -29,27 +29,27 @@ use anyhow::{Context as _, Result};
 use clap::Subcommand;
 
 use self::{
-    config::ProxyMode, fault::Action, plan::Process, programs::Programs, start::Starter,
-    state::State, up::UpArgs, versions::Version,
+    config::KubeProxyMode, fault::FaultAction, plan::ClusterProcess, programs::ClusterPrograms,
+    start::ClusterStarter, state::ClusterPaths, up::ClusterUpArgs, versions::KubernetesVersion,
 };
 use crate::sh;
 
 /// Name of a cluster, and the task to do with it.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ClusterArgs {
     /// Name of the cluster; several may run side by side
     #[arg(long, global = true, default_value = "rouse")]
     pub(crate) name: String,
     #[command(subcommand)]
-    pub(crate) task: Task,
+    pub(crate) task: ClusterCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Task {
+pub(crate) enum ClusterCommand {
     /// Build what is missing, start what does not run, and wait until all nodes are Ready
-    Up(UpArgs),
+    Up(ClusterUpArgs),
     /// Build the programs and images that `up` needs, and start nothing
-    Build(UpArgs),
+    Build(ClusterUpArgs),
     /// Stop all processes and remove all files of the cluster
     Down,
     /// Print the path of the kubeconfig file
@@ -81,56 +81,58 @@ pub(crate) enum Task {
         prepared: Option<PathBuf>,
     },
     /// Inject a fault into a process or node: etcd, kube-apiserver, node1, node1/kubelet, …
-    Fault { action: Action, part: Process },
+    Fault { action: FaultAction, part: ClusterProcess },
     /// Forward connections from the listener on standard input into the cluster
     #[command(hide = true)]
     Carry { to: SocketAddr },
 }
 
 /// Runs the task of `cargo xtask cluster`.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let state = State::new(&args.name)?;
+pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
+    let state = ClusterPaths::new(&args.name)?;
     match &args.task {
-        Task::Up(up) => up::run(&state, up),
-        Task::Build(up) => up::prepare(&state, up).map(drop),
-        Task::Down => as_root(|| down::run(&state)),
-        Task::Kubeconfig => {
+        ClusterCommand::Up(up) => up::run(&state, up),
+        ClusterCommand::Build(up) => up::prepare(&state, up).map(drop),
+        ClusterCommand::Down => as_root(|| down::run(&state)),
+        ClusterCommand::Kubeconfig => {
             state.existing()?;
             println!("{}", state.kubeconfig().display());
             Ok(())
         }
-        Task::Status => as_root(|| status(&state)),
-        Task::Run { node, command } => as_root(|| run_inside(&state, *node, command)),
-        Task::Forward { to, listen } => as_root(|| forward(&state, *to, *listen)),
-        Task::Load { packages, prepared } => up::load(&state, packages, prepared.as_deref()),
-        Task::Fault { action, part } => as_root(|| fault::run(&state, *action, *part)),
-        Task::Carry { to } => carry::run(*to),
+        ClusterCommand::Status => as_root(|| status(&state)),
+        ClusterCommand::Run { node, command } => as_root(|| run_inside(&state, *node, command)),
+        ClusterCommand::Forward { to, listen } => as_root(|| forward(&state, *to, *listen)),
+        ClusterCommand::Load { packages, prepared } => {
+            up::load(&state, packages, prepared.as_deref())
+        }
+        ClusterCommand::Fault { action, part } => as_root(|| fault::run(&state, *action, *part)),
+        ClusterCommand::Carry { to } => carry::run(*to),
     }
 }
 
 /// Returns Prometheus' `promtool`, found or built once like the cluster's programs.
 pub(crate) fn promtool() -> Result<PathBuf> {
-    programs::one(&recipes::Recipe::promtool())
+    programs::one(&recipes::BuildRecipe::promtool())
 }
 
 /// Returns Helm, found or built once like the cluster's programs.
 pub(crate) fn helm() -> Result<PathBuf> {
-    programs::one(&recipes::Recipe::helm())
+    programs::one(&recipes::BuildRecipe::helm())
 }
 
 /// Returns true if [`helm`] need not build Helm first, which takes minutes.
 pub(crate) fn has_helm() -> Result<bool> {
-    programs::is_at_hand(&recipes::Recipe::helm())
+    programs::is_at_hand(&recipes::BuildRecipe::helm())
 }
 
 /// Returns true if xtask has created a cluster `name`.
 pub(crate) fn exists(name: &str) -> Result<bool> {
-    Ok(State::new(name)?.mark()?.is_some())
+    Ok(ClusterPaths::new(name)?.mark()?.is_some())
 }
 
 /// Returns true if Knative's client `kn` is on the `PATH` or has been built.
 pub(crate) fn has_kn() -> Result<bool> {
-    Ok(Programs::find(programs::default_version()?, None)?.file("kn").is_ok())
+    Ok(ClusterPrograms::find(programs::default_version()?, None)?.file("kn").is_ok())
 }
 
 /// Runs `work` as root: directly, or by running the whole command again through sudo.
@@ -142,22 +144,22 @@ fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 /// Calls `work` with the state of an existing cluster.
-fn with<T>(state: &State, work: impl FnOnce(&Starter<'_>) -> Result<T>) -> Result<T> {
+fn with<T>(state: &ClusterPaths, work: impl FnOnce(&ClusterStarter<'_>) -> Result<T>) -> Result<T> {
     // The programs of the version that the cluster runs, which may not be the default version.
     let mark = state.existing()?;
-    let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
-    let programs = Programs::find(version, mark.assets.as_deref())?;
-    work(&Starter { state, mark: &mark, programs: &programs })
+    let version: KubernetesVersion = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
+    let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
+    work(&ClusterStarter { state, mark: &mark, programs: &programs })
 }
 
-fn status(state: &State) -> Result<()> {
+fn status(state: &ClusterPaths) -> Result<()> {
     let described = with(state, |starter| kubectl::describe(starter, state))?;
     println!("{}", serde_json::to_string_pretty(&described)?);
     Ok(())
 }
 
 /// Listens on the host, then replaces this process by `cluster carry` inside the cluster's network namespace.
-fn forward(state: &State, to: SocketAddr, port: u16) -> Result<()> {
+fn forward(state: &ClusterPaths, to: SocketAddr, port: u16) -> Result<()> {
     state.existing()?;
     let listener = std::net::TcpListener::bind(("127.0.0.1", port))
         .with_context(|| format!("cannot listen on port {port} of 127.0.0.1"))?;
@@ -174,7 +176,7 @@ fn forward(state: &State, to: SocketAddr, port: u16) -> Result<()> {
     Err(error).context("cannot start nsenter")
 }
 
-fn run_inside(state: &State, node: Option<u8>, command: &[OsString]) -> Result<()> {
+fn run_inside(state: &ClusterPaths, node: Option<u8>, command: &[OsString]) -> Result<()> {
     let (enter, folders) = with(state, |starter| {
         let enter = match node {
             Some(node) => starter.enter(node)?,

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use crate::load::Record;
+use crate::load::LoadRecord;
 
 /// Phrase of the autoscaler's decisions in the node's log.
 const DECIDED: &str = "scale decided";
 
 /// One cold start, split into steps. Times are in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct ColdStart {
+pub(crate) struct NodeColdStart {
     /// Time from the request to the scale decision; `None` if the log has no decision.
     pub(crate) decide: Option<f64>,
     /// Time from the decision until the pod's `listen` returned.
@@ -20,9 +20,9 @@ pub(crate) struct ColdStart {
     pub(crate) total: f64,
 }
 
-impl ColdStart {
+impl NodeColdStart {
     /// Splits one cold start; `log` is the node's log, with the time of the decision.
-    pub(crate) fn of(record: &Record, log: &str) -> Self {
+    pub(crate) fn of(record: &LoadRecord, log: &str) -> Self {
         let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
         let first_byte = record.at_us + record.first_byte_us;
         let listening = record.listening_us;
@@ -38,7 +38,7 @@ impl ColdStart {
 
 /// One scale decision from the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Decision<'a> {
+pub(crate) struct LoggedDecision<'a> {
     /// Time of the decision, Unix time in µs.
     pub(crate) at_us: u64,
     /// Name of the revision, without its namespace.
@@ -48,11 +48,11 @@ pub(crate) struct Decision<'a> {
 }
 
 /// All scale decisions in the log, in order.
-pub(crate) fn decisions(log: &str) -> impl Iterator<Item = Decision<'_>> {
+pub(crate) fn decisions(log: &str) -> impl Iterator<Item = LoggedDecision<'_>> {
     let lines = log.lines().filter(|line| line.contains(DECIDED));
     lines.filter_map(|line| {
         let revision = field(line, "revision=")?;
-        Some(Decision {
+        Some(LoggedDecision {
             at_us: unix_us_of(line.split_whitespace().next()?)?,
             revision: revision.rsplit('/').next().unwrap_or(revision),
             wanted: field(line, "wanted=")?.parse().ok()?,

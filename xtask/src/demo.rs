@@ -13,17 +13,17 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use self::tally::{Figures, Run};
+use self::tally::{DemoFigures, DemoRun};
 use crate::{
     build, image,
-    node::Node,
-    setup::{self, Purpose},
-    workspace::Workspace,
+    node::LocalNode,
+    setup::{self, SetupPurpose},
+    workspace::CargoWorkspace,
 };
 
 /// Arguments of the command `cargo xtask demo`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DemoArgs {
     /// Install what is missing without asking
     #[arg(long)]
     yes: bool,
@@ -45,9 +45,9 @@ pub(crate) struct Args {
 }
 
 /// Runs `cargo xtask demo`: builds, shows the story, and checks its figures.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let workspace = Workspace::load()?;
-    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Node], args.yes)?;
+pub(crate) fn run(args: &DemoArgs) -> Result<()> {
+    let workspace = CargoWorkspace::load()?;
+    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Node], args.yes)?;
     check_gateway(args.gateway)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
@@ -60,8 +60,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let folder = workspace.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let node =
-        Node::start("demo", &rouse, &images, args.gateway, &folder.join("rouse.log"), args.keep)?;
+    let node = LocalNode::start(
+        "demo",
+        &rouse,
+        &images,
+        args.gateway,
+        &folder.join("rouse.log"),
+        args.keep,
+    )?;
     let run = story::tell(&node, &workspace.root.join("examples/hello.yaml"));
     // The log is read before the node stops, because stopping adds lines to it.
     let log = node.log();
@@ -87,8 +93,8 @@ fn check_gateway(gateway: SocketAddr) -> Result<()> {
 }
 
 /// Prints the table, writes chart and figures, and fails if a promise was broken.
-fn conclude(run: &Run, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
-    let figures = Figures::of(run, log);
+fn conclude(run: &DemoRun, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
+    let figures = DemoFigures::of(run, log);
     println!("\n{figures}");
     let svg = folder.join("demo.svg");
     fs::write(&svg, chart::svg(run)).with_context(|| format!("cannot write {}", svg.display()))?;

@@ -8,14 +8,14 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{sh, toolchain, workspace::Workspace};
+use crate::{sh, toolchain, workspace::CargoWorkspace};
 
 /// Version of cargo-fuzz to install if there is none.
 const VERSION: &str = "0.13.2";
 
 /// Target to fuzz, and for how long.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct FuzzArgs {
     /// Name of the target; all targets, one after another, when none is named
     target: Option<String>,
     /// Seconds that each target runs
@@ -24,8 +24,8 @@ pub(crate) struct Args {
 }
 
 /// Runs the targets of `cargo xtask fuzz`.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let workspace = Workspace::load()?;
+pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
+    let workspace = CargoWorkspace::load()?;
     let folder = workspace.root.join("fuzz");
     let all = targets(&folder)?;
     let chosen = match &args.target {

@@ -6,8 +6,8 @@ use std::{fs, path::Path, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use self::layout::Image;
-use crate::{build_ebpf, lock, sh, workspace::Workspace};
+use self::layout::ProgramImage;
+use crate::{build_ebpf, lock, sh, workspace::CargoWorkspace};
 
 /// Packages that become images: name of package and program, and name of the image.
 const IMAGES: [(&str, &str); 2] =
@@ -22,7 +22,7 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// Images to build, and their destination.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ImageArgs {
     /// Packages to make images of; all when none is named
     packages: Vec<String>,
     /// Directory that receives one OCI layout an image [default: images in cargo's target directory]
@@ -31,8 +31,8 @@ pub(crate) struct Args {
 }
 
 /// Runs `cargo xtask image`: builds the named images, or all.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let workspace = Workspace::load()?;
+pub(crate) fn run(args: &ImageArgs) -> Result<()> {
+    let workspace = CargoWorkspace::load()?;
     let wanted: Vec<&str> = match args.packages.is_empty() {
         true => IMAGES.iter().map(|(package, _)| *package).collect(),
         false => args.packages.iter().map(String::as_str).collect(),
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Builds `packages` and writes each as the OCI layout `to/PACKAGE`.
-pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Result<()> {
+pub(crate) fn make(workspace: &CargoWorkspace, packages: &[&str], to: &Path) -> Result<()> {
     // Tests and clusters may build the same images at the same time.
     let _lock = lock::wait_for(&to.with_extension("lock"))?;
     for package in packages {
@@ -54,7 +54,7 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
         let bytes =
             fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
         let folder = to.join(package);
-        let image = Image { name, program: package, bytes: &bytes };
+        let image = ProgramImage { name, program: package, bytes: &bytes };
         let digest = layout::write(&image, &folder)
             .with_context(|| format!("cannot write the image {}", folder.display()))?;
         // A copy on a short path, for users.
@@ -68,7 +68,7 @@ pub(crate) fn make(workspace: &Workspace, packages: &[&str], to: &Path) -> Resul
 }
 
 /// Builds one package as a static program and returns its path.
-pub(crate) fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
+pub(crate) fn build(workspace: &CargoWorkspace, package: &str) -> Result<PathBuf> {
     let triple = triple();
     // Static, so that the image needs only this file. Without paths of the machine, so that two checkouts give the
     // same bytes. The variable names the target, so that build scripts are compiled as usual.
@@ -95,7 +95,7 @@ pub(crate) fn build(workspace: &Workspace, package: &str) -> Result<PathBuf> {
 }
 
 /// Path of the static program of `package`.
-pub(crate) fn program(workspace: &Workspace, package: &str) -> PathBuf {
+pub(crate) fn program(workspace: &CargoWorkspace, package: &str) -> PathBuf {
     workspace.target.join(triple()).join("image").join(package)
 }
 

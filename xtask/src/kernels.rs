@@ -19,26 +19,26 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use self::{
-    console::Heard,
-    debian::Mirrors,
+    console::ConsoleResults,
+    debian::DebianMirrors,
     initramfs::quoted,
-    report::{Done, LOAD, Outcome, TESTS, Tables},
-    supported::{Choice, KERNELS, Kernel},
-    vm::{Accel, Machine},
+    report::{KernelOutcome, KernelRunOutput, KernelTables, LOAD, TESTS},
+    supported::{KERNELS, SupportedKernel, TestSelection},
+    vm::{VirtualMachine, VmAccelerator},
 };
 use crate::{
     servers,
-    setup::{self, Purpose},
+    setup::{self, SetupPurpose},
     test,
-    workspace::Workspace,
+    workspace::CargoWorkspace,
 };
 
 /// Kernels to run, and the tests to run on them.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct KernelsArgs {
     /// Kernels to run, separated by commas; all supported ones when none is named: 5.10, 6.1, 6.12, newest
     #[arg(long, value_delimiter = ',', value_name = "KERNEL,…", value_parser = supported::named)]
-    kernel: Vec<&'static Kernel>,
+    kernel: Vec<&'static SupportedKernel>,
     /// Only load the programs and print the number of instructions that the verifier walks in each
     #[arg(long)]
     only_load: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     program: Option<PathBuf>,
     /// Accelerator of the virtual machines [default: kvm where it works, else tcg]
     #[arg(long)]
-    accel: Option<Accel>,
+    accel: Option<VmAccelerator>,
     /// Take packages from this Debian mirror instead of those in apt's sources
     #[arg(long, value_name = "URI")]
     mirror: Option<String>,
@@ -77,19 +77,19 @@ const LOAD_LIMIT: Duration = Duration::from_secs(20 * 60);
 const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Runs `cargo xtask kernels`: all chosen kernels, one after the other.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     conclude(&outcomes(args)?, args.json.as_deref())
 }
 
-fn outcomes(args: &Args) -> Result<Vec<Outcome>> {
+fn outcomes(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
     if env::consts::ARCH != "x86_64" {
         bail!("the virtual machines are x86-64's, and this machine's programs are not");
     }
-    let purposes = [Purpose::Build, Purpose::Kernels, Purpose::Test];
+    let purposes = [SetupPurpose::Build, SetupPurpose::Kernels, SetupPurpose::Test];
     // The machines mount this machine's files, so the servers and tools of the tests are installed here. Loading
     // alone needs none of them.
     setup::prepare(if args.only_load { &purposes[..2] } else { &purposes }, args.yes)?;
-    let workspace = Workspace::load()?;
+    let workspace = CargoWorkspace::load()?;
     let folder = workspace.target.join("kernels");
     let tests = workspace.root.join("tests");
     let program = match &args.program {
@@ -99,27 +99,27 @@ fn outcomes(args: &Args) -> Result<Vec<Outcome>> {
     let names = chosen(args, &program)?;
     let with_servers = names.iter().any(|name| name.starts_with(WITH_SERVERS));
     let servers = with_servers.then(|| servers::make(&workspace)).transpose()?;
-    let runs = Runs {
+    let runs = KernelRunner {
         args,
         names,
         program,
         tests,
         servers,
         folder,
-        accel: args.accel.unwrap_or_else(Accel::find),
-        mirrors: Mirrors::find(args.mirror.as_deref())?,
+        accel: args.accel.unwrap_or_else(VmAccelerator::find),
+        mirrors: DebianMirrors::find(args.mirror.as_deref())?,
     };
     let asked = if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
-    let on = |kernel: &'static Kernel| {
+    let on = |kernel: &'static SupportedKernel| {
         // A kernel that cannot run is a result of its own, so that the others still run.
         let went = runs.on(kernel);
-        went.unwrap_or_else(|error| Outcome::nothing(kernel.name, format!("{error:#}")))
+        went.unwrap_or_else(|error| KernelOutcome::nothing(kernel.name, format!("{error:#}")))
     };
     Ok(asked.into_iter().map(on).collect())
 }
 
 /// Names of the tests to run on kernels that support them, without the verifier's.
-fn chosen(args: &Args, program: &Path) -> Result<Vec<String>> {
+fn chosen(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
     let mut names = test::names_in(program)?;
     supported::check(&names).map_err(anyhow::Error::msg)?;
     let wanted =
@@ -132,8 +132,8 @@ fn chosen(args: &Args, program: &Path) -> Result<Vec<String>> {
 }
 
 /// Settings that all kernels of a run share.
-struct Runs<'a> {
-    args: &'a Args,
+struct KernelRunner<'a> {
+    args: &'a KernelsArgs,
     /// Path of the test program; `names` has the tests to run beside the verifier's.
     program: PathBuf,
     names: Vec<String>,
@@ -143,18 +143,18 @@ struct Runs<'a> {
     servers: Option<PathBuf>,
     /// Directory for initramfs images and console logs.
     folder: PathBuf,
-    accel: Accel,
-    mirrors: Mirrors,
+    accel: VmAccelerator,
+    mirrors: DebianMirrors,
 }
 
-impl Runs<'_> {
-    fn on(&self, kernel: &'static Kernel) -> Result<Outcome> {
+impl KernelRunner<'_> {
+    fn on(&self, kernel: &'static SupportedKernel) -> Result<KernelOutcome> {
         println!("\n== Linux {} ==", kernel.name);
         let fetched = debian::fetch(kernel, &self.mirrors)?;
         let series = supported::series(&fetched.release)
             .with_context(|| format!("Linux {} has no number", fetched.release))?;
         // The downloaded kernel decides, because the name `newest` has no fixed series.
-        let Choice { run, left_out } = supported::choose(&self.names, series);
+        let TestSelection { run, left_out } = supported::choose(&self.names, series);
         let job = self.job(&run)?;
         fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
@@ -162,7 +162,7 @@ impl Runs<'_> {
         let initramfs = file("initramfs");
         fs::write(&initramfs, initramfs::make(&fetched, &self.program, &job)?)
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
-        let machine = Machine {
+        let machine = VirtualMachine {
             kernel: &fetched.image,
             initramfs: &initramfs,
             console: file("console"),
@@ -170,12 +170,12 @@ impl Runs<'_> {
             limit: if self.args.only_load { LOAD_LIMIT } else { LIMIT },
         };
         println!("Linux {} by {}: {} tests to run", fetched.release, self.accel.name(), run.len());
-        let (started, mut heard) = (Instant::now(), Heard::default());
+        let (started, mut heard) = (Instant::now(), ConsoleResults::default());
         machine.run(|line| {
             println!("{:>6} | {}", kernel.name, line.trim_end());
             heard.absorb(line);
         })?;
-        let done = Done {
+        let done = KernelRunOutput {
             version: &fetched.version,
             heard,
             asked: run.len(),
@@ -183,7 +183,7 @@ impl Runs<'_> {
             last_words: machine.last_words()?,
             seconds: started.elapsed().as_secs(),
         };
-        Ok(Outcome::of(kernel.name, done))
+        Ok(KernelOutcome::of(kernel.name, done))
     }
 
     /// Shell script with the machine's work, which the init script runs.
@@ -223,8 +223,8 @@ fn said(run: &str, words: &str, to: &str) -> String {
 }
 
 /// Prints the tables. Fails if a result on any kernel is wrong.
-fn conclude(outcomes: &[Outcome], json: Option<&Path>) -> Result<()> {
-    println!("\n{}", Tables(outcomes));
+fn conclude(outcomes: &[KernelOutcome], json: Option<&Path>) -> Result<()> {
+    println!("\n{}", KernelTables(outcomes));
     if let Some(file) = json {
         let text = serde_json::to_string_pretty(outcomes)? + "\n";
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;

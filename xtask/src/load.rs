@@ -14,12 +14,12 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::LocalSet};
 
-use self::stages::Stages;
+use self::stages::LoadStages;
 pub(crate) use self::worker::unix_us;
 
 /// Requests to send: destination, number and rate.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct LoadArgs {
     /// Host name or address, and port, to connect to; an IPv4 address of the name is preferred
     #[arg(long, value_name = "HOST:PORT", value_parser = resolve)]
     addr: SocketAddr,
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     path: String,
     /// Connections (or, with --open, requests a second), each for a time: 4x3s,40x15s
     #[arg(long)]
-    stages: Stages,
+    stages: LoadStages,
     /// Send at a fixed rate, also while earlier requests wait for their responses
     #[arg(long)]
     open: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 
 /// One request and its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct LoadRecord {
     /// Time of sending (on a new connection: begin of the connect), Unix time in µs.
     pub(crate) at_us: u64,
     /// Time until the last byte of the response, or until the request was given up, in µs.
@@ -70,7 +70,7 @@ pub(crate) struct Record {
     pub(crate) error: String,
 }
 
-impl Record {
+impl LoadRecord {
     /// Returns true if the application answered with success.
     pub(crate) fn is_answered(&self) -> bool {
         (200..300).contains(&self.status) && self.error.is_empty()
@@ -78,7 +78,7 @@ impl Record {
 }
 
 /// Runs the hidden command `xtask load`.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &LoadArgs) -> Result<()> {
     // Parsers query the processor's features. On a virtual machine a first query takes 50 µs, which would count as
     // the service's time.
     #[cfg(target_arch = "x86_64")]
@@ -87,10 +87,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     LocalSet::new().block_on(&runtime, send_all(args))
 }
 
-async fn send_all(args: &Args) -> Result<()> {
+async fn send_all(args: &LoadArgs) -> Result<()> {
     let started = Instant::now();
-    let (records, mut printed) = mpsc::channel::<Record>(4096);
-    let shared = Rc::new(worker::Shared::new(args, started));
+    let (records, mut printed) = mpsc::channel::<LoadRecord>(4096);
+    let shared = Rc::new(worker::LoadWorkerState::new(args, started));
     if args.open {
         tokio::task::spawn_local(worker::open(shared, records));
     } else {
@@ -120,7 +120,7 @@ fn resolve(text: &str) -> Result<SocketAddr, String> {
     ipv4.or_else(|| found.first()).copied().ok_or_else(|| format!("{text} has no address"))
 }
 
-impl Args {
+impl LoadArgs {
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_s)
     }

@@ -8,7 +8,7 @@ use crate::sh;
 
 /// Machine and code version that figures belong to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineInfo {
     /// Processor, number of cores and memory in one line.
     pub(crate) machine: String,
     /// Release of the running kernel.
@@ -17,7 +17,7 @@ pub(crate) struct Machine {
     pub(crate) commit: String,
 }
 
-impl Machine {
+impl MachineInfo {
     /// Reads the properties from `/proc` and git.
     pub(crate) fn read() -> Self {
         let cpuinfo = read("/proc/cpuinfo");

@@ -42,29 +42,29 @@ use clap::{Parser, Subcommand};
 /// Build, test, measure and demonstrate Rouse.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
-struct Cli {
+struct XtaskCli {
     #[command(subcommand)]
-    command: Task,
+    command: XtaskCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Task {
+enum XtaskCommand {
     /// Demonstrate Rouse on this machine: wake, scale out, direct path, sleep
-    Demo(demo::Args),
+    Demo(demo::DemoArgs),
     /// Check kernel, cgroups and capabilities; install what is missing
-    Setup(setup::Args),
+    Setup(setup::SetupArgs),
     /// Build the eBPF programs and print the path of the object
     BuildEbpf,
     /// Run the tests: pure, shell, kernel, local, cluster
-    Test(test::Args),
+    Test(test::TestArgs),
     /// Build the servers and clients whose requests the kernel tier counts
     Servers,
     /// Load the eBPF programs into each supported kernel, and run the kernel tier there, in virtual machines
-    Kernels(kernels::Args),
+    Kernels(kernels::KernelsArgs),
     /// Run a real Kubernetes cluster on this machine, in namespaces of its own
-    Cluster(cluster::Args),
+    Cluster(cluster::ClusterArgs),
     /// Write the container images of Rouse and of the examples as OCI layouts
-    Image(image::Args),
+    Image(image::ImageArgs),
     /// Write deploy/ and docs/rbac.md again from what `rouse install` applies
     Manifests,
     /// Check the code against the layout rules of ARCHITECTURE.md
@@ -74,38 +74,38 @@ enum Task {
     /// Check with Helm that the chart makes what `rouse install` applies
     Chart,
     /// Search for input that the HTTP/1.1 and HTTP/2 parsers read differently from other implementations
-    Fuzz(fuzz::Args),
+    Fuzz(fuzz::FuzzArgs),
     /// Measure Rouse side by side with controls, and write BENCHMARKS.md
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Measure connects or requests from the calling namespace; used by bench inside the node
     #[command(hide = true)]
-    Measure(measure::Args),
+    Measure(measure::MeasureArgs),
     /// Send requests and print one JSON line each; used by demo and bench inside the node
     #[command(hide = true)]
-    Load(load::Args),
+    Load(load::LoadArgs),
     /// Run the checks that a change must pass: format, lints, docs, tests, tidy, licences
-    Ci(ci::Args),
+    Ci(ci::CiArgs),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Task::Demo(args) => demo::run(&args),
-        Task::Setup(args) => setup::run(&args),
-        Task::BuildEbpf => build_ebpf::run(),
-        Task::Test(args) => test::run(&args),
-        Task::Servers => servers::run(),
-        Task::Kernels(args) => kernels::run(&args),
-        Task::Cluster(args) => cluster::run(&args),
-        Task::Image(args) => image::run(&args),
-        Task::Manifests => manifests::run(),
-        Task::Tidy => tidy::run(),
-        Task::Monitoring => monitoring::run(),
-        Task::Chart => chart::run(),
-        Task::Fuzz(args) => fuzz::run(&args),
-        Task::Bench(args) => bench::run(&args),
-        Task::Measure(args) => measure::run(&args),
-        Task::Load(args) => load::run(&args),
-        Task::Ci(args) => ci::run(&args),
+    let outcome = match XtaskCli::parse().command {
+        XtaskCommand::Demo(args) => demo::run(&args),
+        XtaskCommand::Setup(args) => setup::run(&args),
+        XtaskCommand::BuildEbpf => build_ebpf::run(),
+        XtaskCommand::Test(args) => test::run(&args),
+        XtaskCommand::Servers => servers::run(),
+        XtaskCommand::Kernels(args) => kernels::run(&args),
+        XtaskCommand::Cluster(args) => cluster::run(&args),
+        XtaskCommand::Image(args) => image::run(&args),
+        XtaskCommand::Manifests => manifests::run(),
+        XtaskCommand::Tidy => tidy::run(),
+        XtaskCommand::Monitoring => monitoring::run(),
+        XtaskCommand::Chart => chart::run(),
+        XtaskCommand::Fuzz(args) => fuzz::run(&args),
+        XtaskCommand::Bench(args) => bench::run(&args),
+        XtaskCommand::Measure(args) => measure::run(&args),
+        XtaskCommand::Load(args) => load::run(&args),
+        XtaskCommand::Ci(args) => ci::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,11 +4,11 @@
 
 use anyhow::Result;
 
-use crate::{sh, workspace::Workspace};
+use crate::{sh, workspace::CargoWorkspace};
 
 /// Runs `cargo xtask manifests`, by calling `rouse install --write`.
 pub(crate) fn run() -> Result<()> {
-    let workspace = Workspace::load()?;
+    let workspace = CargoWorkspace::load()?;
     let mut rouse = sh::cargo();
     rouse.args(["run", "--quiet", "--package", "rouse", "--", "install", "--write"]);
     sh::run(rouse.arg(&workspace.root).current_dir(&workspace.root))

@@ -15,19 +15,19 @@ use tokio::{
 };
 
 use crate::{
-    load::{Record, unix_us},
+    load::{LoadRecord, unix_us},
     sh,
 };
 
 /// Arguments of the hidden command `xtask measure`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct MeasureArgs {
     #[command(subcommand)]
-    what: What,
+    what: MeasureCommand,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
-enum What {
+enum MeasureCommand {
     /// Measure connect(2), one call after the other
     Connect {
         #[arg(long)]
@@ -65,7 +65,7 @@ enum What {
 
 /// Times of connects or requests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredTimes {
     /// Number of connects or requests.
     pub(crate) count: usize,
     /// Time of the whole run, in µs.
@@ -79,7 +79,7 @@ pub(crate) struct Measured {
 
 /// Results of requests that were sent at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Burst {
+pub(crate) struct BurstTimes {
     /// Time of sending, Unix time in µs.
     pub(crate) at_us: u64,
     /// Time until the first byte of each response, in ms.
@@ -89,21 +89,21 @@ pub(crate) struct Burst {
 }
 
 /// Runs the hidden command `xtask measure`.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
     let measured = match &args.what {
-        What::Connect { addr, count } => connect(*addr, *count)?,
-        What::Warm { addr, connections, millis } => {
+        MeasureCommand::Connect { addr, count } => connect(*addr, *count)?,
+        MeasureCommand::Warm { addr, connections, millis } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let time = Duration::from_millis(*millis);
             LocalSet::new().block_on(&runtime, warm(*addr, *connections, time))?
         }
-        What::Burst { all, timeout_s } => {
+        MeasureCommand::Burst { all, timeout_s } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let all = burst(all, Duration::from_secs(*timeout_s));
             println!("{}", serde_json::to_string(&LocalSet::new().block_on(&runtime, all)?)?);
             return Ok(());
         }
-        What::First { addr, timeout_s } => {
+        MeasureCommand::First { addr, timeout_s } => {
             println!("{}", serde_json::to_string(&first(*addr, Duration::from_secs(*timeout_s))?)?);
             return Ok(());
         }
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Measures the connect alone. The socket is reset at once, so that no port stays in TIME_WAIT.
-fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
+fn connect(addr: SocketAddr, count: usize) -> Result<MeasuredTimes> {
     let (cpu, started) = (cpu_us(), Instant::now());
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
@@ -128,11 +128,11 @@ fn connect(addr: SocketAddr, count: usize) -> Result<Measured> {
             &nix::libc::linger { l_onoff: 1, l_linger: 0 },
         )?;
     }
-    Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
+    Ok(MeasuredTimes::of(times, started.elapsed(), cpu_us() - cpu))
 }
 
 /// Sends all requests at once. A request without a response counts with the whole time of waiting.
-async fn burst(all: &[String], patience: Duration) -> Result<Burst> {
+async fn burst(all: &[String], patience: Duration) -> Result<BurstTimes> {
     let at_us = unix_us();
     let mut tasks = JoinSet::new();
     for one in all {
@@ -146,7 +146,7 @@ async fn burst(all: &[String], patience: Duration) -> Result<Burst> {
     }
     let done = tasks.join_all().await;
     let lost = done.iter().filter(|(_, answered)| !answered).count();
-    Ok(Burst { at_us, ms: done.into_iter().map(|(ms, _)| ms).collect(), lost })
+    Ok(BurstTimes { at_us, ms: done.into_iter().map(|(ms, _)| ms).collect(), lost })
 }
 
 /// Sends one request on a new connection, and reads the first bytes of the response.
@@ -163,7 +163,7 @@ async fn answer(addr: SocketAddr, host: &str) -> Result<()> {
 }
 
 /// Sends requests until one is answered, at most a few hundred a second.
-fn first(addr: SocketAddr, patience: Duration) -> Result<Record> {
+fn first(addr: SocketAddr, patience: Duration) -> Result<LoadRecord> {
     let (started, at_us) = (Instant::now(), unix_us());
     while started.elapsed() < patience {
         // Refused connects and timeouts are expected while no pod is ready.
@@ -171,7 +171,7 @@ fn first(addr: SocketAddr, patience: Duration) -> Result<Record> {
             let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
             let word = |name: &str| field(name).unwrap_or_default().trim().to_owned();
             let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-            return Ok(Record {
+            return Ok(LoadRecord {
                 at_us,
                 took_us: micros(started.elapsed()),
                 first_byte_us: micros(first_byte),
@@ -210,7 +210,7 @@ fn attempt(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
     Ok((head, first_byte))
 }
 
-async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Measured> {
+async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<MeasuredTimes> {
     let mut streams = Vec::new();
     for _ in 0..connections {
         let mut stream = TcpStream::connect(addr).await.context("cannot connect")?;
@@ -236,7 +236,7 @@ async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Me
     while let Some(done) = tasks.join_next().await {
         times.extend(done.context("a client ended early")??);
     }
-    Ok(Measured::of(times, started.elapsed(), cpu_us() - cpu))
+    Ok(MeasuredTimes::of(times, started.elapsed(), cpu_us() - cpu))
 }
 
 /// Sends one small GET. Without an HTTP library, so that the client's own CPU time does not hide the server's.
@@ -267,7 +267,7 @@ fn is_whole(bytes: &[u8]) -> Result<bool> {
     Ok(bytes.len() >= end + 4 + length)
 }
 
-impl Measured {
+impl MeasuredTimes {
     fn of(mut times: Vec<Duration>, elapsed: Duration, cpu_us: f64) -> Self {
         times.sort_unstable();
         let at = |share: f64| {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     cluster, sh,
     tidy::{DASHBOARD, RULES},
-    workspace::Workspace,
+    workspace::CargoWorkspace,
 };
 
 /// Tests of the rules, with made-up figures.
@@ -20,7 +20,7 @@ const RULE_TESTS: &str = "deploy/monitoring/rules_test.yaml";
 
 /// Runs `cargo xtask monitoring`: rules, their tests, and the dashboard's queries.
 pub(crate) fn run() -> Result<()> {
-    let workspace = Workspace::load()?;
+    let workspace = CargoWorkspace::load()?;
     let promtool = cluster::promtool()?;
     let tool =
         |args: &[&str]| sh::run(Command::new(&promtool).args(args).current_dir(&workspace.root));
@@ -28,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
     tool(&["test", "rules", RULE_TESTS])?;
     // promtool reads no dashboards, so each query is checked as the expression of a rule.
     let asked = queries(&workspace.root.join(DASHBOARD))?;
-    for Query { panel, expression } in &asked {
+    for DashboardQuery { panel, expression } in &asked {
         check(&promtool, expression).with_context(|| format!("{DASHBOARD}: panel {panel:?}"))?;
     }
     println!(
@@ -40,12 +40,12 @@ pub(crate) fn run() -> Result<()> {
 
 /// Query of one line of a panel.
 #[derive(Debug, PartialEq, Eq)]
-struct Query {
+struct DashboardQuery {
     panel: String,
     expression: String,
 }
 
-fn queries(dashboard: &Path) -> Result<Vec<Query>> {
+fn queries(dashboard: &Path) -> Result<Vec<DashboardQuery>> {
     let unreadable = || format!("cannot read {}", dashboard.display());
     let text = fs::read_to_string(dashboard).with_context(unreadable)?;
     let asked = expressions(&serde_json::from_str(&text).with_context(unreadable)?);
@@ -55,13 +55,13 @@ fn queries(dashboard: &Path) -> Result<Vec<Query>> {
     Ok(asked)
 }
 
-fn expressions(dashboard: &Value) -> Vec<Query> {
+fn expressions(dashboard: &Value) -> Vec<DashboardQuery> {
     let list = |of: &Value, field: &str| of[field].as_array().cloned().unwrap_or_default();
     let asked = list(dashboard, "panels").into_iter().flat_map(|panel| {
         // Rows of the dashboard have no targets, so they add no queries.
         let title = panel["title"].as_str().unwrap_or_default().to_owned();
         let all = list(&panel, "targets").into_iter();
-        all.map(move |target| Query {
+        all.map(move |target| DashboardQuery {
             panel: title.clone(),
             expression: target["expr"].as_str().unwrap_or_default().to_owned(),
         })
@@ -98,7 +98,8 @@ mod tests {
             {"type": "row", "title": "R", "panels": []},
             {"title": "P", "targets": [{"expr": "up"}, {"expr": "sum(up)"}]},
         ]});
-        let query = |expression: &str| Query { panel: "P".into(), expression: expression.into() };
+        let query =
+            |expression: &str| DashboardQuery { panel: "P".into(), expression: expression.into() };
         assert_eq!(expressions(&dashboard), [query("up"), query("sum(up)")]);
     }
 }

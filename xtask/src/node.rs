@@ -19,7 +19,7 @@ const START_WITHIN: Duration = Duration::from_secs(60);
 
 /// A running local node. It stops on drop, unless it was left running.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct LocalNode {
     /// Name of the node, which its namespaces, cgroups and directories carry.
     name: String,
     rouse: PathBuf,
@@ -28,7 +28,7 @@ pub(crate) struct Node {
     is_over: Cell<bool>,
 }
 
-impl Node {
+impl LocalNode {
     /// Starts the node and waits until all its components are ready. With `stays`, it may outlive xtask.
     pub(crate) fn start(
         name: &str,
@@ -153,7 +153,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for LocalNode {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
             eprintln!("node {}: {error:#}", self.name);

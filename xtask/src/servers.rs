@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use crate::{cluster::golang::Golang, sh, toolchain, workspace::Workspace};
+use crate::{cluster::golang::GoToolchain, sh, toolchain, workspace::CargoWorkspace};
 
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
@@ -44,14 +44,14 @@ const WAY: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
 
 /// Runs `cargo xtask servers`: builds them and prints the variable for the tests.
 pub(crate) fn run() -> Result<()> {
-    let folder = make(&Workspace::load()?)?;
+    let folder = make(&CargoWorkspace::load()?)?;
     println!("ROUSE_SERVERS={}", folder.display());
     Ok(())
 }
 
 /// Builds the servers if they are missing, and links `servers` in the target directory to them. Returns their
 /// directory.
-pub(crate) fn make(workspace: &Workspace) -> Result<PathBuf> {
+pub(crate) fn make(workspace: &CargoWorkspace) -> Result<PathBuf> {
     let sources = workspace.root.join(SOURCES);
     let folder = toolchain::cache()?.join(format!("servers-{}", digest(&sources)?));
     if !folder.exists() {
@@ -67,18 +67,18 @@ pub(crate) fn make(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// Removes the results table of an earlier run.
-pub(crate) fn forget(workspace: &Workspace) {
+pub(crate) fn forget(workspace: &CargoWorkspace) {
     let _absent = fs::remove_file(table(workspace));
 }
 
 /// Prints the results table, if the tests that write it ran.
-pub(crate) fn show(workspace: &Workspace) {
+pub(crate) fn show(workspace: &CargoWorkspace) {
     if let Ok(text) = fs::read_to_string(table(workspace)) {
         println!("\n{text}");
     }
 }
 
-fn table(workspace: &Workspace) -> PathBuf {
+fn table(workspace: &CargoWorkspace) -> PathBuf {
     workspace.target.join("servers.md")
 }
 
@@ -111,7 +111,7 @@ fn build_whole(sources: &Path, folder: &Path) -> Result<()> {
 }
 
 fn build_go(sources: &Path, into: &Path) -> Result<()> {
-    let go = Golang::find()?;
+    let go = GoToolchain::find()?;
     // Both programs in one call, with exactly the versions in go.mod and go.sum.
     let into = format!("{}/", into.display());
     let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL];

@@ -10,27 +10,27 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-pub(crate) use self::needs::Purpose;
-use self::needs::{Facts, Need};
+pub(crate) use self::needs::SetupPurpose;
+use self::needs::{MachineProperties, RequiredPackage};
 use crate::{machine, sh};
 
 /// Arguments of the command `cargo xtask setup`.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct SetupArgs {
     /// Install missing packages without asking
     #[arg(long)]
     pub(crate) yes: bool,
 }
 
 /// Runs `cargo xtask setup`: prepares for building, running, testing and measuring.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    prepare(&Purpose::ALL, args.yes)?;
+pub(crate) fn run(args: &SetupArgs) -> Result<()> {
+    prepare(&SetupPurpose::ALL, args.yes)?;
     println!("setup: this machine is ready");
     Ok(())
 }
 
 /// Prepares the machine for `purposes`. Fails with the reasons if it cannot.
-pub(crate) fn prepare(purposes: &[Purpose], yes: bool) -> Result<()> {
+pub(crate) fn prepare(purposes: &[SetupPurpose], yes: bool) -> Result<()> {
     if purposes.iter().any(|purpose| purpose.needs_kernel()) {
         check_kernel()?;
     }
@@ -51,7 +51,7 @@ fn is_there(name: &str) -> bool {
 }
 
 fn check_kernel() -> Result<()> {
-    let facts = Facts {
+    let facts = MachineProperties {
         kernel: machine::kernel(),
         has_cgroup2: machine::cgroup2().is_some(),
         capabilities: machine::capabilities(),
@@ -65,7 +65,7 @@ fn check_kernel() -> Result<()> {
     bail!("this machine cannot run the eBPF programs:\n  - {}", lacking.join("\n  - "))
 }
 
-fn install(missing: &[&Need], yes: bool) -> Result<()> {
+fn install(missing: &[&RequiredPackage], yes: bool) -> Result<()> {
     let packages: Vec<(&str, &str)> = missing.iter().map(|need| (need.package, need.why)).collect();
     install_packages(&packages, yes)
 }

@@ -20,21 +20,21 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-pub(crate) use self::tally::Tally;
-use self::{ahead::Ahead, build::Builder, lane::Lane};
+pub(crate) use self::tally::TestCounts;
+use self::{ahead::ImagePrebuild, build::TestBuilder, lane::TierLane};
 use crate::{
     build_ebpf, image, servers,
-    setup::{self, Purpose},
+    setup::{self, SetupPurpose},
     sh,
-    workspace::Workspace,
+    workspace::CargoWorkspace,
 };
 
 /// Arguments of the command `cargo xtask test`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct TestArgs {
     /// Tiers to run, separated by commas; all tiers when none is named
     #[arg(long, value_delimiter = ',', value_name = "TIER,…")]
-    tier: Vec<Tier>,
+    tier: Vec<TestTier>,
     /// Install packages that the tests need without asking
     #[arg(long)]
     yes: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Args {
 
 /// A kind of test, ordered by its requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Tier {
+pub(crate) enum TestTier {
     /// Decisions and formulas, without effects outside the process
     Pure,
     /// Sockets on loopback, and files
@@ -74,7 +74,7 @@ pub(crate) enum Tier {
     Cluster,
 }
 
-impl Tier {
+impl TestTier {
     const ALL: [Self; 5] = [Self::Pure, Self::Shell, Self::Kernel, Self::Local, Self::Cluster];
 
     fn name(self) -> &'static str {
@@ -100,17 +100,17 @@ impl Tier {
 
 /// Result of one tier.
 #[derive(Clone, Debug, PartialEq)]
-enum Outcome {
+enum TierOutcome {
     /// The tests ran: libtest's counts, true if all passed, and what was left out with the reason.
-    Ran { tally: Tally, ok: bool, left_out: String },
+    Ran { tally: TestCounts, ok: bool, left_out: String },
     /// The tests could not run; the reason.
     CannotRun(String),
 }
 
-impl Outcome {
+impl TierOutcome {
     /// Result before any test has run.
     fn nothing() -> Self {
-        Self::Ran { tally: Tally::default(), ok: true, left_out: String::new() }
+        Self::Ran { tally: TestCounts::default(), ok: true, left_out: String::new() }
     }
 
     /// Returns true if the tier ran and every test passed.
@@ -143,27 +143,28 @@ impl Outcome {
 }
 
 /// Runs `cargo xtask test`: the tiers, partly side by side, and the table.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let workspace = Workspace::load()?;
+pub(crate) fn run(args: &TestArgs) -> Result<()> {
+    let workspace = CargoWorkspace::load()?;
     if let Some(file) = &args.build_only {
         return build_only(&args.tier, file, workspace);
     }
-    let asked = if args.tier.is_empty() { Tier::ALL.to_vec() } else { args.tier.clone() };
+    let asked = if args.tier.is_empty() { TestTier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of their requirements: a wrong formula shows before a cluster is built.
-    let tiers: Vec<_> = Tier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
+    let tiers: Vec<_> = TestTier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
     let lanes = lanes(&tiers);
     // With a single tier, the tier itself prepares what it needs.
     if !lanes.is_empty() {
         // Once, before the tiers: it may ask here, and package installations at the same time would block each other.
-        if let Err(error) = setup::prepare(&Purpose::TESTS, args.yes) {
+        if let Err(error) = setup::prepare(&SetupPurpose::TESTS, args.yes) {
             // Tiers that need the packages fail and report it; the others run.
             println!("{error:#}");
         }
     }
     let builder = builder(&tiers, args, workspace)?;
-    let ahead = builds_ahead(&tiers, args).then(|| Ahead::start(&builder.workspace)).transpose()?;
+    let ahead =
+        builds_ahead(&tiers, args).then(|| ImagePrebuild::start(&builder.workspace)).transpose()?;
     let started = lanes.iter().map(|lane| start(lane, args, &builder));
-    let beside: Vec<Lane> = started.collect::<Result<_>>()?;
+    let beside: Vec<TierLane> = started.collect::<Result<_>>()?;
     if !beside.is_empty() {
         give_way()?;
     }
@@ -172,45 +173,45 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
         let outcome = run_repeatedly(tier, args, &builder)
-            .unwrap_or_else(|error| Outcome::CannotRun(format!("{error:#}")));
-        rows.push(Row { tier, outcome, seconds: started.elapsed().as_secs_f64() });
+            .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
+        rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
     for lane in beside {
         rows.extend(lane.finish()?);
     }
-    ahead.map(Ahead::finish).transpose()?;
+    ahead.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
     conclude(&rows)
 }
 
 /// Tiers that run in processes of their own beside the others; within a lane, one after the other. Their tests wait
 /// more than they compute.
-fn lanes(tiers: &[Tier]) -> Vec<Vec<Tier>> {
-    if tiers.len() == 1 || !tiers.contains(&Tier::Cluster) {
+fn lanes(tiers: &[TestTier]) -> Vec<Vec<TestTier>> {
+    if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
     // The cluster tier takes longest, so it begins first.
-    let all = [vec![Tier::Cluster], vec![Tier::Kernel, Tier::Local]];
+    let all = [vec![TestTier::Cluster], vec![TestTier::Kernel, TestTier::Local]];
     let wanted = all.map(|lane| lane.into_iter().filter(|tier| tiers.contains(tier)).collect());
     wanted.into_iter().filter(|lane: &Vec<_>| !lane.is_empty()).collect()
 }
 
 /// Returns true if images should be built ahead: the cluster tier is one of several, and runs all tests on a new
 /// cluster.
-fn builds_ahead(tiers: &[Tier], args: &Args) -> bool {
+fn builds_ahead(tiers: &[TestTier], args: &TestArgs) -> bool {
     tiers.len() > 1
-        && tiers.contains(&Tier::Cluster)
+        && tiers.contains(&TestTier::Cluster)
         && args.kubeconfig.is_none()
         && args.names.is_empty()
 }
 
 /// Starts tiers in a process of their own. Their programs are built here before: processes of Cargo wait for each
 /// other, so that process would wait for all later builds as well.
-fn start(lane: &[Tier], args: &Args, builder: &Builder) -> Result<Lane> {
+fn start(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
     let programs = lane.iter().flat_map(|tier| tier.programs());
     let words: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.tests(&words)?;
-    Lane::start(lane, args, &builder.workspace, &built)
+    TierLane::start(lane, args, &builder.workspace, &built)
 }
 
 /// Lowers the priority of this process and its children, so that the lanes, which take longest, never wait.
@@ -220,12 +221,12 @@ fn give_way() -> Result<()> {
 }
 
 /// Builder of the test programs of all tiers.
-fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder> {
-    if tiers.iter().all(|tier| matches!(tier, Tier::Pure | Tier::Shell)) {
-        return Ok(Builder::plain(workspace));
+fn builder(tiers: &[TestTier], args: &TestArgs, workspace: CargoWorkspace) -> Result<TestBuilder> {
+    if tiers.iter().all(|tier| matches!(tier, TestTier::Pure | TestTier::Shell)) {
+        return Ok(TestBuilder::plain(workspace));
     }
-    let prepared = setup::prepare(&[Purpose::Build, Purpose::Kernel], args.yes);
-    let builder = Builder::with_kernel_half(workspace, prepared);
+    let prepared = setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel], args.yes);
+    let builder = TestBuilder::with_kernel_half(workspace, prepared);
     match &args.built {
         Some(file) => builder.with_built(file),
         None => Ok(builder),
@@ -233,7 +234,7 @@ fn builder(tiers: &[Tier], args: &Args, workspace: Workspace) -> Result<Builder>
 }
 
 /// Runs a tier `--repeat` times, or until it fails.
-fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+fn run_repeatedly(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let mut outcome = run_tier(tier, args, builder)?;
     for round in 2..=args.repeat.get() {
         // A round without tests would only repeat, and a failure is what the user wants to see.
@@ -246,17 +247,20 @@ fn run_repeatedly(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome>
     Ok(outcome)
 }
 
-fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let workspace = &builder.workspace;
     match tier {
-        Tier::Pure => unprivileged::run(tier, args, builder),
-        Tier::Shell => {
+        TestTier::Pure => unprivileged::run(tier, args, builder),
+        TestTier::Shell => {
             // Pods of some of its tests are servers in other languages.
-            setup::prepare(&[Purpose::Test], args.yes)?;
+            setup::prepare(&[SetupPurpose::Test], args.yes)?;
             unprivileged::run(tier, args, builder)
         }
-        Tier::Kernel => {
-            setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Test], args.yes)?;
+        TestTier::Kernel => {
+            setup::prepare(
+                &[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Test],
+                args.yes,
+            )?;
             // Built as the user: root's caches would have to be filled first.
             let servers = servers::make(workspace)?;
             servers::forget(workspace);
@@ -265,24 +269,27 @@ fn run_tier(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
             servers::show(workspace);
             Ok(outcome)
         }
-        Tier::Local => {
-            setup::prepare(&[Purpose::Build, Purpose::Node, Purpose::Test], args.yes)?;
+        TestTier::Local => {
+            setup::prepare(
+                &[SetupPurpose::Build, SetupPurpose::Node, SetupPurpose::Test],
+                args.yes,
+            )?;
             image::make(workspace, &["hello"], &workspace.target.join("images"))?;
             privileged("local", args, builder, &[], &[], 1)
         }
-        Tier::Cluster => cluster::run(args, builder),
+        TestTier::Cluster => cluster::run(args, builder),
     }
 }
 
 /// Builds one target of the package `tests` as the user, and runs it as root, with `at_once` tests in parallel.
 fn privileged(
     target: &str,
-    args: &Args,
-    builder: &Builder,
+    args: &TestArgs,
+    builder: &TestBuilder,
     more: &[(&str, &OsStr)],
     words: &[&str],
     at_once: u8,
-) -> Result<Outcome> {
+) -> Result<TierOutcome> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
     let (executable, rouse) = (builder.target(target)?, builder.rouse()?);
     let images = workspace.target.join("images");
@@ -304,9 +311,9 @@ fn privileged(
 
 /// Builds the test program of the kernel tier, with the eBPF programs embedded.
 pub(crate) fn kernel_tier() -> Result<PathBuf> {
-    let builder = Builder::with_kernel_half(Workspace::load()?, Ok(()));
+    let builder = TestBuilder::with_kernel_half(CargoWorkspace::load()?, Ok(()));
     builder.object()?;
-    builder.target(Tier::Kernel.name()).map(PathBuf::from)
+    builder.target(TestTier::Kernel.name()).map(PathBuf::from)
 }
 
 /// Names of the tests of a built program, without the ignored ones, which tests run as their subprocesses.
@@ -325,11 +332,11 @@ pub(crate) fn names_in(program: &Path) -> Result<Vec<String>> {
 }
 
 /// Copies the test program of one root tier to `file`, to run it on another machine.
-fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
-    let [tier @ (Tier::Kernel | Tier::Local)] = tiers else {
+fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Result<()> {
+    let [tier @ (TestTier::Kernel | TestTier::Local)] = tiers else {
         bail!("--build-only needs `--tier kernel` or `--tier local`");
     };
-    let builder = Builder::with_kernel_half(workspace, Ok(()));
+    let builder = TestBuilder::with_kernel_half(workspace, Ok(()));
     builder.object()?;
     let program = builder.target(tier.name())?;
     fs::copy(&program, file)
@@ -339,10 +346,10 @@ fn build_only(tiers: &[Tier], file: &Path, workspace: Workspace) -> Result<()> {
 }
 
 /// Runs a test program, prints its output, and counts results.
-fn run_counted(command: &mut Command) -> Result<Outcome> {
+fn run_counted(command: &mut Command) -> Result<TierOutcome> {
     // Parallel tests report in the order of their ends, so the time between two lines is not the time of a test.
     let in_turn = command.get_args().any(|it| it == "--test-threads=1");
-    let mut tally = Tally::default();
+    let mut tally = TestCounts::default();
     let mut last = Instant::now();
     let ok = sh::watch(command, |line| {
         println!("{line}");
@@ -352,47 +359,47 @@ fn run_counted(command: &mut Command) -> Result<Outcome> {
             last = Instant::now();
         }
     })?;
-    Ok(Outcome::Ran { tally, ok, left_out: String::new() })
+    Ok(TierOutcome::Ran { tally, ok, left_out: String::new() })
 }
 
 /// Result and duration of one tier.
 #[derive(Debug)]
-struct Row {
-    tier: Tier,
-    outcome: Outcome,
+struct TierRow {
+    tier: TestTier,
+    outcome: TierOutcome,
     seconds: f64,
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for TierRow {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, detail) = match &self.outcome {
-            Outcome::Ran { tally, ok, left_out } => (
+            TierOutcome::Ran { tally, ok, left_out } => (
                 if *ok { "passed" } else { "FAILED" },
                 // Never silent: tests that did not run must not look as if they had passed.
                 format!("{} passed, {} failed{left_out}", tally.passed, tally.failed),
             ),
-            Outcome::CannotRun(why) => ("FAILED", format!("cannot run: {why}")),
+            TierOutcome::CannotRun(why) => ("FAILED", format!("cannot run: {why}")),
         };
         write!(out, "{:<8} {word:<8} {:>6.1} s  {detail}", self.tier.name(), self.seconds)
     }
 }
 
 /// Prints the table. Fails unless every tier ran and passed.
-fn conclude(rows: &[Row]) -> Result<()> {
+fn conclude(rows: &[TierRow]) -> Result<()> {
     println!("\ntier     result     time");
-    let mut total = Tally::default();
+    let mut total = TestCounts::default();
     let mut bad = Vec::new();
     for row in rows {
         println!("{row}");
         show_slowest(row);
         match &row.outcome {
-            Outcome::Ran { tally, ok, .. } => {
+            TierOutcome::Ran { tally, ok, .. } => {
                 total = total.and(tally.clone());
                 if !ok {
                     bad.push(row.tier.name());
                 }
             }
-            Outcome::CannotRun(_) => bad.push(row.tier.name()),
+            TierOutcome::CannotRun(_) => bad.push(row.tier.name()),
         }
     }
     for failure in &total.failures {
@@ -410,8 +417,8 @@ fn conclude(rows: &[Row]) -> Result<()> {
 }
 
 /// Prints the slowest tests, if their times are known.
-fn show_slowest(row: &Row) {
-    if let Outcome::Ran { tally, .. } = &row.outcome {
+fn show_slowest(row: &TierRow) {
+    if let TierOutcome::Ran { tally, .. } = &row.outcome {
         for (name, seconds) in tally.slowest() {
             println!("{:<18}{seconds:>6.1} s  {name}", "");
         }
@@ -424,11 +431,11 @@ mod tests {
 
     #[test]
     fn a_run_without_a_test_is_no_success() {
-        let mut tally = Tally::default();
+        let mut tally = TestCounts::default();
         tally.absorb("test result: ok. 1 passed; 0 failed; 0 ignored");
-        let ran = Row {
-            tier: Tier::Pure,
-            outcome: Outcome::Ran { tally, ok: true, left_out: String::new() },
+        let ran = TierRow {
+            tier: TestTier::Pure,
+            outcome: TierOutcome::Ran { tally, ok: true, left_out: String::new() },
             seconds: 0.0,
         };
         assert!(conclude(&[ran]).is_ok());
@@ -437,8 +444,11 @@ mod tests {
 
     #[test]
     fn a_tier_that_cannot_run_fails_the_whole() {
-        let row =
-            Row { tier: Tier::Kernel, outcome: Outcome::CannotRun("no root".into()), seconds: 0.0 };
+        let row = TierRow {
+            tier: TestTier::Kernel,
+            outcome: TierOutcome::CannotRun("no root".into()),
+            seconds: 0.0,
+        };
         assert_eq!(row.to_string(), "kernel   FAILED      0.0 s  cannot run: no root");
         assert!(conclude(&[row]).is_err());
     }

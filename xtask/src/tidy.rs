@@ -15,12 +15,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use self::{
-    floors::Floors,
-    metrics::Exported,
-    rules::{Finding, Severity, Source},
-    words::Words,
+    floors::ModuleLayers,
+    metrics::ExportedMetrics,
+    rules::{FindingSeverity, SourceFile, TidyFinding},
+    words::WordFigures,
 };
-use crate::{sh, workspace::Workspace};
+use crate::{sh, workspace::CargoWorkspace};
 
 /// Path of the rules that Prometheus evaluates.
 pub(crate) const RULES: &str = "deploy/monitoring/rules.yaml";
@@ -33,16 +33,16 @@ const OUTSIDE: [&str; 3] = ["xtask", "tests", "hello"];
 
 /// Runs `cargo xtask tidy`: checks all sources and documents.
 pub(crate) fn run() -> Result<()> {
-    let workspace = Workspace::load()?;
+    let workspace = CargoWorkspace::load()?;
     let mut findings = arrows(&workspace);
-    let mut exported = Exported::default();
-    let mut words = Words::default();
-    let mut floors = Floors::default();
+    let mut exported = ExportedMetrics::default();
+    let mut words = WordFigures::default();
+    let mut floors = ModuleLayers::default();
     for package in &workspace.packages {
         for file in rust_files(&package.folder(), &workspace)? {
             let text = read(&file)?;
             let path = relative(&file, &workspace.root);
-            let source = Source { krate: &package.name, path: &path, text: &text };
+            let source = SourceFile { krate: &package.name, path: &path, text: &text };
             findings.extend(rules::source(&source));
             findings.extend(words.read(&source));
             findings.extend(floors.read(&source));
@@ -62,7 +62,8 @@ pub(crate) fn run() -> Result<()> {
     findings.extend(monitoring(&workspace.root, &exported)?);
     findings.extend(words.judge());
     findings.extend(floors.judge());
-    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+    let errors =
+        findings.iter().filter(|finding| finding.severity == FindingSeverity::Error).count();
     for finding in &findings {
         println!("{finding}");
     }
@@ -77,7 +78,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// Checks the subjects of all commits since the rule for them began.
 pub(crate) fn subjects() -> Result<()> {
-    let workspace = Workspace::load()?;
+    let workspace = CargoWorkspace::load()?;
     let crates: Vec<&str> = workspace.packages.iter().map(|it| it.name.as_str()).collect();
     let log = |range: &str| {
         let args = ["log", "--no-merges", "--format=%h %s", range];
@@ -86,7 +87,7 @@ pub(crate) fn subjects() -> Result<()> {
     // A clone without history has the last commit only.
     let lines = log(&format!("{FIRST_SUBJECT}..HEAD")).or_else(|_| log("-1"))?;
     let commits = lines.lines().filter_map(|line| line.split_once(' '));
-    let findings: Vec<Finding> =
+    let findings: Vec<TidyFinding> =
         commits.filter_map(|(hash, subject)| subjects::check(hash, subject, &crates)).collect();
     findings.iter().for_each(|finding| println!("{finding}"));
     if !findings.is_empty() {
@@ -96,7 +97,7 @@ pub(crate) fn subjects() -> Result<()> {
 }
 
 /// Checks the metrics in the handbook, in the rules and in the dashboard.
-fn monitoring(root: &Path, exported: &Exported) -> Result<Vec<Finding>> {
+fn monitoring(root: &Path, exported: &ExportedMetrics) -> Result<Vec<TidyFinding>> {
     let handbook = read(&root.join(metrics::HANDBOOK))?;
     let mut findings = metrics::handbook(&handbook, exported);
     let rules = read(&root.join(RULES))?;
@@ -107,7 +108,7 @@ fn monitoring(root: &Path, exported: &Exported) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn arrows(workspace: &Workspace) -> Vec<Finding> {
+fn arrows(workspace: &CargoWorkspace) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     for package in &workspace.packages {
         let ours = package.dependencies.iter().filter(|dependency| dependency.path.is_some());
@@ -119,7 +120,7 @@ fn arrows(workspace: &Workspace) -> Vec<Finding> {
 }
 
 /// All `.rs` files below `folder`, without those of nested packages.
-fn rust_files(folder: &Path, workspace: &Workspace) -> Result<Vec<PathBuf>> {
+fn rust_files(folder: &Path, workspace: &CargoWorkspace) -> Result<Vec<PathBuf>> {
     let nested: Vec<PathBuf> = workspace.packages.iter().map(|other| other.folder()).collect();
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];

@@ -17,20 +17,20 @@ const OLDEST: (u32, u32) = (1, 95);
 
 /// Compiler and linker, ready to use.
 #[derive(Debug)]
-pub(crate) struct Toolchain {
-    compiler: Compiler,
+pub(crate) struct EbpfToolchain {
+    compiler: EbpfCompiler,
     linker: PathBuf,
 }
 
 #[derive(Debug)]
-enum Compiler {
+enum EbpfCompiler {
     /// A nightly compiler of rustup's.
     Nightly { rustup: PathBuf },
     /// The system's stable compiler, with unstable flags enabled, and the directory of the library's sources.
     System { rustc: PathBuf, cargo: PathBuf, library: PathBuf },
 }
 
-impl Toolchain {
+impl EbpfToolchain {
     /// Finds compiler and linker. Builds a missing linker into the user's cache, which takes minutes once.
     pub(crate) fn find() -> Result<Self> {
         let (compiler, llvm) = compiler()?;
@@ -44,12 +44,12 @@ impl Toolchain {
     /// Command `cargo` of this toolchain, to build eBPF programs.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = match &self.compiler {
-            Compiler::Nightly { rustup } => {
+            EbpfCompiler::Nightly { rustup } => {
                 let mut command = Command::new(rustup);
                 command.args(["run", "nightly", "cargo"]).env_remove("RUSTC");
                 command
             }
-            Compiler::System { rustc, cargo, library } => {
+            EbpfCompiler::System { rustc, cargo, library } => {
                 let mut command = Command::new(cargo);
                 command
                     .env("RUSTC", rustc)
@@ -72,27 +72,27 @@ impl Toolchain {
     }
 }
 
-/// Missing prerequisite of [`Toolchain::find`].
+/// Missing prerequisite of [`EbpfToolchain::find`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lack {
+pub(crate) enum MissingTool {
     /// A compiler with the sources of `core`.
     Compiler,
     /// LLVM of this major version, to build the linker with.
     Llvm(u32),
 }
 
-/// First missing prerequisite of [`Toolchain::find`]; `None` if it would succeed, or can build the linker itself.
-pub(crate) fn lack() -> Option<Lack> {
-    let Ok((_, llvm)) = compiler() else { return Some(Lack::Compiler) };
+/// First missing prerequisite of [`EbpfToolchain::find`]; `None` if it would succeed, or can build the linker itself.
+pub(crate) fn lack() -> Option<MissingTool> {
+    let Ok((_, llvm)) = compiler() else { return Some(MissingTool::Compiler) };
     let on_path = sh::which("bpf-linker").filter(|path| is_our_linker(path));
     let cached = || Some(linker_folder(llvm).ok()?.join("bin/bpf-linker"));
     let has_linker = on_path.or_else(|| cached().filter(|path| is_our_linker(path))).is_some();
     let has_llvm = Path::new(&format!("/usr/lib/llvm-{llvm}/bin/llvm-config")).exists();
-    (!has_linker && !has_llvm).then_some(Lack::Llvm(llvm))
+    (!has_linker && !has_llvm).then_some(MissingTool::Llvm(llvm))
 }
 
 /// Finds a compiler that can build `core`, and the major version of its LLVM.
-fn compiler() -> Result<(Compiler, u32)> {
+fn compiler() -> Result<(EbpfCompiler, u32)> {
     // The system's first: its packages include the LLVM that the linker needs, while nightly may be ahead of them.
     if let Some(found) = system().or_else(nightly) {
         return Ok(found);
@@ -109,7 +109,7 @@ fn compiler() -> Result<(Compiler, u32)> {
     )
 }
 
-fn nightly() -> Option<(Compiler, u32)> {
+fn nightly() -> Option<(EbpfCompiler, u32)> {
     let rustup = sh::which("rustup")?;
     let rustc =
         |argument: &str| output(Command::new(&rustup).args(["run", "nightly", "rustc", argument]));
@@ -117,10 +117,10 @@ fn nightly() -> Option<(Compiler, u32)> {
         output(Command::new(&rustup).args(["run", "nightly", "rustc", "--print", "sysroot"]))?;
     has_sources(&Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library")).then_some(())?;
     let version = rustc("-vV")?;
-    Some((Compiler::Nightly { rustup }, llvm_major(&version)?))
+    Some((EbpfCompiler::Nightly { rustup }, llvm_major(&version)?))
 }
 
-fn system() -> Option<(Compiler, u32)> {
+fn system() -> Option<(EbpfCompiler, u32)> {
     let (rustc, cargo) = (PathBuf::from("/usr/bin/rustc"), PathBuf::from("/usr/bin/cargo"));
     if !rustc.exists() || !cargo.exists() {
         return None;
@@ -137,7 +137,7 @@ fn system() -> Option<(Compiler, u32)> {
         PathBuf::from(format!("/usr/src/rustc-{release}/library")),
     ];
     let library = folders.into_iter().find(|folder| has_sources(folder))?;
-    Some((Compiler::System { rustc, cargo, library }, llvm_major(&version)?))
+    Some((EbpfCompiler::System { rustc, cargo, library }, llvm_major(&version)?))
 }
 
 fn has_sources(library: &Path) -> bool {

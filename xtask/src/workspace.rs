@@ -9,7 +9,7 @@ use crate::sh;
 
 /// The workspace and its own packages.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Workspace {
+pub(crate) struct CargoWorkspace {
     /// Directory of the root `Cargo.toml`.
     #[serde(rename = "workspace_root")]
     pub(crate) root: PathBuf,
@@ -17,26 +17,26 @@ pub(crate) struct Workspace {
     #[serde(rename = "target_directory")]
     pub(crate) target: PathBuf,
     /// Packages of the workspace, without their dependencies.
-    pub(crate) packages: Vec<Package>,
+    pub(crate) packages: Vec<CargoPackage>,
 }
 
 /// One package of the workspace.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Package {
+pub(crate) struct CargoPackage {
     pub(crate) name: String,
     manifest_path: PathBuf,
-    pub(crate) dependencies: Vec<Dependency>,
+    pub(crate) dependencies: Vec<CargoDependency>,
 }
 
 /// A dependency as written in a `Cargo.toml`.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Dependency {
+pub(crate) struct CargoDependency {
     pub(crate) name: String,
     /// Directory of a path dependency; `None` for one from a registry.
     pub(crate) path: Option<PathBuf>,
 }
 
-impl Workspace {
+impl CargoWorkspace {
     /// Loads the workspace from `cargo metadata`.
     pub(crate) fn load() -> Result<Self> {
         let text = sh::capture(
@@ -55,7 +55,7 @@ fn root() -> PathBuf {
     running.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
-impl Package {
+impl CargoPackage {
     /// Directory of the package, which holds its `Cargo.toml`.
     pub(crate) fn folder(&self) -> PathBuf {
         self.manifest_path.parent().map(PathBuf::from).unwrap_or_default()

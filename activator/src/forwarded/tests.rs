@@ -4,7 +4,7 @@ use super::*;
 
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
 
-fn sent(side: Side, fields: &[(&str, &str)]) -> HeaderMap {
+fn sent(side: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         headers.append(
@@ -12,21 +12,21 @@ fn sent(side: Side, fields: &[(&str, &str)]) -> HeaderMap {
             HeaderValue::from_str(value).expect("a value"),
         );
     }
-    let sender = Sender { side, address: CLIENT, origin: Origin::Direct };
-    forwarded(&mut headers, sender, &Edge::default());
+    let sender = ForwardedRequestSender { side, address: CLIENT, origin: ProxiedClient::Direct };
+    forwarded(&mut headers, sender, &EdgeSettings::default());
     headers
 }
 
 /// Headers after a request of a trusted load balancer, and true if it has come by https. All of 10.0.0.0/8 is trusted.
-fn proxied(origin: Origin, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
+fn proxied(origin: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         let name = name.parse::<HeaderName>().expect("a name");
         headers.append(name, HeaderValue::from_str(value).expect("a value"));
     }
     let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
-    let edge = Edge { trusted_proxies, ..Edge::default() };
-    let sender = Sender { side: Side::Outside, address: CLIENT, origin };
+    let edge = EdgeSettings { trusted_proxies, ..EdgeSettings::default() };
+    let sender = ForwardedRequestSender { side: TrafficOrigin::Outside, address: CLIENT, origin };
     let is_secure = is_secure(&headers, sender, &edge);
     forwarded(&mut headers, sender, &edge);
     (headers, is_secure)
@@ -44,20 +44,20 @@ fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 #[test]
 fn the_app_learns_who_asked() {
-    let told = sent(Side::Inside, &[("host", "a:80")]);
+    let told = sent(TrafficOrigin::Inside, &[("host", "a:80")]);
     assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=\"a:80\";proto=http"));
     assert_eq!(field(&told, "x-forwarded-for"), Some("10.0.0.9"));
     assert_eq!(field(&told, "x-forwarded-host"), Some("a:80"));
-    let told = sent(Side::Inside, &[("host", "a"), ("x-forwarded-proto", "https")]);
+    let told = sent(TrafficOrigin::Inside, &[("host", "a"), ("x-forwarded-proto", "https")]);
     assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=a;proto=https"));
-    let told = sent(Side::Inside, &[("host", "a"), ("forwarded", "for=x")]);
+    let told = sent(TrafficOrigin::Inside, &[("host", "a"), ("forwarded", "for=x")]);
     assert_eq!(field(&told, "forwarded"), Some("for=x"));
 }
 
 #[test]
 fn what_a_client_from_outside_says_of_its_way_is_made_new() {
     let told = sent(
-        Side::Outside,
+        TrafficOrigin::Outside,
         &[
             ("host", "a"),
             ("x-forwarded-for", "fd00::7"),
@@ -74,7 +74,7 @@ fn what_a_client_from_outside_says_of_its_way_is_made_new() {
 #[test]
 fn what_a_trusted_proxy_says_counts_and_is_added_to() {
     let (told, is_secure) = proxied(
-        Origin::Direct,
+        ProxiedClient::Direct,
         &[
             ("host", "a"),
             ("x-forwarded-for", "192.0.2.1"),
@@ -86,7 +86,7 @@ fn what_a_trusted_proxy_says_counts_and_is_added_to() {
     let forwarded = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
     assert_eq!(way(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", forwarded]);
     assert_eq!((field(&told, "x-real-ip"), is_secure), (Some("192.0.2.1"), true));
-    let (told, is_secure) = proxied(Origin::Direct, &[("host", "a")]);
+    let (told, is_secure) = proxied(ProxiedClient::Direct, &[("host", "a")]);
     assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
     assert!(!is_secure);
 }
@@ -94,12 +94,12 @@ fn what_a_trusted_proxy_says_counts_and_is_added_to() {
 #[test]
 fn a_trusted_proxy_may_say_it_by_the_standard_alone() {
     let given = "for=\"[2001:db8::1]:7\";proto=http, for=192.0.2.1;host=shop.example;proto=https";
-    let (told, is_secure) = proxied(Origin::Direct, &[("host", "a"), ("forwarded", given)]);
+    let (told, is_secure) = proxied(ProxiedClient::Direct, &[("host", "a"), ("forwarded", given)]);
     let said = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
     assert_eq!(way(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", said]);
     assert!(is_secure, "{told:?}");
     let (told, is_secure) =
-        proxied(Origin::Direct, &[("host", "a"), ("forwarded", "for=\"192.0.2.1")]);
+        proxied(ProxiedClient::Direct, &[("host", "a"), ("forwarded", "for=\"192.0.2.1")]);
     assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
     assert!(!is_secure, "half a field says nothing");
 }
@@ -113,28 +113,30 @@ fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
         ("10.6.6.6, evil, 10.7.0.1", "evil, 10.7.0.1, 10.0.0.9"),
         ("10.7.0.2, 10.7.0.1", "10.7.0.2, 10.7.0.1, 10.0.0.9"),
     ] {
-        let (told, _) = proxied(Origin::Direct, &[("host", "a"), ("x-forwarded-for", given)]);
+        let (told, _) =
+            proxied(ProxiedClient::Direct, &[("host", "a"), ("x-forwarded-for", given)]);
         assert_eq!(field(&told, "x-forwarded-for"), Some(kept), "{given}");
     }
     let protos = [("x-forwarded-proto", "https"), ("x-forwarded-proto", "http")];
-    assert!(!proxied(Origin::Direct, &protos).1, "the proxy's own word is the last");
+    assert!(!proxied(ProxiedClient::Direct, &protos).1, "the proxy's own word is the last");
 }
 
 #[test]
 fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
     // The client behind the balancer has an address that is trusted itself: it is another proxy.
     let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
-    let (told, is_secure) = proxied(Origin::Named { is_secure: true }, &forged[..1]);
+    let (told, is_secure) = proxied(ProxiedClient::Named { is_secure: true }, &forged[..1]);
     assert_eq!(way(&told), ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]);
     assert!(is_secure);
-    let (told, is_secure) = proxied(Origin::Unnamed, &forged);
+    let (told, is_secure) = proxied(ProxiedClient::Unnamed, &forged);
     assert_eq!(way(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
     assert!(!is_secure);
 }
 
 #[test]
 fn who_writes_an_address_cannot_write_more_than_that() {
-    let told = sent(Side::Inside, &[("host", "a"), ("x-forwarded-for", "x;proto=\"https")]);
+    let told =
+        sent(TrafficOrigin::Inside, &[("host", "a"), ("x-forwarded-for", "x;proto=\"https")]);
     let way = "for=\"x;proto=\\\"https\";host=a;proto=http, for=10.0.0.9";
     assert_eq!(field(&told, "forwarded"), Some(way));
 }
@@ -229,7 +231,7 @@ proptest! {
         fields.extend(element.as_deref().map(|it| ("forwarded", it)));
         fields.extend(way.as_deref().map(|it| ("x-forwarded-for", it)));
         fields.extend(proto.as_deref().map(|it| ("x-forwarded-proto", it)));
-        let (told, _) = proxied(Origin::Direct, &fields);
+        let (told, _) = proxied(ProxiedClient::Direct, &fields);
         let text = field(&told, "forwarded").expect("always written");
         let elements = crate::via::elements(text);
         prop_assert!(elements.is_some(), "{}", text);
@@ -248,7 +250,7 @@ proptest! {
         proto in proptest::option::of("[ -~]{1,10}"),
         outside: bool,
     ) {
-        let side = if outside { Side::Outside } else { Side::Inside };
+        let side = if outside { TrafficOrigin::Outside } else { TrafficOrigin::Inside };
         let mut fields = vec![("host", host.as_str())];
         fields.extend(way.as_deref().map(|way| ("x-forwarded-for", way)));
         fields.extend(proto.as_deref().map(|proto| ("x-forwarded-proto", proto)));

@@ -10,7 +10,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
 
 /// One field of a block, or a new size of the table.
 #[derive(Clone, Debug)]
-enum Said {
+enum HpackFieldCase {
     Indexed(usize),
     /// Field with a name from the table (`Ok`) or a literal one (`Err`); `adds`: it is added to the table.
     Literal {
@@ -42,7 +42,7 @@ fn text(length: usize) -> Vec<u8> {
     [number(0, 7, length), vec![0xff; length]].concat()
 }
 
-impl Said {
+impl HpackFieldCase {
     fn bytes(&self) -> Vec<u8> {
         match *self {
             Self::Indexed(at) => number(0x80, 7, at),
@@ -59,22 +59,19 @@ impl Said {
     }
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn said() -> impl Strategy<Value = HpackFieldCase> {
     let name = prop_oneof![(1usize..200).prop_map(Ok), (0usize..300).prop_map(Err)];
     prop_oneof![
-        (1usize..300).prop_map(Said::Indexed),
-        (name, 0usize..300, any::<bool>()).prop_map(|(name, value, adds)| Said::Literal {
-            name,
-            value,
-            adds
-        }),
-        prop_oneof![Just(0usize), 0usize..5000].prop_map(Said::TableSize),
+        (1usize..300).prop_map(HpackFieldCase::Indexed),
+        (name, 0usize..300, any::<bool>())
+            .prop_map(|(name, value, adds)| HpackFieldCase::Literal { name, value, adds }),
+        prop_oneof![Just(0usize), 0usize..5000].prop_map(HpackFieldCase::TableSize),
     ]
 }
 
 /// Frames of a block, cut into pieces of `cut` bytes. The first may have padding and a priority.
-fn block(fields: &[Said], cut: usize, padding: Option<u8>, priority: bool) -> Vec<u8> {
-    let bytes: Vec<u8> = fields.iter().flat_map(Said::bytes).collect();
+fn block(fields: &[HpackFieldCase], cut: usize, padding: Option<u8>, priority: bool) -> Vec<u8> {
+    let bytes: Vec<u8> = fields.iter().flat_map(HpackFieldCase::bytes).collect();
     let mut pieces: Vec<&[u8]> = bytes.chunks(cut).collect();
     if pieces.is_empty() {
         pieces.push(&[]);
@@ -96,8 +93,8 @@ fn block(fields: &[Said], cut: usize, padding: Option<u8>, priority: bool) -> Ve
 }
 
 /// Inspector after it received `all` in pieces of these lengths, and the number of bytes of bodies it counted.
-fn fed(all: &[u8], cuts: &[usize]) -> (Frames, usize) {
-    let (mut machine, mut rest, mut counted) = (Frames::after_preface(7), all, 0);
+fn fed(all: &[u8], cuts: &[usize]) -> (Http2FrameInspector, usize) {
+    let (mut machine, mut rest, mut counted) = (Http2FrameInspector::after_preface(7), all, 0);
     for cut in cuts.iter().cycle() {
         if rest.is_empty() {
             break;
@@ -143,8 +140,8 @@ proptest! {
         let all = [&b"preface"[..], &settings, &body, &block, &body].concat();
         let (machine, counted) = fed(&all, &cuts);
         prop_assert_eq!(counted, 198);
-        let adds = fields.iter().any(|it| matches!(it, Said::Literal { adds: true, .. }));
-        let empties = fields.iter().any(|it| matches!(it, Said::TableSize(0)));
+        let adds = fields.iter().any(|it| matches!(it, HpackFieldCase::Literal { adds: true, .. }));
+        let empties = fields.iter().any(|it| matches!(it, HpackFieldCase::TableSize(0)));
         prop_assert_eq!(machine.has_no_table, knows && empties);
         let came = all.len() - body.len();
         let wanted = if adds && !machine.has_no_table { came.min(BUFFER + BUFFER) } else { 0 };
@@ -153,11 +150,11 @@ proptest! {
 }
 
 /// Field `:path` with the value `/`, added to the table as a new entry.
-const ENTRY: Said = Said::Literal { name: Ok(4), value: 1, adds: true };
+const ENTRY: HpackFieldCase = HpackFieldCase::Literal { name: Ok(4), value: 1, adds: true };
 
 #[test]
 fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() {
-    let mut frames = Frames::after_preface(0);
+    let mut frames = Http2FrameInspector::after_preface(0);
     let adds = [block(&[ENTRY], 100, None, false), frame(kind::DATA, 0, &vec![0; 15_000])].concat();
     frames.count(&block(&[ENTRY], 100, None, false));
     assert_eq!(frames.entries, 9 + ENTRY.bytes().len());
@@ -170,7 +167,7 @@ fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() 
     }
     let most = ENTRIES * (BUFFER + BUFFER);
     assert_eq!(frames.entries, most, "an entry that is pushed out holds nothing");
-    let empties = block(&[Said::TableSize(0), ENTRY], 100, None, false);
+    let empties = block(&[HpackFieldCase::TableSize(0), ENTRY], 100, None, false);
     frames.count(&empties);
     assert_eq!(frames.entries, most, "it may be told later of a table");
     frames.count(&[frame(kind::SETTINGS, flag::ACK, &[]), empties].concat());

@@ -6,7 +6,7 @@
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 
-use super::{Malformed, fields};
+use super::{Http1ParseError, fields};
 
 /// Maximum number of bytes of a chunk's first line.
 const MAX_LINE: usize = 4 << 10;
@@ -17,14 +17,14 @@ const MAX_TRAILERS: usize = 64 << 10;
 
 /// Position of a reader in a body of chunks.
 #[derive(Debug, Default)]
-pub struct Chunks {
-    at: At,
+pub struct ChunkedDecoder {
+    at: ChunkedPosition,
     /// Bytes of extensions so far, over all chunks.
     extensions: usize,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum At {
+enum ChunkedPosition {
     #[default]
     Size,
     Data(u64),
@@ -35,7 +35,7 @@ enum At {
 
 /// Next piece of a body.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum ChunkedPiece {
     /// Bytes of the body.
     Data(Bytes),
     /// Trailer fields behind the last chunk. The end follows.
@@ -44,66 +44,70 @@ pub enum Piece {
     End,
 }
 
-impl Chunks {
+impl ChunkedDecoder {
     /// Removes the next piece from the front of `from`; `None` if more bytes have to come first.
-    pub fn read(&mut self, from: &mut BytesMut) -> Result<Option<Piece>, Malformed> {
+    pub fn read(&mut self, from: &mut BytesMut) -> Result<Option<ChunkedPiece>, Http1ParseError> {
         loop {
             match self.at {
-                At::Size => match self.size(from)? {
+                ChunkedPosition::Size => match self.size(from)? {
                     None => return Ok(None),
-                    Some(0) => self.at = At::Trailers,
-                    Some(size) => self.at = At::Data(size),
+                    Some(0) => self.at = ChunkedPosition::Trailers,
+                    Some(size) => self.at = ChunkedPosition::Data(size),
                 },
-                At::Data(_) if from.is_empty() => return Ok(None),
-                At::Data(left) => {
+                ChunkedPosition::Data(_) if from.is_empty() => return Ok(None),
+                ChunkedPosition::Data(left) => {
                     let some = left.min(from.len() as u64);
                     let data = from.split_to(usize::try_from(some).unwrap_or(usize::MAX)).freeze();
-                    self.at = if some == left { At::DataEnd } else { At::Data(left - some) };
-                    return Ok(Some(Piece::Data(data)));
+                    self.at = if some == left {
+                        ChunkedPosition::DataEnd
+                    } else {
+                        ChunkedPosition::Data(left - some)
+                    };
+                    return Ok(Some(ChunkedPiece::Data(data)));
                 }
-                At::DataEnd if from.starts_with(b"\r\n") => {
+                ChunkedPosition::DataEnd if from.starts_with(b"\r\n") => {
                     from.advance(2);
-                    self.at = At::Size;
+                    self.at = ChunkedPosition::Size;
                 }
-                At::DataEnd if b"\r\n".starts_with(from) => return Ok(None),
-                At::DataEnd => return Err(Malformed::Chunk),
-                At::Trailers => return self.trailers(from),
-                At::End => return Ok(Some(Piece::End)),
+                ChunkedPosition::DataEnd if b"\r\n".starts_with(from) => return Ok(None),
+                ChunkedPosition::DataEnd => return Err(Http1ParseError::Chunk),
+                ChunkedPosition::Trailers => return self.trailers(from),
+                ChunkedPosition::End => return Ok(Some(ChunkedPiece::End)),
             }
         }
     }
 
     /// Returns true if the whole body was read.
     pub fn is_over(&self) -> bool {
-        self.at == At::End
+        self.at == ChunkedPosition::End
     }
 
-    fn size(&mut self, from: &mut BytesMut) -> Result<Option<u64>, Malformed> {
+    fn size(&mut self, from: &mut BytesMut) -> Result<Option<u64>, Http1ParseError> {
         let line = &from[..from.len().min(MAX_LINE)];
         // A line that cannot become valid is an error at once, so that a sender of garbage is not waited for.
         let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
             let is_hopeless = line.len() == MAX_LINE || size_of(line).is_none() && !line.is_empty();
-            return if is_hopeless { Err(Malformed::Chunk) } else { Ok(None) };
+            return if is_hopeless { Err(Http1ParseError::Chunk) } else { Ok(None) };
         };
-        let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
-        let (size, rest) = size_of(line).ok_or(Malformed::Chunk)?;
+        let line = line[..end].strip_suffix(b"\r").ok_or(Http1ParseError::Chunk)?;
+        let (size, rest) = size_of(line).ok_or(Http1ParseError::Chunk)?;
         // A bare CR, or anything but an extension behind the size, could be the end of the line for another reader.
         if rest.contains(&b'\r') || !matches!(rest.trim_ascii_start(), [] | [b';', ..]) {
-            return Err(Malformed::Chunk);
+            return Err(Http1ParseError::Chunk);
         }
         self.extensions += rest.len();
         if self.extensions > MAX_EXTENSIONS {
-            return Err(Malformed::Chunk);
+            return Err(Http1ParseError::Chunk);
         }
         from.advance(end + 1);
         Ok(Some(size))
     }
 
-    fn trailers(&mut self, from: &mut BytesMut) -> Result<Option<Piece>, Malformed> {
+    fn trailers(&mut self, from: &mut BytesMut) -> Result<Option<ChunkedPiece>, Http1ParseError> {
         if from.starts_with(b"\r\n") {
             from.advance(2);
-            self.at = At::End;
-            return Ok(Some(Piece::End));
+            self.at = ChunkedPosition::End;
+            return Ok(Some(ChunkedPiece::End));
         }
         // The number of fields is bounded by their bytes only, so the room for them grows until all fit.
         let mut count = 16;
@@ -111,16 +115,16 @@ impl Chunks {
             let mut room = vec![httparse::EMPTY_HEADER; count];
             match httparse::parse_headers(from, &mut room) {
                 Ok(httparse::Status::Complete((length, _))) if length > MAX_TRAILERS => {
-                    return Err(Malformed::TooLarge);
+                    return Err(Http1ParseError::TooLarge);
                 }
                 Ok(httparse::Status::Complete((length, found))) => {
                     let trailers = fields(found)?;
                     from.advance(length);
-                    self.at = At::End;
-                    return Ok(Some(Piece::Trailers(trailers)));
+                    self.at = ChunkedPosition::End;
+                    return Ok(Some(ChunkedPiece::Trailers(trailers)));
                 }
                 Ok(httparse::Status::Partial) if from.len() <= MAX_TRAILERS => return Ok(None),
-                Ok(httparse::Status::Partial) => return Err(Malformed::TooLarge),
+                Ok(httparse::Status::Partial) => return Err(Http1ParseError::TooLarge),
                 Err(httparse::Error::TooManyHeaders) => count *= 4,
                 Err(error) => return Err(error.into()),
             }

@@ -3,10 +3,14 @@
 use http::Request;
 use proptest::prelude::*;
 
-use super::{chunked::Piece, *};
+use super::{chunked::ChunkedPiece, *};
 
 /// Reads a response head that comes in pieces of `size` bytes.
-fn head(bytes: &[u8], size: usize, method: &Method) -> Result<Option<Answer>, Malformed> {
+fn head(
+    bytes: &[u8],
+    size: usize,
+    method: &Method,
+) -> Result<Option<Http1ResponseHead>, Http1ParseError> {
     let (mut from, mut seen) = (BytesMut::new(), 0);
     for piece in bytes.chunks(size) {
         from.extend_from_slice(piece);
@@ -21,10 +25,10 @@ fn ends(text: &str, method: &Method) -> String {
     let told = [1, 3, 10_000].map(|size| match head(text.as_bytes(), size, method) {
         Ok(Some(it)) => {
             let end = match it.ends {
-                Ends::Empty => "none".to_owned(),
-                Ends::After(length) => length.to_string(),
-                Ends::Chunks(_) => "chunks".to_owned(),
-                Ends::AtClose => "close".to_owned(),
+                ResponseBodyFraming::Empty => "none".to_owned(),
+                ResponseBodyFraming::After(length) => length.to_string(),
+                ResponseBodyFraming::Chunks(_) => "chunks".to_owned(),
+                ResponseBodyFraming::AtClose => "close".to_owned(),
             };
             format!("{end}{}", if it.keeps { ", kept" } else { "" })
         }
@@ -92,11 +96,14 @@ fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     let answer = head(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
     assert_eq!(answer.headers.len(), 20_001);
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_HEAD));
-    assert_eq!(head(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(), Malformed::TooLarge);
+    assert_eq!(
+        head(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(),
+        Http1ParseError::TooLarge
+    );
     let ended = endless + "\r\n\r\n";
     for size in [50_000, ended.len()] {
         let refused = head(ended.as_bytes(), size, &Method::GET).unwrap_err();
-        assert_eq!(refused, Malformed::TooLarge, "in pieces of {size}");
+        assert_eq!(refused, Http1ParseError::TooLarge, "in pieces of {size}");
     }
 }
 
@@ -106,7 +113,7 @@ fn fields_behind_a_body_are_bounded_however_they_come() {
     for size in [1_000, bytes.len()] {
         assert_eq!(
             chunks(&bytes, &[size]).unwrap_err(),
-            Malformed::TooLarge,
+            Http1ParseError::TooLarge,
             "in pieces of {size}"
         );
     }
@@ -121,7 +128,7 @@ fn nothing_in_the_fuzzers_corpus_fails() {
 }
 
 /// Text of the request that is written for a body with this framing.
-fn written(request: &http::request::Builder, sends: Sends) -> String {
+fn written(request: &http::request::Builder, sends: RequestBodyFraming) -> String {
     let mut out = BytesMut::new();
     let (method, headers) = (request.method_ref().unwrap(), request.headers_ref().unwrap());
     let mut copy = Request::builder().method(method).uri(request.uri_ref().unwrap());
@@ -134,29 +141,29 @@ fn written(request: &http::request::Builder, sends: Sends) -> String {
 #[test]
 fn a_request_says_once_where_it_ends() {
     let get = Request::get("/?a").header("host", "a");
-    assert_eq!(written(&get, Sends::Nothing), "GET /?a HTTP/1.1\r\nhost: a\r\n\r\n");
+    assert_eq!(written(&get, RequestBodyFraming::Nothing), "GET /?a HTTP/1.1\r\nhost: a\r\n\r\n");
     let chunked = "GET /?a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
-    assert_eq!(written(&get, Sends::Chunks), chunked);
+    assert_eq!(written(&get, RequestBodyFraming::Chunks), chunked);
     let post = Request::post("/").header("content-length", "5").header("content-length", "5");
     let sized = "POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n";
-    assert_eq!(written(&post, Sends::Exactly(5)), sized);
+    assert_eq!(written(&post, RequestBodyFraming::Exactly(5)), sized);
     let empty = "POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(written(&Request::post("/"), Sends::Nothing), empty);
+    assert_eq!(written(&Request::post("/"), RequestBodyFraming::Nothing), empty);
     let coded = Request::post("/").header("transfer-encoding", "gzip, chunked");
     let told = "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n";
-    assert_eq!(written(&coded, Sends::Chunks), told);
+    assert_eq!(written(&coded, RequestBodyFraming::Chunks), told);
 }
 
 /// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and the bytes behind it.
-fn chunks(bytes: &[u8], sizes: &[usize]) -> Result<(Vec<u8>, usize, Vec<u8>), Malformed> {
-    let (mut chunks, mut from) = (Chunks::default(), BytesMut::new());
+fn chunks(bytes: &[u8], sizes: &[usize]) -> Result<(Vec<u8>, usize, Vec<u8>), Http1ParseError> {
+    let (mut chunks, mut from) = (ChunkedDecoder::default(), BytesMut::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
     let (mut body, mut trailers) = (Vec::new(), 0);
     loop {
         match chunks.read(&mut from)? {
-            Some(Piece::Data(data)) => body.extend_from_slice(&data),
-            Some(Piece::Trailers(fields)) => trailers = fields.len(),
-            Some(Piece::End) => return Ok((body, trailers, [&from[..], rest].concat())),
+            Some(ChunkedPiece::Data(data)) => body.extend_from_slice(&data),
+            Some(ChunkedPiece::Trailers(fields)) => trailers = fields.len(),
+            Some(ChunkedPiece::End) => return Ok((body, trailers, [&from[..], rest].concat())),
             None if rest.is_empty() => return Ok((body, trailers, b"more".to_vec())),
             None => {
                 let some = (*sizes.next().unwrap_or(&1)).clamp(1, rest.len());

@@ -3,19 +3,19 @@ use proptest::prelude::*;
 use super::*;
 
 /// Reads a header as the shell does: exactly the requested bytes. Returns the header and the bytes behind it.
-fn play(bytes: &[u8]) -> Result<(Header, &[u8]), Option<Bad>> {
+fn play(bytes: &[u8]) -> Result<(ProxyHeader, &[u8]), Option<ProxyHeaderError>> {
     let mut end = 0;
     loop {
         match read(&bytes[..end]).map_err(Some)? {
-            Step::Done(header) => return Ok((header, &bytes[end..])),
-            Step::Read(more) if end + more <= bytes.len() => end += more,
-            Step::Read(_) => return Err(None),
+            ProxyHeaderStep::Done(header) => return Ok((header, &bytes[end..])),
+            ProxyHeaderStep::Read(more) if end + more <= bytes.len() => end += more,
+            ProxyHeaderStep::Read(_) => return Err(None),
         }
     }
 }
 
-fn from(source: &str, is_secure: bool) -> Header {
-    Header::Client { source: source.parse().expect("an address"), is_secure }
+fn from(source: &str, is_secure: bool) -> ProxyHeader {
+    ProxyHeader::Client { source: source.parse().expect("an address"), is_secure }
 }
 
 /// Encodes a header of version 2.
@@ -39,8 +39,8 @@ fn a_line_of_version_1_names_the_client() {
         ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n", from("192.0.2.1:56324", true)),
         ("PROXY TCP6 2001:db8::1 2001:db8::2 7 8443\r\n", from("[2001:db8::1]:7", false)),
         ("PROXY TCP6 ::ffff:192.0.2.1 ::1 7 80\r\n", from("192.0.2.1:7", false)),
-        ("PROXY UNKNOWN\r\n", Header::Unknown),
-        ("PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n", Header::Unknown),
+        ("PROXY UNKNOWN\r\n", ProxyHeader::Unknown),
+        ("PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n", ProxyHeader::Unknown),
     ] {
         let bytes = format!("{line}GET / HTTP/1.1\r\n");
         assert_eq!(play(bytes.as_bytes()), Ok((header, &b"GET / HTTP/1.1\r\n"[..])), "{line}");
@@ -59,10 +59,10 @@ fn version_2_names_the_client_and_whether_it_used_tls() {
         (two(1, 0x11, &[ends(source, 80), tls].concat()), from("192.0.2.1:56324", true)),
         (two(1, 0x11, &[&ends(source, 80)[..], &plain].concat()), from("192.0.2.1:56324", false)),
         (two(1, 0x21, &ends(six, 80)), from("[2001:db8::1]:7", false)),
-        (two(0, 0x00, &[]), Header::Unknown),
-        (two(0, 0x11, &ends(source, 443)), Header::Unknown),
-        (two(1, 0x00, &[1, 2, 3]), Header::Unknown),
-        (two(1, 0x31, &[0; 216]), Header::Unknown),
+        (two(0, 0x00, &[]), ProxyHeader::Unknown),
+        (two(0, 0x11, &ends(source, 443)), ProxyHeader::Unknown),
+        (two(1, 0x00, &[1, 2, 3]), ProxyHeader::Unknown),
+        (two(1, 0x31, &[0; 216]), ProxyHeader::Unknown),
     ] {
         let more = [&bytes[..], b"PRI * HTTP/2.0"].concat();
         assert_eq!(play(&more), Ok((header, &b"PRI * HTTP/2.0"[..])), "{}", bytes.escape_ascii());
@@ -90,8 +90,8 @@ fn what_is_no_header_is_told_from_one_that_has_not_all_come() {
         assert!(matches!(play(line.as_bytes()), Err(Some(_))), "{line:?}");
     }
     let endless = format!("PROXY TCP4 {}", "1".repeat(200));
-    assert_eq!(play(endless.as_bytes()), Err(Some(Bad::Line)));
-    assert_eq!(play(&long), Err(Some(Bad::Long)));
+    assert_eq!(play(endless.as_bytes()), Err(Some(ProxyHeaderError::Line)));
+    assert_eq!(play(&long), Err(Some(ProxyHeaderError::Long)));
     for bad in [
         two(2, 0x11, &ends(source, 80)),
         two(1, 0x13, &ends(source, 80)),
@@ -99,7 +99,7 @@ fn what_is_no_header_is_told_from_one_that_has_not_all_come() {
         two(1, 0x11, &[&ends(source, 80)[..], &[SSL, 0, 9, 1]].concat()),
         two(1, 0x11, &[&ends(source, 80)[..], &[SSL, 0]].concat()),
     ] {
-        assert_eq!(play(&bad), Err(Some(Bad::Binary)), "{}", bad.escape_ascii());
+        assert_eq!(play(&bad), Err(Some(ProxyHeaderError::Binary)), "{}", bad.escape_ascii());
     }
     let whole = two(1, 0x11, &ends(source, 80));
     for end in 0..whole.len() {
@@ -141,7 +141,7 @@ proptest! {
             true => two(1, if source.is_ipv4() { 0x11 } else { 0x21 }, &ends(source, to)),
             false => format!("PROXY TCP{family} {ip} {ip} {} {to}\r\n", source.port()).into(),
         };
-        let told = Header::Client {
+        let told = ProxyHeader::Client {
             source: SocketAddr::new(ip.to_canonical(), source.port()),
             is_secure: to == HTTPS,
         };

@@ -4,39 +4,44 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WIDE: LineBounds = LineBounds { requests: 100, bytes: 10_000 };
+const WIDE: WaitQueueBounds = WaitQueueBounds { requests: 100, bytes: 10_000 };
 
-fn pod(last: u8) -> PodKey {
-    PodKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
+fn pod(last: u8) -> PodEndpointKey {
+    PodEndpointKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
 }
 
 /// Queue of an activator that holds all slots of its pods.
 #[derive(Debug)]
-struct Alone<W> {
-    line: Line<W>,
+struct SoleHolderQueueFixture<W> {
+    line: WaitQueue<W>,
     limit: u32,
-    flying: BTreeMap<PodKey, u32>,
+    flying: BTreeMap<PodEndpointKey, u32>,
 }
 
-impl<W> Alone<W> {
-    fn new(bounds: LineBounds) -> Self {
-        Self { line: Line::new(bounds), limit: 0, flying: BTreeMap::new() }
+impl<W> SoleHolderQueueFixture<W> {
+    fn new(bounds: WaitQueueBounds) -> Self {
+        Self { line: WaitQueue::new(bounds), limit: 0, flying: BTreeMap::new() }
     }
 
-    fn spare(&mut self, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    fn spare(&mut self, chance: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
         let (limit, flying) = (self.limit, &self.flying);
-        let spare = |pod: PodKey| limit.saturating_sub(flying.get(&pod).copied().unwrap_or(0));
+        let spare =
+            |pod: PodEndpointKey| limit.saturating_sub(flying.get(&pod).copied().unwrap_or(0));
         self.line.on_spare(spare, chance)
     }
 
-    fn gone(&mut self, gone: Vec<Go<W>>) -> Vec<Go<W>> {
+    fn gone(&mut self, gone: Vec<DispatchedRequest<W>>) -> Vec<DispatchedRequest<W>> {
         for (_, pod) in &gone {
             *self.flying.entry(*pod).or_default() += 1;
         }
         gone
     }
 
-    fn then(&mut self, mut gone: Vec<Go<W>>, chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    fn then(
+        &mut self,
+        mut gone: Vec<DispatchedRequest<W>>,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
         for (_, pod) in &gone {
             *self.flying.entry(*pod).or_default() += 1;
         }
@@ -45,46 +50,54 @@ impl<W> Alone<W> {
         gone
     }
 
-    fn on_request(&mut self) -> Turn {
+    fn on_request(&mut self) -> QueueTicket {
         self.line.on_request()
     }
 
-    fn admit(&mut self, chance: u64) -> Option<PodKey> {
+    fn admit(&mut self, chance: u64) -> Option<PodEndpointKey> {
         let pod = self.line.admit(chance)?;
         *self.flying.entry(pod).or_default() += 1;
         Some(pod)
     }
 
-    fn wait(&mut self, turn: Turn, bytes: usize, waiter: W) -> Result<(), Full> {
+    fn wait(&mut self, turn: QueueTicket, bytes: usize, waiter: W) -> Result<(), WaitQueueFull> {
         self.line.wait(turn, bytes, waiter)
     }
 
-    fn on_leave(&mut self, turn: Turn) -> Option<W> {
+    fn on_leave(&mut self, turn: QueueTicket) -> Option<W> {
         self.line.on_leave(turn)
     }
 
     fn on_routes(
         &mut self,
-        ready: impl IntoIterator<Item = PodKey>,
+        ready: impl IntoIterator<Item = PodEndpointKey>,
         limit: u32,
         mut chance: impl FnMut() -> u64,
-    ) -> Vec<Go<W>> {
+    ) -> Vec<DispatchedRequest<W>> {
         self.limit = limit;
         let gone = self.line.on_routes(ready, limit, &mut chance);
         self.then(gone, chance)
     }
 
-    fn on_done(&mut self, pod: PodKey, mut chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    fn on_done(
+        &mut self,
+        pod: PodEndpointKey,
+        mut chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
         *self.flying.get_mut(&pod).expect("it has a request") -= 1;
         let gone = self.line.on_done(pod, &mut chance);
         self.then(gone, chance)
     }
 
-    fn on_refused(&mut self, pod: PodKey) -> bool {
+    fn on_refused(&mut self, pod: PodEndpointKey) -> bool {
         self.line.on_refused(pod)
     }
 
-    fn on_retry(&mut self, pod: PodKey, mut chance: impl FnMut() -> u64) -> Vec<Go<W>> {
+    fn on_retry(
+        &mut self,
+        pod: PodEndpointKey,
+        mut chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
         let gone = self.line.on_retry(pod, &mut chance);
         self.then(gone, chance)
     }
@@ -98,7 +111,7 @@ impl<W> Alone<W> {
     }
 }
 
-fn wait(line: &mut Alone<u32>, name: u32) -> Turn {
+fn wait(line: &mut SoleHolderQueueFixture<u32>, name: u32) -> QueueTicket {
     let turn = line.on_request();
     assert_eq!(line.admit(0), None);
     line.wait(turn, 1, name).expect("room in the line");
@@ -107,7 +120,7 @@ fn wait(line: &mut Alone<u32>, name: u32) -> Turn {
 
 #[test]
 fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
-    let mut line = Alone::new(WIDE);
+    let mut line = SoleHolderQueueFixture::new(WIDE);
     (1..=3).for_each(|name| _ = wait(&mut line, name));
     assert_eq!(line.on_routes([pod(1)], 0, || 0), [(1, pod(1)), (2, pod(1)), (3, pod(1))]);
     assert_eq!((line.waiting(), line.in_flight()), (0, 3));
@@ -115,7 +128,7 @@ fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
 
 #[test]
 fn a_hard_limit_lets_go_one_for_each_that_ends() {
-    let mut line = Alone::new(WIDE);
+    let mut line = SoleHolderQueueFixture::new(WIDE);
     (1..=4).for_each(|name| _ = wait(&mut line, name));
     assert_eq!(line.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(1)), (2, pod(2))]);
     assert_eq!(line.on_done(pod(2), || 0), [(3, pod(2))]);
@@ -125,7 +138,7 @@ fn a_hard_limit_lets_go_one_for_each_that_ends() {
 
 #[test]
 fn a_higher_limit_lets_go_at_once() {
-    let mut line = Alone::new(WIDE);
+    let mut line = SoleHolderQueueFixture::new(WIDE);
     (1..=3).for_each(|name| _ = wait(&mut line, name));
     assert_eq!(line.on_routes([pod(1)], 1, || 0), [(1, pod(1))]);
     assert_eq!(line.on_routes([pod(1)], 3, || 0), [(2, pod(1)), (3, pod(1))]);
@@ -133,22 +146,22 @@ fn a_higher_limit_lets_go_at_once() {
 
 #[test]
 fn the_line_is_bounded_by_requests_and_by_bytes() {
-    let mut line = Alone::new(LineBounds { requests: 2, bytes: 10 });
+    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { requests: 2, bytes: 10 });
     let [one, two, three] = [(); 3].map(|()| line.on_request());
     assert_eq!(line.wait(one, 6, ()), Ok(()));
-    assert_eq!(line.wait(two, 5, ()), Err(Full));
+    assert_eq!(line.wait(two, 5, ()), Err(WaitQueueFull));
     assert_eq!(line.wait(two, 4, ()), Ok(()));
-    assert_eq!(line.wait(three, 0, ()), Err(Full));
+    assert_eq!(line.wait(three, 0, ()), Err(WaitQueueFull));
     assert_eq!(line.on_leave(one), Some(()));
     assert_eq!(line.wait(three, 6, ()), Ok(()));
 }
 
 #[test]
 fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
-    let mut line = Alone::new(LineBounds { requests: 1, ..WIDE });
+    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { requests: 1, ..WIDE });
     assert_eq!(line.on_routes([pod(1), pod(2)], 2, || 0), []);
     let admitted = (0..10).filter(|_| line.admit(0).is_some()).count();
-    let waits = |line: &mut Alone<()>| {
+    let waits = |line: &mut SoleHolderQueueFixture<()>| {
         let turn = line.on_request();
         line.wait(turn, 0, ()).is_ok()
     };
@@ -159,7 +172,7 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
 
 #[test]
 fn who_left_the_line_is_not_let_go() {
-    let mut line = Alone::new(WIDE);
+    let mut line = SoleHolderQueueFixture::new(WIDE);
     let first = wait(&mut line, 1);
     wait(&mut line, 2);
     assert_eq!(line.on_leave(first), Some(1));
@@ -169,7 +182,7 @@ fn who_left_the_line_is_not_let_go() {
 
 #[test]
 fn a_request_that_was_refused_keeps_its_turn() {
-    let mut line = Alone::new(WIDE);
+    let mut line = SoleHolderQueueFixture::new(WIDE);
     assert_eq!(line.on_routes([pod(1)], 1, || 0), []);
     let first = line.on_request();
     assert_eq!(line.admit(0), Some(pod(1)));
@@ -182,7 +195,7 @@ fn a_request_that_was_refused_keeps_its_turn() {
 
 #[test]
 fn a_refusing_pod_is_open_again_once_the_table_names_it_anew() {
-    let mut line = Alone::new(WIDE);
+    let mut line = SoleHolderQueueFixture::new(WIDE);
     line.on_routes([pod(1)], 0, || 0);
     line.on_refused(pod(1));
     wait(&mut line, 1);
@@ -194,7 +207,7 @@ fn a_refusing_pod_is_open_again_once_the_table_names_it_anew() {
 
 #[test]
 fn a_draining_pod_keeps_its_count_for_its_return() {
-    let mut line = Alone::<()>::new(WIDE);
+    let mut line = SoleHolderQueueFixture::<()>::new(WIDE);
     line.on_routes([pod(1)], 1, || 0);
     assert_eq!(line.admit(0), Some(pod(1)));
     line.on_routes([], 1, || 0);
@@ -204,7 +217,7 @@ fn a_draining_pod_keeps_its_count_for_its_return() {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum WaitQueueOpCase {
     Request,
     Leave(usize),
     Done(usize),
@@ -213,23 +226,23 @@ enum Op {
     Routes(Vec<u8>, u32),
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops() -> impl Strategy<Value = Vec<WaitQueueOpCase>> {
     let op = prop_oneof![
-        4 => Just(Op::Request),
-        1 => any::<usize>().prop_map(Op::Leave),
-        3 => any::<usize>().prop_map(Op::Done),
-        1 => any::<usize>().prop_map(Op::Refused),
-        1 => (0..4u8).prop_map(Op::Retry),
-        2 => (proptest::collection::vec(0..4u8, 0..4), 0..6u32).prop_map(|(p, l)| Op::Routes(p, l)),
+        4 => Just(WaitQueueOpCase::Request),
+        1 => any::<usize>().prop_map(WaitQueueOpCase::Leave),
+        3 => any::<usize>().prop_map(WaitQueueOpCase::Done),
+        1 => any::<usize>().prop_map(WaitQueueOpCase::Refused),
+        1 => (0..4u8).prop_map(WaitQueueOpCase::Retry),
+        2 => (proptest::collection::vec(0..4u8, 0..4), 0..6u32).prop_map(|(p, l)| WaitQueueOpCase::Routes(p, l)),
     ];
     proptest::collection::vec(op, 0..200)
 }
 
 /// Model of a shell's requests, to be compared with the queue's state.
 #[derive(Debug, Default)]
-struct Model {
-    waiting: Vec<(Turn, u32)>,
-    flying: Vec<(Turn, u32, PodKey)>,
+struct WaitQueueModel {
+    waiting: Vec<(QueueTicket, u32)>,
+    flying: Vec<(QueueTicket, u32, PodEndpointKey)>,
     ended: Vec<u32>,
     ready: BTreeSet<u8>,
     refusing: BTreeSet<u8>,
@@ -237,8 +250,8 @@ struct Model {
     asked: u32,
 }
 
-impl Model {
-    fn go(&mut self, all: Vec<Go<u32>>) {
+impl WaitQueueModel {
+    fn go(&mut self, all: Vec<DispatchedRequest<u32>>) {
         for (name, pod) in all {
             let (turn, first) = self.waiting.remove(0);
             assert_eq!(name, first, "first come, first served, and nobody twice");
@@ -246,7 +259,13 @@ impl Model {
         }
     }
 
-    fn enter(&mut self, line: &mut Alone<u32>, turn: Turn, name: u32, chance: u64) {
+    fn enter(
+        &mut self,
+        line: &mut SoleHolderQueueFixture<u32>,
+        turn: QueueTicket,
+        name: u32,
+        chance: u64,
+    ) {
         if let Some(pod) = line.admit(chance) {
             assert!(self.waiting.is_empty(), "nobody overtakes the line");
             self.flying.push((turn, name, pod));
@@ -260,24 +279,29 @@ impl Model {
         }
     }
 
-    fn step(&mut self, line: &mut Alone<u32>, op: Op, mut chance: impl FnMut() -> u64) {
+    fn step(
+        &mut self,
+        line: &mut SoleHolderQueueFixture<u32>,
+        op: WaitQueueOpCase,
+        mut chance: impl FnMut() -> u64,
+    ) {
         match op {
-            Op::Request => {
+            WaitQueueOpCase::Request => {
                 self.asked += 1;
                 let turn = line.on_request();
                 self.enter(line, turn, self.asked, chance());
             }
-            Op::Leave(at) if !self.waiting.is_empty() => {
+            WaitQueueOpCase::Leave(at) if !self.waiting.is_empty() => {
                 let (turn, name) = self.waiting.remove(at % self.waiting.len());
                 assert_eq!(line.on_leave(turn), Some(name));
                 self.ended.push(name);
             }
-            Op::Done(at) if !self.flying.is_empty() => {
+            WaitQueueOpCase::Done(at) if !self.flying.is_empty() => {
                 let (_, name, pod) = self.flying.swap_remove(at % self.flying.len());
                 self.ended.push(name);
                 self.go(line.on_done(pod, chance));
             }
-            Op::Refused(at) if !self.flying.is_empty() => {
+            WaitQueueOpCase::Refused(at) if !self.flying.is_empty() => {
                 let (turn, name, pod) = self.flying.swap_remove(at % self.flying.len());
                 if line.on_refused(pod) {
                     self.refusing.insert(last(pod));
@@ -285,17 +309,17 @@ impl Model {
                 self.go(line.on_done(pod, &mut chance));
                 self.enter(line, turn, name, chance());
             }
-            Op::Retry(last) => {
+            WaitQueueOpCase::Retry(last) => {
                 self.refusing.remove(&last);
                 self.go(line.on_retry(pod(last), chance));
             }
-            Op::Routes(ready, limit) => {
+            WaitQueueOpCase::Routes(ready, limit) => {
                 self.ready = ready.iter().copied().collect();
                 self.refusing.retain(|last| self.ready.contains(last));
                 self.limit = limit;
                 self.go(line.on_routes(ready.into_iter().map(pod), limit, chance));
             }
-            Op::Leave(_) | Op::Done(_) | Op::Refused(_) => {}
+            WaitQueueOpCase::Leave(_) | WaitQueueOpCase::Done(_) | WaitQueueOpCase::Refused(_) => {}
         }
     }
 
@@ -314,7 +338,7 @@ impl Model {
     }
 }
 
-fn last(pod: PodKey) -> u8 {
+fn last(pod: PodEndpointKey) -> u8 {
     u8::try_from(pod.id).expect("test pods have small ids")
 }
 
@@ -322,8 +346,8 @@ proptest! {
     /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
     #[test]
     fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
-        let mut line = Alone::new(LineBounds { requests: 5, bytes: 10_000 });
-        let (mut model, mut state) = (Model::default(), seed);
+        let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { requests: 5, bytes: 10_000 });
+        let (mut model, mut state) = (WaitQueueModel::default(), seed);
         for op in ops {
             model.step(&mut line, op, || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -340,9 +364,9 @@ proptest! {
     /// With a hard limit no pod ever has more requests, unless the limit was lowered while they were in flight.
     #[test]
     fn a_hard_limit_holds(limit in 1..6u32, requests in 1..60usize, pods in 1..5u8) {
-        let mut line = Alone::<()>::new(WIDE);
+        let mut line = SoleHolderQueueFixture::<()>::new(WIDE);
         line.on_routes((0..pods).map(pod), limit, || 0);
-        let mut taken = BTreeMap::<PodKey, u32>::new();
+        let mut taken = BTreeMap::<PodEndpointKey, u32>::new();
         for _ in 0..requests {
             let Some(pod) = line.admit(0) else { break };
             *taken.entry(pod).or_default() += 1;

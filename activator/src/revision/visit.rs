@@ -4,31 +4,31 @@ use std::{sync::Arc, time::Instant};
 
 use tokio::sync::oneshot;
 
-use super::{Place, Revision, tell};
+use super::{ActivatorRevision, PodPermit, tell};
 use crate::{
     clock::{chance, now_ns},
-    failure::Failure,
-    queue::Turn,
+    failure::ProxyRequestError,
+    queue::QueueTicket,
 };
 
 /// Stay of one request in a revision's queue, until a pod has received it. Dropping it leaves the queue.
 #[derive(Debug)]
-pub struct Visit {
-    revision: Arc<Revision>,
-    turn: Option<Turn>,
+pub struct QueueEntry {
+    revision: Arc<ActivatorRevision>,
+    turn: Option<QueueTicket>,
     bytes: usize,
     /// Start of the time for which it counts as waiting; `None`: it does not count as waiting.
     counted: Option<Instant>,
 }
 
-impl Visit {
+impl QueueEntry {
     /// Creates the entry of a request that holds `bytes` bytes while it waits.
-    pub(super) fn new(revision: Arc<Revision>, bytes: usize) -> Self {
+    pub(super) fn new(revision: Arc<ActivatorRevision>, bytes: usize) -> Self {
         Self { revision, turn: None, bytes, counted: None }
     }
 
     /// Waits for room at a pod and returns its permit. Returns at once if a pod has room.
-    pub async fn place(&mut self) -> Result<Place, Failure> {
+    pub async fn place(&mut self) -> Result<PodPermit, ProxyRequestError> {
         let answer = {
             let mut core = self.revision.core();
             core.begin(&self.revision);
@@ -44,7 +44,7 @@ impl Visit {
                 return Ok(place);
             }
             let (whom, answer) = oneshot::channel();
-            live.line.wait(turn, self.bytes, whom).map_err(|_full| Failure::QueueFull)?;
+            live.line.wait(turn, self.bytes, whom).map_err(|_full| ProxyRequestError::QueueFull)?;
             let waiting = live.line.waiting();
             // One that waits for the second time is still counted from the first.
             let is_first = self.counted.is_none();
@@ -64,7 +64,9 @@ impl Visit {
             tell(places);
             answer
         };
-        answer.await.map_err(|_dropped| Failure::UnknownRevision(self.revision.name.to_string()))
+        answer
+            .await
+            .map_err(|_dropped| ProxyRequestError::UnknownRevision(self.revision.name.to_string()))
     }
 
     /// Registers that the request is sent to its pod, where the eBPF programs count it from now on.
@@ -88,7 +90,7 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for QueueEntry {
     fn drop(&mut self) {
         let Some(turn) = self.turn else { return };
         let (left, places) = {

@@ -6,41 +6,41 @@ use std::{
     sync::Arc,
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::Service;
-use crate::revision::Revision;
+use super::RoutedService;
+use crate::revision::ActivatorRevision;
 
 /// Object that is found by its own name.
 #[derive(Debug)]
-pub(super) struct ByName<T>(pub(super) Arc<T>);
+pub(super) struct NameIndexEntry<T>(pub(super) Arc<T>);
 
-impl Borrow<Name> for ByName<Service> {
-    fn borrow(&self) -> &Name {
+impl Borrow<NamespacedName> for NameIndexEntry<RoutedService> {
+    fn borrow(&self) -> &NamespacedName {
         &self.0.name
     }
 }
 
-impl Borrow<Name> for ByName<Revision> {
-    fn borrow(&self) -> &Name {
+impl Borrow<NamespacedName> for NameIndexEntry<ActivatorRevision> {
+    fn borrow(&self) -> &NamespacedName {
         &self.0.name
     }
 }
 
-impl<T> PartialEq for ByName<T>
+impl<T> PartialEq for NameIndexEntry<T>
 where
-    Self: Borrow<Name>,
+    Self: Borrow<NamespacedName>,
 {
     fn eq(&self, other: &Self) -> bool {
         self.borrow() == other.borrow()
     }
 }
 
-impl<T> Eq for ByName<T> where Self: Borrow<Name> {}
+impl<T> Eq for NameIndexEntry<T> where Self: Borrow<NamespacedName> {}
 
-impl<T> Hash for ByName<T>
+impl<T> Hash for NameIndexEntry<T>
 where
-    Self: Borrow<Name>,
+    Self: Borrow<NamespacedName>,
 {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.borrow().hash(state);
@@ -49,28 +49,28 @@ where
 
 /// Service that is found by one of its hosts.
 #[derive(Debug)]
-pub(super) struct ByHost {
-    pub(super) service: Arc<Service>,
+pub(super) struct HostIndexEntry {
+    pub(super) service: Arc<RoutedService>,
     /// Number of the host among the service's hosts.
     pub(super) at: usize,
 }
 
-impl Borrow<str> for ByHost {
+impl Borrow<str> for HostIndexEntry {
     fn borrow(&self) -> &str {
         self.service.host(self.at).expect("the index holds only places that the service has")
     }
 }
 
-impl PartialEq for ByHost {
+impl PartialEq for HostIndexEntry {
     fn eq(&self, other: &Self) -> bool {
         let (own, others): (&str, &str) = (self.borrow(), other.borrow());
         own == others
     }
 }
 
-impl Eq for ByHost {}
+impl Eq for HostIndexEntry {}
 
-impl Hash for ByHost {
+impl Hash for HostIndexEntry {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let host: &str = self.borrow();
         host.hash(state);

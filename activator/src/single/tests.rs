@@ -10,9 +10,9 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
 
-struct Deaf;
+struct FakeInterimSink;
 
-impl HearEarly for Deaf {
+impl InterimResponseSink for FakeInterimSink {
     fn hear(&mut self, _status: StatusCode, _headers: &HeaderMap) {}
 }
 
@@ -25,7 +25,7 @@ fn read_head(stream: &mut Plain) {
 
 /// Result of a second request on a connection that the pod closes, before the request came or after the pod has read
 /// it.
-async fn second(method: &Method, reads: bool) -> Result<Response<Reading>, SendError> {
+async fn second(method: &Method, reads: bool) -> Result<Response<Http1ResponseBody>, PodSendError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (go, wait) = mpsc::channel::<()>();
@@ -41,9 +41,10 @@ async fn second(method: &Method, reads: bool) -> Result<Response<Reading>, SendE
         drop(stream);
         closed.send(()).unwrap();
     });
-    let request = || Request::builder().method(method).uri("/").body(Ask::Empty).unwrap();
-    let single = Single::new(TcpStream::connect(address).await.unwrap(), LONG);
-    let mut reading = single.send(request(), &mut Deaf).await.unwrap().into_body();
+    let request =
+        || Request::builder().method(method).uri("/").body(PodRequestBody::Empty).unwrap();
+    let single = Http1PodConnection::new(TcpStream::connect(address).await.unwrap(), LONG);
+    let mut reading = single.send(request(), &mut FakeInterimSink).await.unwrap().into_body();
     while poll_fn(|cx| reading.poll_frame(cx)).await.is_some() {}
     let single = reading.end().unwrap();
     go.send(()).unwrap();
@@ -51,7 +52,7 @@ async fn second(method: &Method, reads: bool) -> Result<Response<Reading>, SendE
         // The runtime is blocked meanwhile, so that it does not learn of the close.
         is_closed.recv().unwrap();
     }
-    single.send(request(), &mut Deaf).await
+    single.send(request(), &mut FakeInterimSink).await
 }
 
 #[tokio::test]

@@ -2,21 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::wire::{Claim, Grant, Held};
+use common::wire::{SlotClaim, SlotGrant, SlotsByPod};
 use smol_str::SmolStr;
 
-use super::{Peer, View, add, most, subtract, sum};
+use super::{ActivatorName, PeerView, add, most, subtract, sum};
 
 /// Ledger of one term of an owner.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct SlotLedger {
     /// Number of the term, drawn at random.
     epoch: u64,
     /// True once every known activator follows the term: only then the owner grants.
     acts: bool,
-    others: BTreeMap<Peer, Entry>,
+    others: BTreeMap<ActivatorName, HolderAccount>,
     /// Slots that other activators hold, by pod.
-    lent: Held,
+    lent: SlotsByPod,
     /// True if some request waits, here or at a holder, and slots that others hold could serve it.
     is_short: bool,
     /// Number of slots beyond which each holder gives back idle ones, while the revision is short of slots.
@@ -29,13 +29,13 @@ pub(super) struct Ledger {
 
 /// State of one other activator, as a holder.
 #[derive(Debug, Default)]
-struct Entry {
+struct HolderAccount {
     /// Slots that it may be using, by pod: at most these.
-    counts: Held,
+    counts: SlotsByPod,
     /// Number of the latest grant to it.
     number: u64,
     /// Slots that the latest grant states; empty: it keeps only those in use.
-    given: Held,
+    given: SlotsByPod,
     /// True if it has reported its slots since the latest grant, so that it may be granted more.
     is_exact: bool,
     /// True if it has reported its slots at all in this term.
@@ -46,36 +46,36 @@ struct Entry {
 
 /// Slots that can be distributed, and the activators that need some.
 #[derive(Debug)]
-pub(super) struct Demand<'a> {
+pub(super) struct SlotDemand<'a> {
     pub(super) limit: u32,
     pub(super) ready: &'a BTreeSet<SmolStr>,
     pub(super) open: &'a BTreeSet<SmolStr>,
-    pub(super) busy: &'a Held,
+    pub(super) busy: &'a SlotsByPod,
     pub(super) waiting: u32,
-    pub(super) claims: &'a BTreeMap<Peer, Claim>,
+    pub(super) claims: &'a BTreeMap<ActivatorName, SlotClaim>,
 }
 
 /// Activator that could use a slot now.
-struct Wanting<'a> {
+struct SlotClaimant<'a> {
     /// Name of the holder; `None`: the owner itself.
-    who: Option<&'a Peer>,
+    who: Option<&'a ActivatorName>,
     /// Slots that it has already.
     holds: u32,
     turn: u64,
     /// Further slots that it could use.
     left: u32,
     /// Slots assigned to it in this distribution, by pod.
-    given: Held,
+    given: SlotsByPod,
 }
 
-impl Ledger {
+impl SlotLedger {
     /// Begins the term numbered `epoch`, in which nothing is granted yet.
     pub(super) fn new(epoch: u64) -> Self {
         Self {
             epoch,
             acts: false,
             others: BTreeMap::new(),
-            lent: Held::new(),
+            lent: SlotsByPod::new(),
             is_short: false,
             level: 0,
             turn: 0,
@@ -102,16 +102,16 @@ impl Ledger {
     /// it reports, and those that a former owner had granted to it.
     pub(super) fn gather(
         &mut self,
-        view: &View,
-        claims: &BTreeMap<Peer, Claim>,
-        former: &BTreeMap<Peer, Held>,
+        view: &PeerView,
+        claims: &BTreeMap<ActivatorName, SlotClaim>,
+        former: &BTreeMap<ActivatorName, SlotsByPod>,
     ) {
-        let follows = |peer: &Peer| claims.get(peer).filter(|it| it.epoch == self.epoch);
+        let follows = |peer: &ActivatorName| claims.get(peer).filter(|it| it.epoch == self.epoch);
         let following = claims.iter().filter(|(_, claim)| claim.epoch == self.epoch);
         // An activator that a holder names is alive too, even if this owner's table does not list it yet. Without it
         // the owner could grant slots that this activator still uses by a former owner's grant.
         let known = following.clone().flat_map(|(_, claim)| &claim.known);
-        let needed: BTreeSet<&Peer> =
+        let needed: BTreeSet<&ActivatorName> =
             view.known.iter().chain(known).filter(|peer| **peer != view.own).collect();
         if !needed.iter().all(|peer| follows(peer).is_some()) {
             return;
@@ -119,7 +119,12 @@ impl Ledger {
         self.acts = true;
         for (peer, claim) in following.clone() {
             let counts = claim.held.clone();
-            let entry = Entry { counts, is_heard: true, is_exact: true, ..Entry::default() };
+            let entry = HolderAccount {
+                counts,
+                is_heard: true,
+                is_exact: true,
+                ..HolderAccount::default()
+            };
             self.others.insert(peer.clone(), entry);
         }
         // What former owners had granted may be more than the claim states: the grant can still be on its way. The
@@ -143,7 +148,7 @@ impl Ledger {
     }
 
     /// Applies the claims of holders, and removes holders that are gone.
-    pub(super) fn hear(&mut self, view: &View, claims: &BTreeMap<Peer, Claim>) {
+    pub(super) fn hear(&mut self, view: &PeerView, claims: &BTreeMap<ActivatorName, SlotClaim>) {
         self.others.retain(|peer, _| view.known.contains(peer));
         for (peer, claim) in claims {
             if claim.epoch == self.epoch && view.known.contains(peer) {
@@ -162,7 +167,7 @@ impl Ledger {
 
     /// Gives free slots to the activators that need some, one at a time to the one with the fewest. Returns the slots
     /// of the owner itself: its share, and those that no holder needs.
-    pub(super) fn distribute(&mut self, demand: &Demand<'_>) -> Held {
+    pub(super) fn distribute(&mut self, demand: &SlotDemand<'_>) -> SlotsByPod {
         let mut free = self.free(demand);
         let (mut wanting, is_unheard) = self.wanting(demand);
         let mut turn = self.turn;
@@ -198,12 +203,18 @@ impl Ledger {
     }
 
     /// Returns true if the owner may use a slot of this pod again without a new distribution.
-    pub(super) fn is_free(&self, pod: &str, limit: u32, busy: &Held, spare: &Held) -> bool {
+    pub(super) fn is_free(
+        &self,
+        pod: &str,
+        limit: u32,
+        busy: &SlotsByPod,
+        spare: &SlotsByPod,
+    ) -> bool {
         let taken: u32 = [busy, spare, &self.lent].iter().filter_map(|it| it.get(pod)).sum();
         self.acts && !self.is_short && taken < limit
     }
 
-    fn free(&self, demand: &Demand<'_>) -> Held {
+    fn free(&self, demand: &SlotDemand<'_>) -> SlotsByPod {
         let of = |pod: &SmolStr| {
             let taken: u32 = [demand.busy, &self.lent].iter().filter_map(|it| it.get(pod)).sum();
             let free = demand.limit.saturating_sub(taken);
@@ -213,7 +224,7 @@ impl Ledger {
     }
 
     /// Activators that could use a slot now; and true if others could once they have reported their slots.
-    fn wanting<'a>(&self, demand: &Demand<'a>) -> (Vec<Wanting<'a>>, bool) {
+    fn wanting<'a>(&self, demand: &SlotDemand<'a>) -> (Vec<SlotClaimant<'a>>, bool) {
         let (mut all, mut is_unheard) = (Vec::new(), false);
         for (who, claim) in demand.claims {
             let Some(entry) = self.others.get(who) else { continue };
@@ -225,22 +236,22 @@ impl Ledger {
             // A holder without a report since the latest grant may use fewer slots than counted, so it gets no more for
             // now.
             if entry.is_exact {
-                let (who, turn, given) = (Some(who), entry.turn, Held::new());
-                all.push(Wanting { who, holds, turn, left, given });
+                let (who, turn, given) = (Some(who), entry.turn, SlotsByPod::new());
+                all.push(SlotClaimant { who, holds, turn, left, given });
             } else {
                 is_unheard = true;
             }
         }
         if demand.waiting > 0 {
             let (holds, turn) = (sum(demand.busy), self.own_turn);
-            let (left, given) = (demand.waiting, Held::new());
-            all.push(Wanting { who: None, holds, turn, left, given });
+            let (left, given) = (demand.waiting, SlotsByPod::new());
+            all.push(SlotClaimant { who: None, holds, turn, left, given });
         }
         (all, is_unheard)
     }
 
     /// Greatest number of slots that every activator which needs as many can have: max-min fairness over all slots.
-    fn level(&self, demand: &Demand<'_>) -> u32 {
+    fn level(&self, demand: &SlotDemand<'_>) -> u32 {
         let pods = u32::try_from(demand.ready.len()).unwrap_or(u32::MAX);
         let others = self.others.iter().map(|(peer, entry)| {
             let need = demand.claims.get(peer).map_or(0, |claim| claim.need);
@@ -261,20 +272,20 @@ impl Ledger {
     }
 
     /// Grant for one of the other activators, as it is now.
-    pub(super) fn grant(&self, peer: &Peer) -> Grant {
+    pub(super) fn grant(&self, peer: &ActivatorName) -> SlotGrant {
         let entry = self.others.get(peer);
         let (number, held) =
             entry.map_or_else(Default::default, |it| (it.number, it.given.clone()));
         let keep = self.is_short.then_some(self.level);
-        Grant { epoch: self.epoch, number, held, keep, acts: self.acts }
+        SlotGrant { epoch: self.epoch, number, held, keep, acts: self.acts }
     }
 
     /// Adds the granted slots to `former`, which the next owner gets in a claim.
-    pub(super) fn hand_over(self, former: &mut BTreeMap<Peer, Held>) {
+    pub(super) fn hand_over(self, former: &mut BTreeMap<ActivatorName, SlotsByPod>) {
         if self.acts {
             former.clear();
         }
-        for (peer, Entry { counts, .. }) in self.others {
+        for (peer, HolderAccount { counts, .. }) in self.others {
             if !counts.is_empty() {
                 former.insert(peer, counts);
             }
@@ -283,7 +294,11 @@ impl Ledger {
 }
 
 /// Next activator that gets a slot, with the pod of it: the pod with the most free slots.
-fn next(wanting: &[Wanting<'_>], free: &Held, demand: &Demand<'_>) -> Option<(usize, SmolStr)> {
+fn next(
+    wanting: &[SlotClaimant<'_>],
+    free: &SlotsByPod,
+    demand: &SlotDemand<'_>,
+) -> Option<(usize, SmolStr)> {
     let mut order: Vec<usize> = (0..wanting.len()).filter(|at| wanting[*at].left > 0).collect();
     // The activator with the fewest slots comes first; of equal ones, the one whose last slot is the longest ago.
     order.sort_by_key(|at| (wanting[*at].holds, wanting[*at].turn));
@@ -298,7 +313,7 @@ fn next(wanting: &[Wanting<'_>], free: &Held, demand: &Demand<'_>) -> Option<(us
     })
 }
 
-impl Wanting<'_> {
+impl SlotClaimant<'_> {
     fn take(&mut self, pod: &str, turn: u64) {
         add(&mut self.given, pod, 1);
         self.holds += 1;
@@ -307,8 +322,8 @@ impl Wanting<'_> {
     }
 }
 
-impl Entry {
-    fn hear(&mut self, claim: &Claim) {
+impl HolderAccount {
+    fn hear(&mut self, claim: &SlotClaim) {
         if !self.is_heard {
             self.is_heard = true;
             self.counts = most(claim.held.clone(), &self.counts);
@@ -331,7 +346,7 @@ impl Entry {
         self.given.clear();
     }
 
-    fn give(&mut self, slots: &Held, turn: u64) {
+    fn give(&mut self, slots: &SlotsByPod, turn: u64) {
         slots.iter().for_each(|(pod, slots)| add(&mut self.counts, pod, *slots));
         (self.number, self.is_exact, self.turn) = (self.number + 1, false, turn);
         self.given.clone_from(&self.counts);

@@ -6,35 +6,35 @@ use super::*;
 
 const PODS: [&str; 3] = ["p", "q", "r"];
 
-fn revision() -> Name {
-    Name::new("default", "hello-1")
+fn revision() -> NamespacedName {
+    NamespacedName::new("default", "hello-1")
 }
 
 /// RouteTable of a controller: the listed activators and the ready pods.
 #[derive(Clone, Debug, Default)]
-struct Table {
-    listed: BTreeSet<Peer>,
+struct SimSlotRouteTable {
+    listed: BTreeSet<ActivatorName>,
     ready: BTreeSet<SmolStr>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Message {
-    Claim(Option<Claim>),
-    Grant(Option<Grant>),
+enum SimSlotMessage {
+    Claim(Option<SlotClaim>),
+    Grant(Option<SlotGrant>),
 }
 
 /// Simulated activator with its state of the slots.
 #[derive(Debug)]
-struct Node {
-    slots: Slots,
+struct SimActivator {
+    slots: RevisionSlots,
     /// Version of the table that it follows.
     version: usize,
     /// Version of the first table that it followed, while an older one may still be in force elsewhere.
     first: Option<usize>,
     /// Activators that it has met.
-    met: BTreeSet<Peer>,
+    met: BTreeSet<ActivatorName>,
     /// Activators that refused its connections last.
-    ended: BTreeSet<Peer>,
+    ended: BTreeSet<ActivatorName>,
     waiting: u32,
     /// Pods of its requests in flight.
     flying: Vec<SmolStr>,
@@ -43,20 +43,20 @@ struct Node {
 }
 
 #[derive(Debug, Default)]
-struct World {
+struct SimSlotCluster {
     limit: u32,
-    tables: Vec<Table>,
-    nodes: BTreeMap<Peer, Node>,
-    claims: BTreeMap<(Peer, Peer), Claim>,
-    grants: BTreeMap<(Peer, Peer), Grant>,
+    tables: Vec<SimSlotRouteTable>,
+    nodes: BTreeMap<ActivatorName, SimActivator>,
+    claims: BTreeMap<(ActivatorName, ActivatorName), SlotClaim>,
+    grants: BTreeMap<(ActivatorName, ActivatorName), SlotGrant>,
     /// Messages on their way to the owner and to the holder, by holder and owner.
-    links: BTreeMap<(Peer, Peer), [VecDeque<Message>; 2]>,
+    links: BTreeMap<(ActivatorName, ActivatorName), [VecDeque<SimSlotMessage>; 2]>,
     epochs: u64,
     started: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum SimSlotClusterOp {
     Request(usize),
     Leave(usize),
     Done(usize, usize),
@@ -82,29 +82,29 @@ enum Op {
     Break(usize),
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops() -> impl Strategy<Value = Vec<SimSlotClusterOp>> {
     let at = any::<usize>;
     let op = prop_oneof![
-        8 => at().prop_map(Op::Request),
-        1 => at().prop_map(Op::Leave),
-        6 => (at(), at()).prop_map(|(node, request)| Op::Done(node, request)),
-        1 => (at(), at()).prop_map(|(node, pod)| Op::Refuse(node, pod)),
-        1 => at().prop_map(Op::Retry),
-        2 => at().prop_map(Op::Pod),
-        2 => at().prop_map(Op::List),
-        2 => at().prop_map(Op::Unlist),
-        1 => Just(Op::Start),
-        1 => at().prop_map(Op::End),
-        1 => at().prop_map(Op::Crash),
-        1 => at().prop_map(Op::Restart),
-        2 => at().prop_map(Op::Age),
-        1 => at().prop_map(Op::Dial),
-        1 => Just(Op::Expire),
-        8 => at().prop_map(Op::Advance),
-        24 => at().prop_map(Op::Deliver),
-        2 => at().prop_map(Op::Repeat),
-        2 => at().prop_map(Op::Skip),
-        1 => at().prop_map(Op::Break),
+        8 => at().prop_map(SimSlotClusterOp::Request),
+        1 => at().prop_map(SimSlotClusterOp::Leave),
+        6 => (at(), at()).prop_map(|(node, request)| SimSlotClusterOp::Done(node, request)),
+        1 => (at(), at()).prop_map(|(node, pod)| SimSlotClusterOp::Refuse(node, pod)),
+        1 => at().prop_map(SimSlotClusterOp::Retry),
+        2 => at().prop_map(SimSlotClusterOp::Pod),
+        2 => at().prop_map(SimSlotClusterOp::List),
+        2 => at().prop_map(SimSlotClusterOp::Unlist),
+        1 => Just(SimSlotClusterOp::Start),
+        1 => at().prop_map(SimSlotClusterOp::End),
+        1 => at().prop_map(SimSlotClusterOp::Crash),
+        1 => at().prop_map(SimSlotClusterOp::Restart),
+        2 => at().prop_map(SimSlotClusterOp::Age),
+        1 => at().prop_map(SimSlotClusterOp::Dial),
+        1 => Just(SimSlotClusterOp::Expire),
+        8 => at().prop_map(SimSlotClusterOp::Advance),
+        24 => at().prop_map(SimSlotClusterOp::Deliver),
+        2 => at().prop_map(SimSlotClusterOp::Repeat),
+        2 => at().prop_map(SimSlotClusterOp::Skip),
+        1 => at().prop_map(SimSlotClusterOp::Break),
     ];
     proptest::collection::vec(op, 0..400)
 }
@@ -114,22 +114,22 @@ fn nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> {
     (!all.is_empty()).then(|| all[at % all.len()].clone())
 }
 
-impl World {
+impl SimSlotCluster {
     fn new(limit: u32, nodes: usize, pods: usize) -> Self {
         let mut world = Self { limit, ..Self::default() };
         let ready = PODS[..pods].iter().map(|pod| SmolStr::from(*pod)).collect();
         let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
-        world.tables.push(Table { listed, ready });
+        world.tables.push(SimSlotRouteTable { listed, ready });
         (0..nodes).for_each(|_| world.start());
         world.names().iter().for_each(|name| world.age(name));
         world
     }
 
-    fn table(&self) -> Table {
+    fn table(&self) -> SimSlotRouteTable {
         self.tables.last().expect("the first is never taken away").clone()
     }
 
-    fn names(&self) -> Vec<Peer> {
+    fn names(&self) -> Vec<ActivatorName> {
         self.nodes.keys().cloned().collect()
     }
 
@@ -139,10 +139,10 @@ impl World {
         self.start_as(name);
     }
 
-    fn start_as(&mut self, name: Peer) {
-        let view = Arc::new(View { own: name.clone(), ..View::default() });
-        let node = Node {
-            slots: Slots::new(revision(), view),
+    fn start_as(&mut self, name: ActivatorName) {
+        let view = Arc::new(PeerView { own: name.clone(), ..PeerView::default() });
+        let node = SimActivator {
+            slots: RevisionSlots::new(revision(), view),
             version: self.tables.len() - 1,
             first: Some(self.tables.len() - 1),
             met: BTreeSet::new(),
@@ -156,9 +156,9 @@ impl World {
     }
 
     /// Makes a node read its table.
-    fn look(&mut self, name: &Peer) {
+    fn look(&mut self, name: &ActivatorName) {
         let node = self.nodes.get_mut(name).expect("lives");
-        let Table { listed, ready } = self.tables[node.version].clone();
+        let SimSlotRouteTable { listed, ready } = self.tables[node.version].clone();
         node.met.extend(listed.iter().filter(|it| *it != name).cloned());
         node.refusing.retain(|pod| ready.contains(pod));
         node.slots.on_table(self.limit, ready);
@@ -185,9 +185,10 @@ impl World {
                 if from == to || self.links.contains_key(&key) || !self.nodes.contains_key(&to) {
                     continue;
                 }
-                let claim = self.claims.get(&key).cloned().map(|it| Message::Claim(Some(it)));
+                let claim =
+                    self.claims.get(&key).cloned().map(|it| SimSlotMessage::Claim(Some(it)));
                 let back = (to.clone(), from.clone());
-                let grant = Message::Grant(self.grants.get(&back).cloned());
+                let grant = SimSlotMessage::Grant(self.grants.get(&back).cloned());
                 self.links.insert(key, [claim.into_iter().collect(), [grant].into()]);
                 self.nodes.get_mut(&from).expect("lives").ended.remove(&to);
                 let node = self.nodes.get_mut(&to).expect("lives");
@@ -199,7 +200,7 @@ impl World {
         }
     }
 
-    fn age(&mut self, name: &Peer) {
+    fn age(&mut self, name: &ActivatorName) {
         let oldest = self.nodes.values().map(|node| node.version).min();
         let node = self.nodes.get_mut(name).expect("lives");
         if node.first <= oldest {
@@ -208,7 +209,7 @@ impl World {
         }
     }
 
-    fn dial(&mut self, name: &Peer) {
+    fn dial(&mut self, name: &ActivatorName) {
         let listed = &self.tables[self.nodes[name].version].listed;
         let gone = listed.iter().filter(|it| !self.nodes.contains_key(*it));
         let gone: Vec<_> = gone.cloned().collect();
@@ -218,7 +219,7 @@ impl World {
         self.step(name);
     }
 
-    fn cut(&mut self, key: &(Peer, Peer)) {
+    fn cut(&mut self, key: &(ActivatorName, ActivatorName)) {
         self.links.remove(key);
         if let Some(node) = self.nodes.get_mut(&key.1) {
             node.slots.on_stream(&key.0);
@@ -227,7 +228,7 @@ impl World {
     }
 
     /// Runs a node's reaction to any event.
-    fn step(&mut self, name: &Peer) {
+    fn step(&mut self, name: &ActivatorName) {
         let listed = &self.tables[self.nodes[name].version].listed;
         let node = self.nodes.get_mut(name).expect("lives");
         let listed = lasting(listed, &node.ended);
@@ -235,7 +236,7 @@ impl World {
         let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
         let connected = from.cloned().collect();
         let is_new = node.first.is_some();
-        let view = View { own: name.clone(), listed, known, connected, is_new };
+        let view = PeerView { own: name.clone(), listed, known, connected, is_new };
         node.slots.on_view(Arc::new(view));
         loop {
             let open: BTreeSet<_> = node.slots.ready.difference(&node.refusing).cloned().collect();
@@ -256,7 +257,7 @@ impl World {
                 break;
             }
         }
-        let Said { claims, grants } = node.slots.said();
+        let SlotMessages { claims, grants } = node.slots.said();
         for (to, claim) in claims {
             let key = (name.clone(), to);
             if self.claims.get(&key) == claim.as_ref() {
@@ -267,7 +268,7 @@ impl World {
                 None => drop(self.claims.remove(&key)),
             }
             if let Some([there, _]) = self.links.get_mut(&key) {
-                there.push_back(Message::Claim(claim));
+                there.push_back(SimSlotMessage::Claim(claim));
             }
         }
         for (to, grant) in grants {
@@ -280,12 +281,12 @@ impl World {
                 None => drop(self.grants.remove(&key)),
             }
             if let Some([_, back]) = self.links.get_mut(&(to, name.clone())) {
-                back.push_back(Message::Grant(grant));
+                back.push_back(SimSlotMessage::Grant(grant));
             }
         }
     }
 
-    fn deliver(&mut self, key: &(Peer, Peer), way: usize, again: bool) {
+    fn deliver(&mut self, key: &(ActivatorName, ActivatorName), way: usize, again: bool) {
         let Some(link) = self.links.get_mut(key) else { return };
         let front = link[way].front().cloned();
         if !again {
@@ -293,12 +294,12 @@ impl World {
         }
         let (holder, owner) = key.clone();
         match front {
-            Some(Message::Claim(claim)) => {
+            Some(SimSlotMessage::Claim(claim)) => {
                 let node = self.nodes.get_mut(&owner).expect("lives");
                 node.slots.on_claim(&holder, claim);
                 self.step(&owner);
             }
-            Some(Message::Grant(grant)) => {
+            Some(SimSlotMessage::Grant(grant)) => {
                 let node = self.nodes.get_mut(&holder).expect("lives");
                 node.slots.on_grant(&owner, grant);
                 self.step(&holder);
@@ -307,11 +308,12 @@ impl World {
         }
     }
 
-    fn full(&self) -> Vec<((Peer, Peer), usize)> {
-        let ways = |(key, link): (&(Peer, Peer), &[VecDeque<Message>; 2])| {
-            let full = (0..2).filter(|way| !link[*way].is_empty());
-            full.map(|way| (key.clone(), way)).collect::<Vec<_>>()
-        };
+    fn full(&self) -> Vec<((ActivatorName, ActivatorName), usize)> {
+        let ways =
+            |(key, link): (&(ActivatorName, ActivatorName), &[VecDeque<SimSlotMessage>; 2])| {
+                let full = (0..2).filter(|way| !link[*way].is_empty());
+                full.map(|way| (key.clone(), way)).collect::<Vec<_>>()
+            };
         self.links.iter().flat_map(ways).collect()
     }
 
@@ -326,7 +328,7 @@ impl World {
         false
     }
 
-    fn end(&mut self, name: &Peer) {
+    fn end(&mut self, name: &ActivatorName) {
         self.nodes.remove(name);
         let keys: Vec<_> = self.links.keys().cloned().collect();
         for key in keys.into_iter().filter(|(from, to)| from == name || to == name) {
@@ -358,7 +360,7 @@ impl World {
         }
     }
 
-    fn advance(&mut self, name: &Peer) {
+    fn advance(&mut self, name: &ActivatorName) {
         let last = self.tables.len() - 1;
         let node = self.nodes.get_mut(name).expect("lives");
         if node.version < last {
@@ -367,57 +369,67 @@ impl World {
         }
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut Table)) {
+    fn change(&mut self, change: impl FnOnce(&mut SimSlotRouteTable)) {
         let mut table = self.table();
         change(&mut table);
         self.tables.push(table);
         self.hurry();
     }
 
-    fn pick(&self, at: usize) -> Option<Peer> {
+    fn pick(&self, at: usize) -> Option<ActivatorName> {
         nth(self.names(), at)
     }
 
-    fn run(&mut self, op: Op) {
+    fn run(&mut self, op: SimSlotClusterOp) {
         match op {
-            Op::Request(at) => self.at_one(at, |node| node.waiting += 1),
-            Op::Leave(at) => self.at_one(at, |node| node.waiting = node.waiting.saturating_sub(1)),
-            Op::Done(at, request) => self.at_one(at, |node| {
+            SimSlotClusterOp::Request(at) => self.at_one(at, |node| node.waiting += 1),
+            SimSlotClusterOp::Leave(at) => {
+                self.at_one(at, |node| node.waiting = node.waiting.saturating_sub(1))
+            }
+            SimSlotClusterOp::Done(at, request) => self.at_one(at, |node| {
                 if let Some(at) = nth(0..node.flying.len(), request) {
                     let pod = node.flying.swap_remove(at);
                     node.slots.ended(&pod);
                 }
             }),
-            Op::Refuse(at, pod) => {
+            SimSlotClusterOp::Refuse(at, pod) => {
                 self.at_one(at, |node| node.refusing.extend(nth(node.slots.ready.clone(), pod)));
             }
-            Op::Retry(at) => self.at_one(at, |node| node.refusing.clear()),
-            Op::Pod(at) => self.change(|table| {
+            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.refusing.clear()),
+            SimSlotClusterOp::Pod(at) => self.change(|table| {
                 let pod = SmolStr::from(PODS[at % PODS.len()]);
                 if !table.ready.remove(&pod) {
                     table.ready.insert(pod);
                 }
             }),
-            Op::List(at) => {
+            SimSlotClusterOp::List(at) => {
                 let one = self.pick(at);
                 self.change(|table| table.listed.extend(one));
             }
-            Op::Unlist(at) => self.unlist(at),
-            Op::Expire => self.expire(),
-            Op::Advance(at) => self.pick(at).iter().for_each(|name| self.advance(name)),
-            Op::Age(at) => self.pick(at).iter().for_each(|name| self.age(name)),
-            Op::Dial(at) => {
+            SimSlotClusterOp::Unlist(at) => self.unlist(at),
+            SimSlotClusterOp::Expire => self.expire(),
+            SimSlotClusterOp::Advance(at) => {
+                self.pick(at).iter().for_each(|name| self.advance(name))
+            }
+            SimSlotClusterOp::Age(at) => self.pick(at).iter().for_each(|name| self.age(name)),
+            SimSlotClusterOp::Dial(at) => {
                 let last = self.tables.len() - 1;
                 if self.nodes.values().all(|node| node.version == last) {
                     self.pick(at).iter().for_each(|name| self.dial(name));
                 }
             }
-            Op::Start | Op::End(_) | Op::Crash(_) | Op::Restart(_) => self.run_process(op),
-            Op::Deliver(_) | Op::Repeat(_) | Op::Skip(_) | Op::Break(_) => self.run_link(op),
+            SimSlotClusterOp::Start
+            | SimSlotClusterOp::End(_)
+            | SimSlotClusterOp::Crash(_)
+            | SimSlotClusterOp::Restart(_) => self.run_process(op),
+            SimSlotClusterOp::Deliver(_)
+            | SimSlotClusterOp::Repeat(_)
+            | SimSlotClusterOp::Skip(_)
+            | SimSlotClusterOp::Break(_) => self.run_link(op),
         }
     }
 
-    fn at_one(&mut self, at: usize, change: impl FnOnce(&mut Node)) {
+    fn at_one(&mut self, at: usize, change: impl FnOnce(&mut SimActivator)) {
         if let Some(name) = self.pick(at) {
             change(self.nodes.get_mut(&name).expect("lives"));
             self.step(&name);
@@ -426,7 +438,7 @@ impl World {
 
     fn unlist(&mut self, at: usize) {
         let Some(name) = nth(self.table().listed, at) else { return };
-        let knows_itself = |it: &Peer| {
+        let knows_itself = |it: &ActivatorName| {
             let node = self.nodes.get(it);
             node.is_some_and(|node| self.tables[node.version].listed.contains(it))
         };
@@ -436,17 +448,17 @@ impl World {
     }
 
     /// Starts and ends of processes.
-    fn run_process(&mut self, op: Op) {
+    fn run_process(&mut self, op: SimSlotClusterOp) {
         match op {
-            Op::Start if self.nodes.len() < 5 => {
+            SimSlotClusterOp::Start if self.nodes.len() < 5 => {
                 self.hurry();
                 self.start();
             }
-            Op::End(at) => self.pick(at).iter().for_each(|name| self.leave(name)),
-            Op::Crash(at) if self.nodes.len() > 1 => {
+            SimSlotClusterOp::End(at) => self.pick(at).iter().for_each(|name| self.leave(name)),
+            SimSlotClusterOp::Crash(at) if self.nodes.len() > 1 => {
                 self.pick(at).iter().for_each(|name| self.end(name));
             }
-            Op::Restart(at) => {
+            SimSlotClusterOp::Restart(at) => {
                 if let Some(name) = self.pick(at) {
                     self.end(&name);
                     self.start_as(name);
@@ -457,7 +469,7 @@ impl World {
     }
 
     /// Ends an activator that has nothing more to do, and announces that to the others.
-    fn leave(&mut self, name: &Peer) {
+    fn leave(&mut self, name: &ActivatorName) {
         let node = &self.nodes[name];
         let is_done = node.flying.is_empty() && node.waiting == 0 && self.nodes.len() > 1;
         let mut tables = [self.tables[node.version].clone(), self.table()].into_iter();
@@ -471,22 +483,22 @@ impl World {
     }
 
     /// Delivery of messages, and breaks of streams.
-    fn run_link(&mut self, op: Op) {
+    fn run_link(&mut self, op: SimSlotClusterOp) {
         match op {
-            Op::Deliver(at) => {
+            SimSlotClusterOp::Deliver(at) => {
                 nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, false));
             }
-            Op::Repeat(at) => {
+            SimSlotClusterOp::Repeat(at) => {
                 nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, true));
             }
-            Op::Skip(at) => {
+            SimSlotClusterOp::Skip(at) => {
                 // A later state replaces an earlier one.
                 let later = |(key, way): &(_, usize)| self.links[key][*way].len() > 1;
                 if let Some((key, way)) = nth(self.full().into_iter().filter(later), at) {
                     self.links.get_mut(&key).expect("stands")[way].pop_front();
                 }
             }
-            Op::Break(at) => {
+            SimSlotClusterOp::Break(at) => {
                 if let Some(key) = nth(self.links.keys().cloned().collect::<Vec<_>>(), at) {
                     self.cut(&key);
                     self.connect();
@@ -496,8 +508,8 @@ impl World {
         }
     }
 
-    fn in_use(&self) -> Held {
-        let mut all = Held::new();
+    fn in_use(&self) -> SlotsByPod {
+        let mut all = SlotsByPod::new();
         let flying = self.nodes.values().flat_map(|node| &node.flying);
         flying.for_each(|pod| add(&mut all, pod, 1));
         all
@@ -534,14 +546,25 @@ impl World {
 /// The table of the new activator lists only itself, while another one still owns the revision by an older table.
 #[test]
 fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
-    let mut world = World::new(1, 1, 1);
-    let one_to_another = [Op::Start, Op::List(1), Op::Advance(1), Op::Unlist(0), Op::Restart(1)];
-    let all = [&[Op::Request(0)], &one_to_another[..], &[Op::Request(1), Op::Age(1)]].concat();
+    let mut world = SimSlotCluster::new(1, 1, 1);
+    let one_to_another = [
+        SimSlotClusterOp::Start,
+        SimSlotClusterOp::List(1),
+        SimSlotClusterOp::Advance(1),
+        SimSlotClusterOp::Unlist(0),
+        SimSlotClusterOp::Restart(1),
+    ];
+    let all = [
+        &[SimSlotClusterOp::Request(0)],
+        &one_to_another[..],
+        &[SimSlotClusterOp::Request(1), SimSlotClusterOp::Age(1)],
+    ]
+    .concat();
     all.into_iter().for_each(|op| world.run(op));
     assert_eq!(world.nodes["a1"].slots.view.known, BTreeSet::new(), "it cannot know");
     assert_eq!((world.in_use(), world.waiting()), ([("p".into(), 1)].into(), 1));
     world.come_to_rest();
-    world.run(Op::Done(0, 0));
+    world.run(SimSlotClusterOp::Done(0, 0));
     assert!(world.flush());
     assert_eq!(
         (world.in_use(), world.waiting()),
@@ -559,7 +582,7 @@ proptest! {
     fn the_limit_holds_and_none_starves(
         limit in 1..4u32, nodes in 1..4usize, pods in 1..3usize, ops in ops(),
     ) {
-        let mut world = World::new(limit, nodes, pods);
+        let mut world = SimSlotCluster::new(limit, nodes, pods);
         for (at, op) in ops.into_iter().enumerate() {
             world.run(op.clone());
             let over = world.in_use().into_iter().find(|(_, slots)| *slots > limit);
@@ -573,7 +596,7 @@ proptest! {
             let free = ready.iter().any(|pod| in_use.get(pod).is_none_or(|it| *it < limit));
             prop_assert!(world.waiting() == 0 || !free, "one waits: {world:#?}");
             let Some(name) = world.nodes.iter().find(|it| !it.1.flying.is_empty()).map(|it| it.0.clone()) else { break };
-            world.run(Op::Done(world.names().iter().position(|it| *it == name).expect("lives"), 0));
+            world.run(SimSlotClusterOp::Done(world.names().iter().position(|it| *it == name).expect("lives"), 0));
             prop_assert!(world.flush(), "messages come to an end");
         }
         prop_assert!(ready.is_empty() || world.waiting() == 0);

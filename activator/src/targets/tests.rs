@@ -4,23 +4,23 @@ use super::*;
 
 /// Reads `bytes` in pieces of these sizes, as the library does. Returns its bytes, and the targets that were changed.
 fn read(bytes: &[u8], sizes: &[usize]) -> (Vec<u8>, Vec<(String, Bytes)>) {
-    let (mut targets, mut read) = (Targets::new(1 << 16), Vec::new());
+    let (mut targets, mut read) = (RequestTargetInspector::new(1 << 16), Vec::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
     loop {
         match targets.want() {
-            Want::Take => read.extend_from_slice(&targets.ready().split()),
+            InspectorAction::Take => read.extend_from_slice(&targets.ready().split()),
             _ if rest.is_empty() => match targets.at {
-                At::Off => break,
+                RequestPosition::Off => break,
                 _ => targets.end(),
             },
-            Want::Pass(most) => {
+            InspectorAction::Pass(most) => {
                 let most = usize::try_from(most).unwrap_or(usize::MAX);
                 let some = (*sizes.next().unwrap_or(&1)).max(1).min(most).min(rest.len());
                 read.extend_from_slice(&rest[..some]);
                 targets.passed(some);
                 rest = &rest[some..];
             }
-            Want::Look => {
+            InspectorAction::Look => {
                 let some = (*sizes.next().unwrap_or(&1)).max(1).min(rest.len());
                 targets.unread().extend_from_slice(&rest[..some]);
                 rest = &rest[some..];

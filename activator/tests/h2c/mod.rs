@@ -31,32 +31,32 @@ use tokio::{
 
 use crate::harness::LONG;
 
-pub type Body = UnsyncBoxBody<Bytes, Infallible>;
-pub type Asked = request::Parts;
-pub type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+pub type Http2TestBody = UnsyncBoxBody<Bytes, Infallible>;
+pub type Http2RequestHead = request::Parts;
+pub type Http2ResponseFuture = Pin<Box<dyn Future<Output = Response<Http2TestBody>> + Send>>;
 
 /// Pod that records its connections and requests.
 #[derive(Clone)]
-pub struct Pod {
+pub struct FakeHttp2Pod {
     pub address: SocketAddr,
     connections: Arc<AtomicUsize>,
     requests: Arc<AtomicUsize>,
     dropped: Arc<AtomicUsize>,
-    seen: Arc<Mutex<Vec<Asked>>>,
+    seen: Arc<Mutex<Vec<Http2RequestHead>>>,
     /// Number of requests after which a connection ends with GOAWAY; 0: never.
     pub goaway_every: Arc<AtomicUsize>,
 }
 
 /// Guard that adds one to a counter when it is dropped.
-struct Ended(Arc<AtomicUsize>);
+struct DropCounterGuard(Arc<AtomicUsize>);
 
-impl Drop for Ended {
+impl Drop for DropCounterGuard {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-impl Pod {
+impl FakeHttp2Pod {
     async fn bind() -> (Self, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pod = Self {
@@ -70,7 +70,7 @@ impl Pod {
         (pod, listener)
     }
 
-    pub async fn start(answer: fn(Incoming) -> Answering) -> Self {
+    pub async fn start(answer: fn(Incoming) -> Http2ResponseFuture) -> Self {
         let (pod, listener) = Self::bind().await;
         let serving = pod.clone();
         tokio::spawn(async move {
@@ -82,7 +82,7 @@ impl Pod {
         pod
     }
 
-    async fn serve(self, stream: TcpStream, answer: fn(Incoming) -> Answering) {
+    async fn serve(self, stream: TcpStream, answer: fn(Incoming) -> Http2ResponseFuture) {
         let here = Arc::new(AtomicUsize::new(0));
         let enough = Arc::new(tokio::sync::Notify::new());
         let service = service_fn(|request: Request<Incoming>| {
@@ -91,7 +91,7 @@ impl Pod {
                 let (head, body) = request.into_parts();
                 pod.seen.lock().unwrap().push(head);
                 pod.requests.fetch_add(1, Ordering::SeqCst);
-                let _ended = Ended(Arc::clone(&pod.dropped));
+                let _ended = DropCounterGuard(Arc::clone(&pod.dropped));
                 if here.fetch_add(1, Ordering::SeqCst) + 1
                     == pod.goaway_every.load(Ordering::SeqCst)
                 {
@@ -123,13 +123,13 @@ impl Pod {
         self.dropped.load(Ordering::SeqCst)
     }
 
-    pub fn seen(&self) -> Vec<Asked> {
+    pub fn seen(&self) -> Vec<Http2RequestHead> {
         self.seen.lock().unwrap().clone()
     }
 }
 
 /// Answers with the request's body as it comes, and with the trailers of a successful gRPC call.
-pub fn echo(body: Incoming) -> Answering {
+pub fn echo(body: Incoming) -> Http2ResponseFuture {
     let said = body.into_data_stream().map(|data| Ok(Frame::data(data.unwrap_or_default())));
     let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
     let end = futures::stream::once(async { Ok(Frame::trailers(trailers)) });
@@ -138,7 +138,7 @@ pub fn echo(body: Incoming) -> Answering {
 }
 
 /// Answers as [`echo`] does, 100 ms later.
-pub fn slow(body: Incoming) -> Answering {
+pub fn slow(body: Incoming) -> Http2ResponseFuture {
     Box::pin(async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         echo(body).await
@@ -146,20 +146,20 @@ pub fn slow(body: Incoming) -> Answering {
 }
 
 /// Never answers a request.
-pub fn never(_body: Incoming) -> Answering {
+pub fn never(_body: Incoming) -> Http2ResponseFuture {
     Box::pin(std::future::pending())
 }
 
 /// Begins a response and never ends it.
-pub fn stall(_body: Incoming) -> Answering {
+pub fn stall(_body: Incoming) -> Http2ResponseFuture {
     let begun = futures::stream::once(async { Ok(Frame::data(Bytes::from("begun"))) });
     let body = StreamBody::new(begun.chain(futures::stream::pending())).boxed_unsync();
     Box::pin(async { Response::new(body) })
 }
 
 /// Starts a pod that refuses the first `count` requests before it processes them.
-pub async fn refusing(count: usize) -> Pod {
-    let (pod, listener) = Pod::bind().await;
+pub async fn refusing(count: usize) -> FakeHttp2Pod {
+    let (pod, listener) = FakeHttp2Pod::bind().await;
     let serving = pod.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -186,23 +186,23 @@ pub fn get(path: &str) -> request::Builder {
 
 /// HTTP/2 connection of a client.
 #[derive(Clone)]
-pub struct Client(client::conn::http2::SendRequest<Body>);
+pub struct Http2TestClient(client::conn::http2::SendRequest<Http2TestBody>);
 
 /// Complete response to a client.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Http2TestResponse {
     pub head: Response<()>,
     pub body: String,
     trailers: HeaderMap,
 }
 
-impl Answer {
+impl Http2TestResponse {
     pub fn trailer(&self, name: &str) -> Option<&str> {
         self.trailers.get(name).map(|it| it.to_str().unwrap())
     }
 }
 
-impl Client {
+impl Http2TestClient {
     pub async fn connect(port: u16) -> Self {
         Self::at((Ipv4Addr::LOCALHOST, port).into()).await
     }
@@ -226,7 +226,7 @@ impl Client {
         &self,
         request: request::Builder,
         parts: &[&str],
-    ) -> impl Future<Output = Result<Answer, hyper::Error>> + Send + use<> {
+    ) -> impl Future<Output = Result<Http2TestResponse, hyper::Error>> + Send + use<> {
         let mut sender = self.0.clone();
         let parts: Vec<_> =
             parts.iter().map(|it| Ok(Frame::data(Bytes::from((*it).to_owned())))).collect();
@@ -241,14 +241,14 @@ impl Client {
                 let body = body.collect().await?;
                 let trailers = body.trailers().cloned().unwrap_or_default();
                 let body = String::from_utf8(body.to_bytes().into()).unwrap();
-                Ok(Answer { head: Response::from_parts(head, ()), body, trailers })
+                Ok(Http2TestResponse { head: Response::from_parts(head, ()), body, trailers })
             };
             tokio::time::timeout(LONG, answering).await.expect("answers in time")
         }
     }
 
     /// Begins a request whose body is sent piece by piece. Dropping the call resets it.
-    pub async fn call(&self, request: request::Builder) -> Call {
+    pub async fn call(&self, request: request::Builder) -> Http2TestCall {
         let mut sender = self.0.clone();
         let (say, parts) = mpsc::channel(1);
         let parts = futures::stream::unfold(parts, async |mut parts: mpsc::Receiver<Bytes>| {
@@ -262,29 +262,29 @@ impl Client {
         // Sends the request, and nothing else.
         let now = futures::poll!(answer.as_mut());
         assert!(now.is_pending());
-        Call { say: Some(say), answer }
+        Http2TestCall { say: Some(say), answer }
     }
 }
 
 /// Request in progress, whose body is sent piece by piece.
-pub struct Call {
+pub struct Http2TestCall {
     say: Option<mpsc::Sender<Bytes>>,
     answer: Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>,
 }
 
 /// Response whose body is being read.
-pub struct Answers(Incoming);
+pub struct Http2ResponseReader(Incoming);
 
-impl Call {
+impl Http2TestCall {
     pub async fn say(&mut self, text: &str) {
         // The receiver is gone once the request is over.
         self.say.as_ref().unwrap().send(Bytes::from(text.to_owned())).await.ok();
     }
 
     /// Waits for the head of the response.
-    pub async fn head(&mut self) -> Answers {
+    pub async fn head(&mut self) -> Http2ResponseReader {
         let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
-        Answers(answer.expect("answers in time").unwrap().into_body())
+        Http2ResponseReader(answer.expect("answers in time").unwrap().into_body())
     }
 
     /// Waits for the status code of the response.
@@ -303,7 +303,7 @@ impl Call {
     }
 }
 
-impl Answers {
+impl Http2ResponseReader {
     /// Reads the next piece of the response.
     pub async fn next(&mut self) -> Option<Bytes> {
         loop {

@@ -12,10 +12,13 @@ use std::{
     time::Duration,
 };
 
-use activator::{Activator, Config, gateway::Door};
+use activator::{ActivatorConfig, ActivatorInstance, gateway::Entrypoint};
 use common::{
     link::RouteBatch,
-    wire::{Name, Path, Pod, PodPhase, Probe, Protocol, Revision, RouteTable, Service, Target},
+    wire::{
+        AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RevisionEntry,
+        RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+    },
 };
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -28,8 +31,8 @@ use tokio_util::sync::CancellationToken;
 pub const LONG: Duration = Duration::from_secs(20);
 
 /// Activator with one service `default/hello`, served by revision `default/hello-1`.
-pub struct World {
-    pub activator: Activator,
+pub struct ActivatorFixture {
+    pub activator: ActivatorInstance,
     pub table: RouteTable,
     pub port: u16,
     pub outside: SocketAddr,
@@ -38,31 +41,31 @@ pub struct World {
     pub registry: Registry,
 }
 
-pub fn revision() -> Name {
-    Name::new("default", "hello-1")
+pub fn revision() -> NamespacedName {
+    NamespacedName::new("default", "hello-1")
 }
 
-pub fn service() -> Name {
-    Name::new("default", "hello")
+pub fn service() -> NamespacedName {
+    NamespacedName::new("default", "hello")
 }
 
 pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-impl World {
+impl ActivatorFixture {
     pub async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
-    pub async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let mut config = Config::defaults();
+    pub async fn with(change: impl FnOnce(&mut ActivatorConfig)) -> Self {
+        let mut config = ActivatorConfig::defaults();
         config.listen = vec![Ipv4Addr::LOCALHOST.into()];
         change(&mut config);
         let shutdown = CancellationToken::new();
         let mut registry = Registry::default();
-        let activator = Activator::new(&config, &mut registry, &shutdown);
-        let [outside, inside] = [Door::Outside, Door::Inside].map(|door| {
+        let activator = ActivatorInstance::new(&config, &mut registry, &shutdown);
+        let [outside, inside] = [Entrypoint::Outside, Entrypoint::Inside].map(|door| {
             let gate = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             gate.set_nonblocking(true).unwrap();
             let address = gate.local_addr().unwrap();
@@ -92,12 +95,12 @@ impl World {
         self.activator.ports.apply();
     }
 
-    pub fn pod(&mut self, uid: &str, address: SocketAddr, phase: PodPhase) {
+    pub fn pod(&mut self, uid: &str, address: SocketAddr, phase: RoutingPhase) {
         self.change(|table| drop(table.pods.insert(uid.to_owned(), pod(uid, address, phase))));
     }
 
     pub fn ready(&mut self, uid: &str, address: SocketAddr) {
-        self.pod(uid, address, PodPhase::Ready);
+        self.pod(uid, address, RoutingPhase::Ready);
     }
 
     pub async fn connect(&self) -> TcpStream {
@@ -149,7 +152,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for ActivatorFixture {
     fn drop(&mut self) {
         self.shutdown.cancel();
     }
@@ -157,9 +160,9 @@ impl Drop for World {
 
 /// Clock that stands still until it is moved, while bytes still pass. In a test that hangs it runs again after a while,
 /// and with it the timeouts of the test's waits; the test has failed then.
-pub struct Clock(std::sync::mpsc::Sender<()>);
+pub struct PausedClock(std::sync::mpsc::Sender<()>);
 
-impl Clock {
+impl PausedClock {
     pub fn stop() -> Self {
         let (keep, kept) = std::sync::mpsc::channel();
         // While a blocking task runs, the runtime does not advance a paused time by itself.
@@ -177,7 +180,7 @@ impl Clock {
     }
 }
 
-impl Drop for Clock {
+impl Drop for PausedClock {
     fn drop(&mut self) {
         tokio::time::resume();
         let is_still = self.0.send(()).is_ok();
@@ -220,21 +223,21 @@ pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-pub fn hello(port: u16) -> Service {
-    Service {
+pub fn hello(port: u16) -> ServiceEntry {
+    ServiceEntry {
         name: service(),
         addresses: vec![],
         port: NonZeroU16::new(80).unwrap(),
         activator_port: NonZeroU16::new(port).unwrap(),
-        targets: vec![Target { revision: revision(), percent: 100 }],
-        path: Path::Activator,
+        targets: vec![RouteTarget { revision: revision(), percent: 100 }],
+        path: ConnectionPath::Activator,
         hosts: vec!["hello.default.example.com".to_owned()],
         ingress: None,
     }
 }
 
-pub fn hello_1() -> Revision {
-    Revision {
+pub fn hello_1() -> RevisionEntry {
+    RevisionEntry {
         name: revision(),
         service: "hello".into(),
         configuration: "hello".into(),
@@ -242,7 +245,7 @@ pub fn hello_1() -> Revision {
         timeout: LONG,
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: None,
         reachable: true,
         initial_scale_reached: true,
@@ -250,8 +253,8 @@ pub fn hello_1() -> Revision {
     }
 }
 
-pub fn pod(uid: &str, address: SocketAddr, phase: PodPhase) -> Pod {
-    Pod {
+pub fn pod(uid: &str, address: SocketAddr, phase: RoutingPhase) -> PodEntry {
+    PodEntry {
         uid: uid.to_owned(),
         name: uid.to_owned(),
         revision: revision(),
@@ -262,19 +265,19 @@ pub fn pod(uid: &str, address: SocketAddr, phase: PodPhase) -> Pod {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(address.port()).unwrap(),
-        probe: Probe::listens(),
+        probe: ReadinessProbe::listens(),
     }
 }
 
 /// Pod that answers each request with a fixed response, and counts connections and requests.
-pub struct Server {
+pub struct FakeHttp1Pod {
     pub address: SocketAddr,
     pub connections: Arc<AtomicUsize>,
     pub requests: Arc<AtomicUsize>,
     pub heads: Arc<std::sync::Mutex<Vec<String>>>,
 }
 
-impl Server {
+impl FakeHttp1Pod {
     pub fn requests(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
     }
@@ -310,9 +313,9 @@ pub async fn handling<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Starts a pod that answers requests without a body with fixed bytes after `pause`, and keeps connections open.
-pub async fn server(answer: &'static str, pause: Duration) -> Server {
+pub async fn server(answer: &'static str, pause: Duration) -> FakeHttp1Pod {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = Server {
+    let server = FakeHttp1Pod {
         address: listener.local_addr().unwrap(),
         connections: Arc::default(),
         requests: Arc::default(),

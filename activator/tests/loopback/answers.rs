@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -16,9 +16,10 @@ use tokio::{
 };
 
 use crate::{
-    h2c::{self, Call, Client},
+    h2c::{self, Http2TestCall, Http2TestClient},
     harness::{
-        self, Clock, DATED, GET, LONG, OK, World, handling, read_head, read_until, rest, until,
+        self, ActivatorFixture, DATED, GET, LONG, OK, PausedClock, handling, read_head, read_until,
+        rest, until,
     },
 };
 
@@ -36,7 +37,7 @@ const BIG: &str =
 
 #[tokio::test]
 async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.ready("p", curt(BIG).await);
     let length = 20 << 20;
     for _ in 0..40 {
@@ -75,8 +76,8 @@ fn abrupt(answer: &'static str) -> SocketAddr {
 async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
     let part = "x".repeat(16 << 10);
     for _ in 0..20 {
-        let mut world = World::new().await;
-        let client = Client::connect(world.port).await;
+        let mut world = ActivatorFixture::new().await;
+        let client = Http2TestClient::connect(world.port).await;
         // As much of the body has come before the pod, so that the pod can answer before all of it is written.
         let asked = tokio::spawn(client.ask(Request::put("http://a/"), &[&part[..]; 1_000]));
         world.waiting(1).await;
@@ -107,7 +108,7 @@ async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
 
 #[tokio::test]
 async fn a_body_that_the_pod_refuses_is_not_sent() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (at, mut bytes) = unwilling().await;
     world.ready("p", at);
     let mut client = world.connect().await;
@@ -120,7 +121,7 @@ async fn a_body_that_the_pod_refuses_is_not_sent() {
 
 #[tokio::test]
 async fn a_pod_that_says_nothing_of_an_expectation_gets_the_body() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let at = handling(|mut stream, _| async move {
         read_head(&mut stream).await;
         assert_eq!(read_until(&mut stream, "hello").await, "hello");
@@ -142,7 +143,7 @@ async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
     for lines in [99, 101, 150, 2000] {
         let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
         let answer = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 2\r\n\r\nok");
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         world.ready("p", curt(answer.leak()).await);
         let told = world.exchange(GET).await;
         assert!(told.starts_with("HTTP/1.1 200 OK\r\n") && told.ends_with("ok"), "{lines} {told}");
@@ -155,7 +156,7 @@ async fn an_answer_whose_head_takes_more_than_a_mebibyte_is_a_502() {
     for (bytes, status) in [(1_000_000, "200"), (1 << 20, "502")] {
         let field = "y".repeat(bytes);
         let answer = format!("HTTP/1.1 200 OK\r\nx: {field}\r\ncontent-length: 2\r\n\r\nok");
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         world.ready("p", curt(answer.leak()).await);
         let told = world.exchange(GET).await;
         assert_eq!(told.get(9..12), Some(status), "{bytes} {told:.200}");
@@ -186,10 +187,10 @@ const AFTER: Duration = Duration::from_millis(2);
 
 #[tokio::test]
 async fn a_body_is_held_back_for_a_second_while_the_pod_says_nothing_of_it() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (at, mut pod) = wordless().await;
     world.ready("p", at);
-    let clock = Clock::stop();
+    let clock = PausedClock::stop();
     let mut client = world.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\nconnection: close\r\n\
                 content-length: 5\r\n\r\n";
@@ -206,8 +207,8 @@ async fn a_body_is_held_back_for_a_second_while_the_pod_says_nothing_of_it() {
 }
 
 /// Begins a request over HTTP/2 that waits for a pod. Its body has come although the client expects `100 Continue`.
-async fn expecting(world: &World) -> Call {
-    let client = Client::connect(world.port).await;
+async fn expecting(world: &ActivatorFixture) -> Http2TestCall {
+    let client = Http2TestClient::connect(world.port).await;
     let request = Request::put("http://a/").header("expect", "100-continue");
     let mut call = client.call(request.header("content-length", "5")).await;
     call.say("hello").await;
@@ -222,10 +223,10 @@ async fn expecting(world: &World) -> Call {
 
 #[tokio::test]
 async fn a_body_of_http2_is_held_back_as_well() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (at, mut pod) = wordless().await;
     let mut call = expecting(&world).await;
-    let clock = Clock::stop();
+    let clock = PausedClock::stop();
     world.ready("p", at);
     assert_eq!(pod.recv().await, Some("head"));
     clock.forward(BEFORE).await;
@@ -237,7 +238,7 @@ async fn a_body_of_http2_is_held_back_as_well() {
 
 #[tokio::test]
 async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (at, mut bytes) = unwilling().await;
     let mut call = expecting(&world).await;
     world.ready("p", at);
@@ -248,7 +249,7 @@ async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
 
 #[tokio::test]
 async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let both = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n\
                 b\r\nhello world\r\n0\r\n\r\n";
     world.ready("p", curt(both).await);
@@ -259,7 +260,7 @@ async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
     );
     assert!(!told.contains("content-length"), "{told}");
     // Over HTTP/2 the wrong length would make the response malformed (RFC 9113 §8.1.1).
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let answer = client.ask(Request::get("http://a/"), &[]).await.unwrap();
     assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello world"));
     assert_eq!(answer.head.headers().get("content-length"), None);
@@ -272,7 +273,7 @@ async fn dates(at: SocketAddr, host: &str) -> [Vec<String>; 2] {
     let fields = answer.lines().filter_map(|line| line.split_once(": "));
     let http1 = fields.filter(|(name, _)| name.eq_ignore_ascii_case("date"));
     let http1 = http1.map(|(_, value)| value.to_owned()).collect();
-    let asked = Client::at(at).await.ask(Request::get(format!("http://{host}/")), &[]);
+    let asked = Http2TestClient::at(at).await.ask(Request::get(format!("http://{host}/")), &[]);
     let answer = asked.await.unwrap();
     let http2 = answer.head.headers().get_all("date").iter();
     [http1, http2.map(|it| it.to_str().unwrap().to_owned()).collect()]
@@ -281,8 +282,9 @@ async fn dates(at: SocketAddr, host: &str) -> [Vec<String>; 2] {
 #[tokio::test]
 async fn an_answer_without_a_date_gets_one() {
     let (plain, http2) = (harness::server(OK, Duration::ZERO).await, h2c::refusing(0).await);
-    for (protocol, pod) in [(Protocol::Http1, plain.address), (Protocol::H2c, http2.address)] {
-        let mut world = World::new().await;
+    for (protocol, pod) in [(AppProtocol::Http1, plain.address), (AppProtocol::H2c, http2.address)]
+    {
+        let mut world = ActivatorFixture::new().await;
         world.change(|table| {
             table.revisions.get_mut(&harness::revision()).unwrap().protocol = protocol;
         });
@@ -297,7 +299,7 @@ async fn an_answer_without_a_date_gets_one() {
 
 #[tokio::test]
 async fn an_answer_with_a_date_keeps_it_alone() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.ready("p", harness::server(DATED, Duration::ZERO).await.address);
     let dates = dates((Ipv4Addr::LOCALHOST, world.port).into(), "a").await;
     assert_eq!(dates, [["Thu, 01 Jan 2026 00:00:00 GMT"]; 2]);
@@ -328,7 +330,7 @@ async fn forgetful(seen: std::sync::Arc<std::sync::Mutex<Vec<String>>>) -> Socke
 #[tokio::test]
 async fn a_safe_request_is_sent_again_when_a_kept_connection_ends_without_an_answer() {
     for (method, code, heads) in [("GET", "200", 3), ("HEAD", "200", 3), ("DELETE", "502", 2)] {
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         let seen = std::sync::Arc::default();
         world.ready("p", forgetful(std::sync::Arc::clone(&seen)).await);
         assert!(world.exchange(GET).await.ends_with("hello"));
@@ -341,7 +343,7 @@ async fn a_safe_request_is_sent_again_when_a_kept_connection_ends_without_an_ans
 
 #[tokio::test]
 async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let at = handling(|mut stream, _| async move {
         read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
@@ -368,7 +370,7 @@ async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
 #[tokio::test]
 async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
     for method in ["GET", "HEAD", "POST", "DELETE"] {
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         let at = handling(|mut stream, _| async move {
             let head = read_head(&mut stream).await;
             assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
@@ -381,7 +383,7 @@ async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
         })
         .await;
         world.ready("p", at);
-        let client = Client::connect(world.port).await;
+        let client = Http2TestClient::connect(world.port).await;
         let request = Request::builder().method(method).uri("http://a/echo");
         let answer = client.ask(request, &["ten ", "bytes."]).await.unwrap();
         assert_eq!(answer.head.headers()["x-body"], "1", "{method}");
@@ -429,7 +431,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
         b"/a%20b?c=%zz",
         b"/a\\b`",
     ];
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let doors = [(Ipv4Addr::LOCALHOST, world.port).into(), world.outside];
     let asked = |target: &[u8]| {
         let rest = b" HTTP/1.1\r\nhost: hello.default.example.com\r\nconnection: close\r\n\r\n";
@@ -462,7 +464,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
 
 #[tokio::test]
 async fn a_kept_connection_may_send_such_targets_one_after_another() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.ready("p", mirror().await);
     let mut client = world.connect().await;
     for target in ["/\"1\"", "/2", "/<3>", "/%223%22", "/\"4\""] {
@@ -477,7 +479,7 @@ async fn a_kept_connection_may_send_such_targets_one_after_another() {
 async fn a_request_may_have_as_many_header_lines_as_its_bytes_allow() {
     for lines in [99, 101, 120, 2000] {
         let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         let server = harness::server(OK, Duration::ZERO).await;
         world.ready("p", server.address);
         let request = format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n");
@@ -492,14 +494,14 @@ async fn answers_before_the_final_one_are_passed_on_where_the_version_knows_them
     let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\nconnection: x\r\nx: y\r\n\r\n\
                  HTTP/1.1 102 Processing\r\n\r\n";
     let both: &str = format!("{hints}{OK}").leak();
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.ready("p", harness::server(both, Duration::ZERO).await.address);
     let told = world.exchange(GET).await;
     let early = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\n";
     assert!(told.starts_with(early) && told.ends_with("hello"), "{told}");
     let old = world.exchange("GET / HTTP/1.0\r\nhost: a\r\n\r\n").await;
     assert!(old.starts_with("HTTP/1.0 200 ") || old.starts_with("HTTP/1.1 200 "), "{old}");
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let answer = client.ask(Request::get("http://a/"), &[]).await.unwrap();
     assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
 }

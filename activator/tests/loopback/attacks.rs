@@ -12,7 +12,7 @@ use std::{
 
 use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
 use bytes::Bytes;
-use common::wire::{Name, PodPhase, Protocol, Revision, Target};
+use common::wire::{AppProtocol, NamespacedName, RevisionEntry, RouteTarget, RoutingPhase};
 use futures::future::{join_all, poll_fn};
 use http::Request;
 use tokio::{
@@ -21,8 +21,10 @@ use tokio::{
 };
 
 use crate::{
-    h2c::{self, Client, Pod, endless, greedy, indexed, preface},
-    harness::{self, GET, LONG, OK, World, handling, read_head, rest, revision, server, until},
+    h2c::{self, FakeHttp2Pod, Http2TestClient, endless, greedy, indexed, preface},
+    harness::{
+        self, ActivatorFixture, GET, LONG, OK, handling, read_head, rest, revision, server, until,
+    },
 };
 
 const MIB: usize = 1 << 20;
@@ -30,19 +32,19 @@ const MIB: usize = 1 << 20;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-async fn connect_from(world: &World, source: Ipv4Addr) -> TcpStream {
+async fn connect_from(world: &ActivatorFixture, source: Ipv4Addr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((source, 0).into()).unwrap();
     socket.connect((Ipv4Addr::LOCALHOST, world.port).into()).await.unwrap()
 }
 
-fn refused(world: &World, bound: &str) -> f64 {
+fn refused(world: &ActivatorFixture, bound: &str) -> f64 {
     world.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
 }
 
 /// Connection whose bodies no pod takes.
 #[derive(Clone, Default)]
-struct Flood {
+struct BodyFloodFixture {
     /// Bytes sent of requests without a response.
     held: Arc<AtomicUsize>,
     /// Requests that were answered or reset.
@@ -51,7 +53,7 @@ struct Flood {
 
 const STREAMS: usize = 16;
 
-impl Flood {
+impl BodyFloodFixture {
     /// Starts to send as much as flow control allows.
     async fn start(stream: TcpStream) -> Self {
         let flood = Self::default();
@@ -96,15 +98,16 @@ impl Flood {
 }
 
 /// Number of bytes that an activator holds of fifty connections whose bodies no pod takes.
-async fn held_of_a_flood(world: &World) -> usize {
-    let floods =
-        join_all((0..50).map(async |_| Flood::start(connect_from(world, ATTACKER).await).await));
+async fn held_of_a_flood(world: &ActivatorFixture) -> usize {
+    let floods = join_all(
+        (0..50).map(async |_| BodyFloodFixture::start(connect_from(world, ATTACKER).await).await),
+    );
     let floods = floods.await;
     let held = || floods.iter().map(|it| it.held.load(SeqCst)).sum::<usize>();
     // The clients' own count agrees with the activator's, except for heads.
     let counted = || world.activator.server.seats().bytes();
     let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
-    until(|| floods.iter().all(Flood::is_settled) && is_known()).await;
+    until(|| floods.iter().all(BodyFloodFixture::is_settled) && is_known()).await;
     held()
 }
 
@@ -113,7 +116,7 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
     for (bytes, of_client, name) in
         [(8 * MIB, 100 * MIB, "bytes"), (100 * MIB, 8 * MIB, "client_bytes")]
     {
-        let mut world = World::with(|config| {
+        let mut world = ActivatorFixture::with(|config| {
             (config.max_bytes, config.max_client_bytes) = (bytes, Some(of_client));
         })
         .await;
@@ -129,16 +132,17 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
         world.ready("p", server(OK, Duration::ZERO).await.address);
         assert!(rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
     }
-    let world = World::with(|config| config.max_bytes = 1 << 40).await;
+    let world = ActivatorFixture::with(|config| config.max_bytes = 1 << 40).await;
     let held = held_of_a_flood(&world).await;
     assert!(held > 40 * MIB, "without a bound the same clients take {held} bytes");
 }
 
 #[tokio::test]
 async fn who_floods_is_told_so_and_who_comes_after_is_served() {
-    let mut world = World::with(|config| config.max_bytes = MIB).await;
-    let floods =
-        join_all((0..4).map(async |_| Flood::start(connect_from(&world, ATTACKER).await).await));
+    let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
+    let floods = join_all(
+        (0..4).map(async |_| BodyFloodFixture::start(connect_from(&world, ATTACKER).await).await),
+    );
     let floods = floods.await;
     until(|| floods.iter().any(|it| it.ended.load(SeqCst) == STREAMS)).await;
     let mut h1 = connect_from(&world, OTHER).await;
@@ -147,7 +151,7 @@ async fn who_floods_is_told_so_and_who_comes_after_is_served() {
     assert!(rest(&mut h1).await.starts_with("HTTP/1.1 200 "));
     let text = "too many bytes of requests are held";
     // A head without a body counts as well.
-    let world = World::with(|config| {
+    let world = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (MIB, Some(30_000));
     })
     .await;
@@ -159,7 +163,7 @@ async fn who_floods_is_told_so_and_who_comes_after_is_served() {
 
 #[tokio::test]
 async fn heads_that_do_not_end_count_as_well() {
-    let mut world = World::with(|config| config.max_client_bytes = Some(MIB / 4)).await;
+    let mut world = ActivatorFixture::with(|config| config.max_client_bytes = Some(MIB / 4)).await;
     let mut slow = Vec::new();
     for _ in 0..40 {
         let mut stream = connect_from(&world, ATTACKER).await;
@@ -176,11 +180,11 @@ async fn heads_that_do_not_end_count_as_well() {
 
 #[tokio::test]
 async fn what_pods_have_taken_is_held_no_more() {
-    let mut world = World::new().await;
-    let pod = Pod::start(h2c::echo).await;
+    let mut world = ActivatorFixture::new().await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
-    let client = Client::connect(world.port).await;
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c);
+    let client = Http2TestClient::connect(world.port).await;
     // The body goes on, so that the connection is never idle.
     let mut goes_on = client.call(h2c::get("/").method("POST")).await;
     goes_on.say("hello").await;
@@ -208,8 +212,8 @@ async fn what_pods_have_taken_is_held_no_more() {
 
 #[tokio::test]
 async fn what_its_client_gives_up_is_held_no_more() {
-    let world = World::new().await;
-    let client = Client::connect(world.port).await;
+    let world = ActivatorFixture::new().await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut waits = client.call(h2c::get("/").method("POST")).await;
     waits.say("hello").await;
     let seats = world.activator.server.seats();
@@ -226,9 +230,9 @@ async fn what_its_client_gives_up_is_held_no_more() {
 
 #[tokio::test]
 async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (pod, taken) = endless().await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c);
     world.ready("p", pod);
     let mut client = connect_from(&world, ATTACKER).await;
     client.write_all(&greedy(MAX_STREAMS)).await.unwrap();
@@ -248,9 +252,9 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
 
 #[tokio::test]
 async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
-    let mut world = World::with(|config| config.max_answer_bytes = 4 * MIB).await;
+    let mut world = ActivatorFixture::with(|config| config.max_answer_bytes = 4 * MIB).await;
     let (pod, _) = endless().await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c);
+    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c);
     world.ready("p", pod);
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -267,7 +271,7 @@ async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
 }
 
 /// Status code that another client gets.
-async fn rest_of_others(world: &World) -> u16 {
+async fn rest_of_others(world: &ActivatorFixture) -> u16 {
     let mut other = connect_from(world, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
     let head = read_head(&mut other).await;
@@ -276,7 +280,7 @@ async fn rest_of_others(world: &World) -> u16 {
 
 #[tokio::test]
 async fn idle_connections_make_room_for_those_that_ask() {
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(20), Some(20));
     })
     .await;
@@ -297,7 +301,7 @@ async fn idle_connections_make_room_for_those_that_ask() {
 
 #[tokio::test]
 async fn busy_connections_make_room_for_none() {
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(3), Some(100));
     })
     .await;
@@ -319,7 +323,7 @@ async fn busy_connections_make_room_for_none() {
 
 #[tokio::test]
 async fn one_client_takes_no_more_than_its_share_of_connections() {
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(100), Some(4));
     })
     .await;
@@ -342,7 +346,7 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
 
 #[tokio::test]
 async fn a_trusted_proxy_has_no_share_but_the_whole() {
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         config.max_client_connections = Some(1);
         config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
     })
@@ -358,7 +362,7 @@ async fn a_trusted_proxy_has_no_share_but_the_whole() {
 #[ignore = "run by the test below"]
 async fn with_a_small_file_table() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(1000), Some(1000));
     })
     .await;
@@ -393,11 +397,11 @@ fn a_full_file_table_stops_none_that_asks() {
 
 #[tokio::test]
 async fn an_http2_connection_without_requests_ends() {
-    let mut world = World::with(|config| config.head_timeout_ms = 200).await;
-    let busy = Client::connect(world.port).await;
+    let mut world = ActivatorFixture::with(|config| config.head_timeout_ms = 200).await;
+    let busy = Http2TestClient::connect(world.port).await;
     let mut call = busy.call(h2c::get("/")).await;
     world.waiting(1).await;
-    let idle = Client::connect(world.port).await;
+    let idle = Http2TestClient::connect(world.port).await;
     until(|| idle.is_closed()).await;
     assert_eq!(refused(&world, "idle"), 1.0);
     world.ready("p", server(OK, Duration::ZERO).await.address);
@@ -409,14 +413,14 @@ const SLOW: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx"
 
 #[tokio::test]
 async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
-    for protocol in [Protocol::Http1, Protocol::H2c] {
-        let mut world = World::with(|config| config.body_idle_ms = 200).await;
+    for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
+        let mut world = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
         world.change(|table| {
             let it = table.revisions.get_mut(&revision()).unwrap();
             (it.container_concurrency, it.protocol) = (1, protocol);
         });
-        let (h1, h2) = (reader().await, Pod::start(collected).await);
-        world.ready("p", if protocol == Protocol::H2c { h2.address } else { h1 });
+        let (h1, h2) = (reader().await, FakeHttp2Pod::start(collected).await);
+        world.ready("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
         let mut slow = connect_from(&world, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
         let served = world.activator.gateway.routes.revision(&revision()).unwrap();
@@ -436,7 +440,7 @@ async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
 /// Answers a request once its whole body was read.
 fn collected(
     body: hyper::body::Incoming,
-) -> std::pin::Pin<Box<dyn Future<Output = http::Response<h2c::Body>> + Send>> {
+) -> std::pin::Pin<Box<dyn Future<Output = http::Response<h2c::Http2TestBody>> + Send>> {
     use http_body_util::BodyExt as _;
     Box::pin(async {
         if body.collect().await.is_err() {
@@ -469,7 +473,7 @@ async fn read_and_answer(stream: &mut TcpStream) {
 
 #[tokio::test]
 async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
-    let mut world = World::with(|config| config.body_idle_ms = 200).await;
+    let mut world = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     world.ready("p", listener.local_addr().unwrap());
     // The pod does not read, so the client has to wait with the rest.
@@ -487,7 +491,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     });
     let (mut busy_pod, _) = listener.accept().await.unwrap();
     // The call is gRPC, whose client may be silent.
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let grpc = h2c::get("/").method("POST").header("content-type", "application/grpc+proto");
     let mut call = client.call(grpc).await;
     call.say("hello").await;
@@ -512,7 +516,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
 
 #[tokio::test]
 async fn who_keeps_most_room_is_asked_to_go_and_gets_its_answer() {
-    let mut world = World::with(|config| config.max_bytes = MIB).await;
+    let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let (answer, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
     let (may_answer, asked) = (Arc::clone(&answer), Arc::clone(&is_asked));
     let pod = handling(move |mut stream, number| {
@@ -555,7 +559,7 @@ async fn who_keeps_most_room_is_asked_to_go_and_gets_its_answer() {
 
 #[tokio::test]
 async fn who_keeps_room_and_does_not_go_is_cut_off_and_others_are_answered() {
-    let mut world = World::with(|config| {
+    let mut world = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (2 * MIB, Some(100 * MIB));
     })
     .await;
@@ -582,18 +586,18 @@ async fn who_keeps_room_and_does_not_go_is_cut_off_and_others_are_answered() {
 }
 
 /// Host of another service, whose pod answers.
-async fn other_service(world: &mut World) -> &'static str {
+async fn other_service(world: &mut ActivatorFixture) -> &'static str {
     const HOST: &str = "other.default.example.com";
-    let name = Name::new("default", "other-1");
-    let mut pod = harness::pod("q", server(OK, Duration::ZERO).await.address, PodPhase::Ready);
+    let name = NamespacedName::new("default", "other-1");
+    let mut pod = harness::pod("q", server(OK, Duration::ZERO).await.address, RoutingPhase::Ready);
     pod.revision = name.clone();
     world.change(|table| {
         let mut service = harness::hello(harness::free_port());
-        service.name = Name::new("default", "other");
+        service.name = NamespacedName::new("default", "other");
         service.hosts = vec![HOST.to_owned()];
-        service.targets = vec![Target { revision: name.clone(), percent: 100 }];
+        service.targets = vec![RouteTarget { revision: name.clone(), percent: 100 }];
         table.services.insert(service.name.clone(), service);
-        table.revisions.insert(name.clone(), Revision { name, ..harness::hello_1() });
+        table.revisions.insert(name.clone(), RevisionEntry { name, ..harness::hello_1() });
         table.pods.insert("q".to_owned(), pod);
     });
     HOST
@@ -601,7 +605,7 @@ async fn other_service(world: &mut World) -> &'static str {
 
 /// Sends one request after the other over one connection, and expects a response to each.
 async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
-    let client = Client::at(door).await;
+    let client = Http2TestClient::at(door).await;
     loop {
         let request = Request::get(format!("http://{host}/"));
         let answer = client.ask(request, &[]).await.expect("the connection stands");
@@ -612,7 +616,7 @@ async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<Atomic
 
 #[tokio::test]
 async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_answered() {
-    let mut world = World::with(|config| config.max_resets = 20).await;
+    let mut world = ActivatorFixture::with(|config| config.max_resets = 20).await;
     let host = other_service(&mut world).await;
     let answered = Arc::new(AtomicUsize::new(0));
     let asking = tokio::spawn(keeps_asking(world.outside, host, Arc::clone(&answered)));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -11,14 +11,14 @@ use tokio::{
 };
 
 use crate::{
-    h2c::{self, Client, Pod},
-    harness::{self, GET, LONG, OK, World, read_head, revision, until},
+    h2c::{self, FakeHttp2Pod, Http2TestClient},
+    harness::{self, ActivatorFixture, GET, LONG, OK, read_head, revision, until},
 };
 
 /// Pseudo-random sequence that is the same each time (xorshift64, Marsaglia 2003).
-struct Chance(u64);
+struct FaultRng(u64);
 
-impl Chance {
+impl FaultRng {
     fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -31,9 +31,9 @@ impl Chance {
 async fn rude(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let whole = Pod::start(h2c::echo).await;
+    let whole = FakeHttp2Pod::start(h2c::echo).await;
     tokio::spawn(async move {
-        let mut chance = Chance(seed);
+        let mut chance = FaultRng(seed);
         while let Ok((stream, _)) = listener.accept().await {
             let (kind, at, reset) = (chance.below(3), chance.below(OK.len()), chance.below(2) == 0);
             if http2 {
@@ -106,25 +106,25 @@ async fn leave(mut stream: TcpStream, request: &[u8], at: usize, reset: bool, an
     read.await.ok();
 }
 
-async fn is_clean(world: &World) {
+async fn is_clean(world: &ActivatorFixture) {
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
     until(|| (served.figures().2, served.waiting()) == (0, 0)).await;
     until(|| world.waited().0 == world.waited().1).await;
     assert_eq!(world.metric("rouse_activator_waiting_requests"), 0.0);
 }
 
-async fn torment(protocol: Protocol) {
-    let mut world = World::new().await;
+async fn torment(protocol: AppProtocol) {
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         (it.container_concurrency, it.protocol) = (2, protocol);
     });
-    let mut chance = Chance(0x5eed);
+    let mut chance = FaultRng(0x5eed);
     let mut tasks = Vec::new();
     for round in 0..300 {
         match round % 50 {
             0 => {
-                let pod = rude(round + 1, protocol == Protocol::H2c).await;
+                let pod = rude(round + 1, protocol == AppProtocol::H2c).await;
                 world.ready("p", pod);
             }
             40 => world.change(|table| table.pods.clear()),
@@ -139,7 +139,7 @@ async fn torment(protocol: Protocol) {
             }));
             continue;
         }
-        let client = Client::connect(world.port).await;
+        let client = Http2TestClient::connect(world.port).await;
         tasks.push(tokio::spawn(async move {
             let mut call = client.call(Request::post("http://a/")).await;
             if answer % 3 > 0 {
@@ -155,9 +155,9 @@ async fn torment(protocol: Protocol) {
         task.await.unwrap();
     }
     is_clean(&world).await;
-    let good = Pod::start(h2c::echo).await;
+    let good = FakeHttp2Pod::start(h2c::echo).await;
     world.change(|table| table.pods.clear());
-    if protocol == Protocol::H2c {
+    if protocol == AppProtocol::H2c {
         world.ready("good", good.address);
     } else {
         world.ready("good", harness::server(OK, Duration::ZERO).await.address);
@@ -171,12 +171,12 @@ async fn torment(protocol: Protocol) {
 
 #[tokio::test]
 async fn http1_pods_and_clients_that_break_off_leave_nothing() {
-    torment(Protocol::Http1).await;
+    torment(AppProtocol::Http1).await;
 }
 
 #[tokio::test]
 async fn http2_pods_and_clients_that_break_off_leave_nothing() {
-    torment(Protocol::H2c).await;
+    torment(AppProtocol::H2c).await;
 }
 
 /// Time until the kernel's next keep-alive probe of a connection, in hundredths of a second; `None`: there is none
@@ -195,11 +195,12 @@ fn asks_in(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
 
 #[tokio::test]
 async fn silent_clients_and_pods_are_asked_whether_they_are_there() {
-    for protocol in [Protocol::Http1, Protocol::H2c] {
-        let mut world = World::new().await;
+    for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
+        let mut world = ActivatorFixture::new().await;
         world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
-        let (plain, http2) = (harness::server(OK, LONG).await, Pod::start(h2c::never).await);
-        let at = if protocol == Protocol::H2c { http2.address } else { plain.address };
+        let (plain, http2) =
+            (harness::server(OK, LONG).await, FakeHttp2Pod::start(h2c::never).await);
+        let at = if protocol == AppProtocol::H2c { http2.address } else { plain.address };
         world.ready("p", at);
         let mut client = world.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{Name, Path, PodPhase, Target};
+use common::wire::{ConnectionPath, NamespacedName, RouteTarget, RoutingPhase};
 use futures::future::join_all;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    self, Clock, GET, LONG, OK, World, handling, hello_1, read_head, read_until, rest, revision,
-    server, service, until,
+    self, ActivatorFixture, GET, LONG, OK, PausedClock, handling, hello_1, read_head, read_until,
+    rest, revision, server, service, until,
 };
 
 fn status(answer: &str) -> &str {
@@ -21,7 +21,7 @@ fn status(answer: &str) -> &str {
 
 #[tokio::test]
 async fn requests_wait_and_go_once_a_pod_is_ready() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     let streams = join_all((0..20).map(|_| world.connect())).await;
     let mut asked = Vec::new();
@@ -31,7 +31,7 @@ async fn requests_wait_and_go_once_a_pod_is_ready() {
     }
     world.waiting(20).await;
     assert_eq!(world.waited(), (20, 0));
-    world.pod("p", pod.address, PodPhase::Starting);
+    world.pod("p", pod.address, RoutingPhase::Starting);
     world.waiting(20).await;
     world.ready("p", pod.address);
     for mut stream in asked {
@@ -42,7 +42,7 @@ async fn requests_wait_and_go_once_a_pod_is_ready() {
 
 #[tokio::test]
 async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     for _ in 0..5 {
@@ -53,7 +53,7 @@ async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
 
 #[tokio::test]
 async fn a_client_that_goes_while_it_waits_leaves_the_line() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_client_that_goes_while_it_waits_leaves_the_line() {
 
 #[tokio::test]
 async fn a_full_line_answers_503_and_when_to_come_back() {
-    let world = World::with(|config| config.max_waiting = 1).await;
+    let world = ActivatorFixture::with(|config| config.max_waiting = 1).await;
     let mut first = world.connect().await;
     first.write_all(GET.as_bytes()).await.unwrap();
     world.waiting(1).await;
@@ -82,7 +82,7 @@ async fn a_full_line_answers_503_and_when_to_come_back() {
 
 #[tokio::test]
 async fn the_deadline_counts_while_waiting() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(30);
     });
@@ -94,7 +94,7 @@ async fn the_deadline_counts_while_waiting() {
 
 #[tokio::test]
 async fn an_answer_must_begin_in_time() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         it.response_start_timeout = Some(Duration::from_millis(30));
@@ -106,7 +106,7 @@ async fn an_answer_must_begin_in_time() {
 
 #[tokio::test]
 async fn an_answer_that_stalls_is_cut_off() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         it.idle_timeout = Some(Duration::from_millis(30));
@@ -120,7 +120,7 @@ async fn an_answer_that_stalls_is_cut_off() {
     .await;
     world.ready("p", pod);
     // A busy machine may begin later.
-    let clock = Clock::stop();
+    let clock = PausedClock::stop();
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     let begun = read_until(&mut stream, "hello").await;
@@ -132,7 +132,7 @@ async fn an_answer_that_stalls_is_cut_off() {
 
 #[tokio::test]
 async fn a_refused_connection_is_tried_elsewhere() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let pod = server(OK, Duration::ZERO).await;
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
@@ -147,7 +147,7 @@ async fn a_refused_connection_is_tried_elsewhere() {
 
 #[tokio::test]
 async fn a_pod_that_always_refuses_is_told_to_the_client() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     world.ready("gone", gone);
     let answer = world.exchange(GET).await;
@@ -158,7 +158,7 @@ async fn a_pod_that_always_refuses_is_told_to_the_client() {
 
 #[tokio::test]
 async fn nothing_is_sent_again_once_a_byte_was_sent() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let rude = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pod = server(OK, Duration::ZERO).await;
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
@@ -183,7 +183,7 @@ async fn nothing_is_sent_again_once_a_byte_was_sent() {
 
 #[tokio::test]
 async fn a_connection_the_pod_has_closed_is_not_used() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     world.ready("p", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -199,7 +199,7 @@ async fn a_connection_the_pod_has_closed_is_not_used() {
 
 #[tokio::test]
 async fn a_hard_limit_lets_one_request_in_at_a_time() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::from_millis(2)).await;
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
     world.ready("p", pod.address);
@@ -212,7 +212,7 @@ async fn a_hard_limit_lets_one_request_in_at_a_time() {
 
 #[tokio::test]
 async fn a_full_accept_queue_does_not_cost_a_second() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -254,7 +254,7 @@ async fn harness_connect(at: SocketAddr) -> TcpStream {
 
 #[tokio::test]
 async fn a_kept_connection_ends_once_the_service_is_direct() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     let mut kept = world.connect().await;
@@ -263,7 +263,7 @@ async fn a_kept_connection_ends_once_the_service_is_direct() {
     kept.write_all(get.as_bytes()).await.unwrap();
     assert!(!read_head(&mut kept).await.contains("connection: close"));
     kept.read_exact(&mut body).await.unwrap();
-    world.change(|table| table.services.get_mut(&service()).unwrap().path = Path::Direct);
+    world.change(|table| table.services.get_mut(&service()).unwrap().path = ConnectionPath::Direct);
     kept.write_all(get.as_bytes()).await.unwrap();
     let answer = rest(&mut kept).await;
     assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
@@ -280,7 +280,7 @@ async fn a_kept_connection_ends_once_the_service_is_direct() {
 
 #[tokio::test]
 async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     let foreign = "GET / HTTP/1.1\r\nhost: foreign.example\r\nconnection: close\r\n\r\n";
@@ -295,18 +295,18 @@ async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
 
 #[tokio::test]
 async fn a_split_follows_the_percents_and_a_missing_target_is_told() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (one, two) = (server(OK, Duration::ZERO).await, server(OK, Duration::ZERO).await);
-    let second = Name::new("default", "hello-2");
+    let second = NamespacedName::new("default", "hello-2");
     world.ready("one", one.address);
     world.change(|table| {
         let mut it = hello_1();
         it.name = second.clone();
         table.revisions.insert(second.clone(), it);
-        let mut pod = harness::pod("two", two.address, PodPhase::Ready);
+        let mut pod = harness::pod("two", two.address, RoutingPhase::Ready);
         pod.revision = second.clone();
         table.pods.insert("two".to_owned(), pod);
-        let to = |revision, percent| Target { revision, percent };
+        let to = |revision, percent| RouteTarget { revision, percent };
         table.services.get_mut(&service()).unwrap().targets =
             vec![to(revision(), 50), to(second.clone(), 50)];
     });
@@ -318,7 +318,7 @@ async fn a_split_follows_the_percents_and_a_missing_target_is_told() {
     world.change(|table| drop(table.revisions.remove(&second)));
     world.change(|table| {
         table.services.get_mut(&service()).unwrap().targets =
-            vec![Target { revision: second.clone(), percent: 100 }];
+            vec![RouteTarget { revision: second.clone(), percent: 100 }];
     });
     assert_eq!(status(&world.exchange(GET).await), "404");
     world.change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
@@ -327,7 +327,7 @@ async fn a_split_follows_the_percents_and_a_missing_target_is_told() {
 
 #[tokio::test]
 async fn a_service_that_goes_closes_its_port() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let mut kept = world.connect().await;
     world.change(|table| table.services.clear());
     kept.write_all(GET.as_bytes()).await.unwrap();
@@ -338,7 +338,7 @@ async fn a_service_that_goes_closes_its_port() {
 
 #[tokio::test]
 async fn knatives_probes_are_answered() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let ask = async |fields: &str| {
         world
             .exchange(&format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n"))
@@ -354,7 +354,7 @@ async fn knatives_probes_are_answered() {
 
 #[tokio::test]
 async fn who_waits_for_a_revision_that_comes_back_is_served() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -377,7 +377,7 @@ async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
 
 #[tokio::test]
 async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (_full, at, _plugs) = silent().await;
     world.ready("full", at);
     let mut stream = world.connect().await;
@@ -393,7 +393,7 @@ async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
 
 /// Creates a service of two pods, one of which leaves dials unanswered. The timeout of its requests is shorter than the
 /// time until such a dial fails, and than the time for which requests avoid the pod.
-async fn beside_silent(world: &mut World, silent: SocketAddr) {
+async fn beside_silent(world: &mut ActivatorFixture, silent: SocketAddr) {
     let timeout = Duration::from_secs(5);
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
     let pod = server(OK, Duration::ZERO).await;
@@ -403,7 +403,7 @@ async fn beside_silent(world: &mut World, silent: SocketAddr) {
 
 #[tokio::test]
 async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_another() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (_silent, at, _plugs) = silent().await;
     beside_silent(&mut world, at).await;
     for _ in 0..20 {
@@ -414,7 +414,7 @@ async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_anothe
 
 #[tokio::test]
 async fn a_pod_that_left_a_dial_unanswered_is_asked_again_once_there_is_no_other() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (silent, at, plugs) = silent().await;
     beside_silent(&mut world, at).await;
     while world.metric("rouse_activator_retries_total") < 1.0 {

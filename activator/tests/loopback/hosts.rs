@@ -3,12 +3,12 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{Domain, Ingress, Name, Tag, TagRouting, Target};
+use common::wire::{GatewayRules, MappedDomain, NamespacedName, RouteTag, RouteTarget, TagRouting};
 use http::Request;
 
 use crate::{
-    h2c::Client,
-    harness::{self, OK, Server, World, hello, hello_1, server, service},
+    h2c::Http2TestClient,
+    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, hello, hello_1, server, service},
 };
 
 fn status(answer: &str) -> &str {
@@ -19,18 +19,18 @@ fn get(host: &str, fields: &str) -> String {
     format!("GET /a?b=c HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n")
 }
 
-fn ingress(world: &mut World, ingress: Ingress) {
+fn ingress(world: &mut ActivatorFixture, ingress: GatewayRules) {
     world.change(|table| {
         table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
     });
 }
 
-fn domain(host: &str, rewrite: Option<&str>) -> Domain {
-    Domain { host: host.into(), rewrite: rewrite.map(Into::into), redirects: false }
+fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
+    MappedDomain { host: host.into(), rewrite: rewrite.map(Into::into), redirects: false }
 }
 
-async fn awake() -> (World, Server) {
-    let mut world = World::new().await;
+async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     (world, pod)
@@ -41,7 +41,7 @@ async fn each_door_knows_its_own_hosts() {
     let (mut world, pod) = awake().await;
     ingress(
         &mut world,
-        Ingress { domains: vec![domain("shop.example", None)], ..Ingress::default() },
+        GatewayRules { domains: vec![domain("shop.example", None)], ..GatewayRules::default() },
     );
     let port = SocketAddr::from(([127, 0, 0, 1], world.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
@@ -67,7 +67,7 @@ async fn each_door_knows_its_own_hosts() {
                 let answer = world.exchange_at(door, &get(&host, "")).await;
                 assert_eq!(status(&answer), "200", "{host} at {door}");
                 let request = Request::get(format!("http://{host}/"));
-                let answer = Client::at(door).await.ask(request, &[]).await.unwrap();
+                let answer = Http2TestClient::at(door).await.ask(request, &[]).await.unwrap();
                 assert_eq!(answer.head.status(), 200, "{host} at {door}");
                 expected += 2;
             }
@@ -85,7 +85,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
     let (mut world, pod) = awake().await;
     let domains =
         vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
-    ingress(&mut world, Ingress { domains, ..Ingress::default() });
+    ingress(&mut world, GatewayRules { domains, ..GatewayRules::default() });
     assert_eq!(status(&world.exchange_at(world.outside, &get("Shop.example", "")).await), "200");
     let heads = pod.heads();
     assert!(heads.contains("host: Shop.example\r\n"), "{heads}");
@@ -103,7 +103,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 
     ingress(
         &mut world,
-        Ingress { domains: vec![domain("shop.example", None)], ..Ingress::default() },
+        GatewayRules { domains: vec![domain("shop.example", None)], ..GatewayRules::default() },
     );
     let known =
         async |host: &str| status(&world.exchange_at(world.outside, &get(host, "")).await) == "200";
@@ -116,9 +116,9 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 #[tokio::test]
 async fn a_redirected_host_leads_to_https_from_outside_only() {
     let (mut world, pod) = awake().await;
-    let redirected = Domain { redirects: true, ..domain("shop.example", None) };
+    let redirected = MappedDomain { redirects: true, ..domain("shop.example", None) };
     let domains = vec![redirected, domain("plain.example", None)];
-    ingress(&mut world, Ingress { redirects: true, domains, tags: None });
+    ingress(&mut world, GatewayRules { redirects: true, domains, tags: None });
     for (host, to) in [
         ("hello.default.example.com:8080", Some("https://hello.default.example.com/a?b=c")),
         ("Shop.example", Some("https://shop.example/a?b=c")),
@@ -138,20 +138,21 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
 async fn a_header_chooses_a_tag_where_the_route_says_so() {
     let (mut world, pod) = awake().await;
     let blue = server("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblue", Duration::ZERO).await;
-    let (tagged, second) = (Name::new("default", "blue-hello"), Name::new("default", "hello-2"));
+    let (tagged, second) =
+        (NamespacedName::new("default", "blue-hello"), NamespacedName::new("default", "hello-2"));
     world.change(|table| {
         let mut it = hello_1();
         it.name = second.clone();
         table.revisions.insert(second.clone(), it);
-        let mut pod = harness::pod("blue", blue.address, common::wire::PodPhase::Ready);
+        let mut pod = harness::pod("blue", blue.address, common::wire::RoutingPhase::Ready);
         pod.revision = second.clone();
         table.pods.insert("blue".into(), pod);
         let mut it = hello(4711);
         it.name = tagged.clone();
         it.hosts = vec!["blue-hello.default.example.com".into()];
-        it.targets = vec![Target { revision: second.clone(), percent: 100 }];
+        it.targets = vec![RouteTarget { revision: second.clone(), percent: 100 }];
         let tags = Some(TagRouting::Tag("blue".into()));
-        it.ingress = Some(Box::new(Ingress { tags, ..Ingress::default() }));
+        it.ingress = Some(Box::new(GatewayRules { tags, ..GatewayRules::default() }));
         table.services.insert(tagged.clone(), it);
     });
     let asked = "knative-serving-tag: blue\r\n";
@@ -160,9 +161,9 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
     assert!(answer.ends_with("hello"), "tag routing is off: {answer}");
     assert!(!pod.heads().contains("knative-serving-tag"), "{}", pod.heads());
 
-    let tags = vec![Tag { name: "blue".into(), service: tagged.clone() }];
+    let tags = vec![RouteTag { name: "blue".into(), service: tagged.clone() }];
     let tags = Some(TagRouting::Choice(tags));
-    ingress(&mut world, Ingress { tags, ..Ingress::default() });
+    ingress(&mut world, GatewayRules { tags, ..GatewayRules::default() });
     let port = SocketAddr::from(([127, 0, 0, 1], world.port));
     for door in [world.outside, port, world.inside] {
         let answer = world.exchange_at(door, &get(host, asked)).await;

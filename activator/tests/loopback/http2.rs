@@ -4,21 +4,21 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
-use common::wire::{Path, PodPhase, Protocol};
+use common::wire::{AppProtocol, ConnectionPath, RoutingPhase};
 use futures::future::join_all;
 use http::{Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
-    h2c::{self, Client, Pod, get},
-    harness::{self, GET, OK, World, pod, rest, revision, server, service, until},
+    h2c::{self, FakeHttp2Pod, Http2TestClient, get},
+    harness::{self, ActivatorFixture, GET, OK, pod, rest, revision, server, service, until},
 };
 
 /// Creates a world whose pods speak HTTP/2.
-async fn world() -> World {
-    let mut world = World::new().await;
+async fn world() -> ActivatorFixture {
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
-        table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::H2c;
+        table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c;
     });
     world
 }
@@ -26,8 +26,8 @@ async fn world() -> World {
 #[tokio::test]
 async fn requests_wait_and_share_one_connection_to_the_pod() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
-    let client = Client::connect(world.port).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
+    let client = Http2TestClient::connect(world.port).await;
     let asked = (0..50).map(|_| client.ask(get("/"), &[]));
     let asked = tokio::spawn(join_all(asked.collect::<Vec<_>>()));
     world.waiting(50).await;
@@ -41,9 +41,9 @@ async fn requests_wait_and_share_one_connection_to_the_pod() {
 #[tokio::test]
 async fn a_call_carries_messages_and_trailers_as_grpc_does() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let request = Request::post("http://hello.default.example.com:8080/pkg.Service/Method")
         .header("content-type", "application/grpc")
         .header("te", "trailers");
@@ -61,9 +61,9 @@ async fn a_call_carries_messages_and_trailers_as_grpc_does() {
 #[tokio::test]
 async fn both_ends_may_talk_at_once() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut call = client.call(Request::post("http://a/")).await;
     let mut answer = None;
     for number in 0..20 {
@@ -81,9 +81,9 @@ async fn both_ends_may_talk_at_once() {
 #[tokio::test]
 async fn large_bodies_pass_whole_while_others_stand_still() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut stuck = Vec::new();
     for _ in 0..20 {
         // No client reads the response.
@@ -101,10 +101,10 @@ async fn large_bodies_pass_whole_while_others_stand_still() {
 #[tokio::test]
 async fn requests_of_one_connection_are_balanced_one_by_one() {
     let mut world = world().await;
-    let (one, two) = (Pod::start(h2c::slow).await, Pod::start(h2c::slow).await);
+    let (one, two) = (FakeHttp2Pod::start(h2c::slow).await, FakeHttp2Pod::start(h2c::slow).await);
     world.ready("one", one.address);
     world.ready("two", two.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     for answer in join_all((0..100).map(|_| client.ask(get("/"), &[]))).await {
         assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
     }
@@ -115,7 +115,7 @@ async fn requests_of_one_connection_are_balanced_one_by_one() {
 #[tokio::test]
 async fn a_client_and_a_pod_may_speak_differently() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);
     let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\
         connection: close, te\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
@@ -124,12 +124,12 @@ async fn a_client_and_a_pod_may_speak_differently() {
     assert_eq!(pod.seen()[0].version, Version::HTTP_2);
 
     world.change(|table| {
-        table.revisions.get_mut(&revision()).unwrap().protocol = Protocol::Http1;
+        table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::Http1;
         table.pods.clear();
     });
     let old = server(OK, Duration::ZERO).await;
     world.ready("old", old.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let request = get("/b").header("cookie", "a=1").header("cookie", "b=2");
     let answer = client.ask(request, &[]).await.unwrap();
     assert_eq!((answer.head.status(), answer.body.as_str()), (StatusCode::OK, "hello"));
@@ -142,24 +142,24 @@ async fn a_client_and_a_pod_may_speak_differently() {
 /// A server speaks only HTTP/2 although its port's name does not declare that: the client gets the server's own answer.
 #[tokio::test]
 async fn what_a_pod_says_about_the_wrong_protocol_reaches_the_client() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
     world.ready("p", pod.address);
     assert!(world.exchange(GET).await.starts_with("HTTP/1.1 426 "));
-    let answer = Client::connect(world.port).await.ask(get("/"), &[]).await.unwrap();
+    let answer = Http2TestClient::connect(world.port).await.ask(get("/"), &[]).await.unwrap();
     assert_eq!(answer.head.status(), StatusCode::UPGRADE_REQUIRED);
 }
 
 #[tokio::test]
 async fn a_connection_that_may_go_direct_is_asked_to_and_loses_nothing() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::slow).await;
+    let pod = FakeHttp2Pod::start(h2c::slow).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let asked =
         tokio::spawn(join_all((0..20).map(|_| client.ask(get("/"), &[])).collect::<Vec<_>>()));
     until(|| pod.requests() == 20).await;
-    world.change(|table| table.services.get_mut(&service()).unwrap().path = Path::Direct);
+    world.change(|table| table.services.get_mut(&service()).unwrap().path = ConnectionPath::Direct);
     for answer in asked.await.unwrap() {
         let answer = answer.unwrap();
         assert_eq!(
@@ -174,7 +174,7 @@ async fn a_connection_that_may_go_direct_is_asked_to_and_loses_nothing() {
     until(|| client.is_closed()).await;
     assert_eq!(pod.requests(), 25);
     // The gateway for requests from outside keeps its client connections open.
-    let outside = Client::at(world.outside).await;
+    let outside = Http2TestClient::at(world.outside).await;
     for _ in 0..3 {
         assert_eq!(outside.ask(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
     }
@@ -186,7 +186,7 @@ async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
     let mut world = world().await;
     let pod = h2c::refusing(3).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let answer = client.ask(get("/"), &[]).await.unwrap();
     assert_eq!((answer.head.status(), pod.requests()), (StatusCode::OK, 4));
     let pod = h2c::refusing(1).await;
@@ -200,10 +200,10 @@ async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
 #[tokio::test]
 async fn pods_that_end_their_connections_politely_lose_no_request() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     pod.goaway_every.store(5, Ordering::SeqCst);
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     for _ in 0..20 {
         for answer in join_all((0..8).map(|_| client.ask(get("/"), &[]))).await {
             assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
@@ -217,12 +217,12 @@ async fn pods_that_end_their_connections_politely_lose_no_request() {
 async fn a_request_that_its_client_resets_leaves_line_and_pod() {
     let mut world = world().await;
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let call = client.call(get("/")).await;
     world.waiting(1).await;
     drop(call);
     until(|| world.waited() == (1, 1)).await;
-    let pod = Pod::start(h2c::never).await;
+    let pod = FakeHttp2Pod::start(h2c::never).await;
     world.ready("p", pod.address);
     for count in 1..=5 {
         let call = client.call(get("/")).await;
@@ -271,9 +271,9 @@ async fn a_websocket_reaches_a_pod_that_speaks_both() {
 #[tokio::test]
 async fn requests_at_pods_are_not_counted_here() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::never).await;
+    let pod = FakeHttp2Pod::start(h2c::never).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut calls = Vec::new();
     for count in 1..=10 {
         calls.push(client.call(get("/")).await);
@@ -286,12 +286,12 @@ async fn requests_at_pods_are_not_counted_here() {
 #[tokio::test]
 async fn each_bound_of_time_ends_a_call() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::never).await;
+    let pod = FakeHttp2Pod::start(h2c::never).await;
     world.ready("p", pod.address);
     world.change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(50);
     });
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let answer = client.ask(get("/"), &[]).await.unwrap();
     let told = (answer.head.status(), answer.body.as_str());
     assert_eq!(told, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
@@ -302,13 +302,13 @@ async fn each_bound_of_time_ends_a_call() {
 #[tokio::test]
 async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::stall).await;
+    let pod = FakeHttp2Pod::start(h2c::stall).await;
     world.ready("p", pod.address);
     world.change(|table| {
         table.revisions.get_mut(&revision()).unwrap().idle_timeout =
             Some(Duration::from_millis(50));
     });
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let answer = client.ask(get("/"), &[]).await.unwrap();
     assert_eq!(
         (answer.head.status(), answer.body.as_str()),
@@ -319,7 +319,7 @@ async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
 #[tokio::test]
 async fn a_half_preface_or_none_harms_nobody() {
     let mut world = world().await;
-    let pod = Pod::start(h2c::echo).await;
+    let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);
     let mut early = world.connect().await;
     early.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
@@ -340,15 +340,15 @@ async fn a_half_preface_or_none_harms_nobody() {
 #[tokio::test]
 async fn a_pod_that_leaves_keeps_the_calls_it_has() {
     let mut world = world().await;
-    let (one, two) = (Pod::start(h2c::echo).await, Pod::start(h2c::echo).await);
+    let (one, two) = (FakeHttp2Pod::start(h2c::echo).await, FakeHttp2Pod::start(h2c::echo).await);
     world.ready("one", one.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut call = client.call(Request::post("http://a/")).await;
     call.say("before").await;
     let mut answer = call.head().await;
     assert_eq!(answer.next().await, Some(Bytes::from("before")));
     world.change(|table| {
-        drop(table.pods.insert("one".into(), pod("one", one.address, PodPhase::Draining)))
+        drop(table.pods.insert("one".into(), pod("one", one.address, RoutingPhase::Draining)))
     });
     world.ready("two", two.address);
     for _ in 0..5 {

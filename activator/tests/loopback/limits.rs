@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use futures::future::join_all;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
@@ -22,11 +22,11 @@ use tokio::{
 };
 
 use crate::{
-    h2c::{self, Answering, Client, Pod},
-    harness::{self, GET, OK, World, read_head, read_until, rest, revision, until},
+    h2c::{self, FakeHttp2Pod, Http2ResponseFuture, Http2TestClient},
+    harness::{self, ActivatorFixture, GET, OK, read_head, read_until, rest, revision, until},
 };
 
-fn limit(world: &mut World, limit: u32, protocol: Protocol) {
+fn limit(world: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
     world.change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         (it.container_concurrency, it.protocol) = (limit, protocol);
@@ -60,8 +60,8 @@ async fn answer(mut stream: TcpStream, busy: Arc<AtomicUsize>, most: Arc<AtomicU
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
-    let mut world = World::new().await;
-    limit(&mut world, 1, Protocol::Http1);
+    let mut world = ActivatorFixture::new().await;
+    limit(&mut world, 1, AppProtocol::Http1);
     let (pod, most) = single_threaded().await;
     world.ready("p", pod);
     let world = Arc::new(world);
@@ -82,12 +82,12 @@ async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
 
 #[tokio::test]
 async fn http2_pods_have_no_more_than_their_limit_either() {
-    let mut world = World::new().await;
-    limit(&mut world, 3, Protocol::H2c);
-    let pods = [Pod::start(h2c::never).await, Pod::start(h2c::never).await];
+    let mut world = ActivatorFixture::new().await;
+    limit(&mut world, 3, AppProtocol::H2c);
+    let pods = [FakeHttp2Pod::start(h2c::never).await, FakeHttp2Pod::start(h2c::never).await];
     world.ready("one", pods[0].address);
     world.ready("two", pods[1].address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut calls = Vec::new();
     for _ in 0..20 {
         calls.push(client.call(h2c::get("/")).await);
@@ -103,18 +103,18 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
 }
 
 /// Answers at once, and reads on for as long as bytes come.
-fn early(body: Incoming) -> Answering {
+fn early(body: Incoming) -> Http2ResponseFuture {
     tokio::spawn(body.collect());
     Box::pin(async { Response::new(Empty::new().boxed_unsync()) })
 }
 
 #[tokio::test]
 async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
-    let mut world = World::new().await;
-    limit(&mut world, 1, Protocol::H2c);
-    let pod = Pod::start(early).await;
+    let mut world = ActivatorFixture::new().await;
+    limit(&mut world, 1, AppProtocol::H2c);
+    let pod = FakeHttp2Pod::start(early).await;
     world.ready("p", pod.address);
-    let client = Client::connect(world.port).await;
+    let client = Http2TestClient::connect(world.port).await;
     let mut upload = client.call(h2c::get("/")).await;
     assert_eq!(upload.head().await.next().await, None, "the answer is over");
     let second = tokio::spawn(client.ask(h2c::get("/"), &[]));
@@ -153,8 +153,8 @@ async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
 
 #[tokio::test]
 async fn the_end_of_an_upload_alone_frees_no_slot() {
-    let mut world = World::new().await;
-    limit(&mut world, 1, Protocol::Http1);
+    let mut world = ActivatorFixture::new().await;
+    limit(&mut world, 1, AppProtocol::Http1);
     let (read, mut uploads) = mpsc::channel(2);
     world.ready("p", talking(read).await);
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\n";
@@ -175,8 +175,8 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
 
 #[tokio::test]
 async fn a_burst_from_zero_is_answered_whole() {
-    let mut world = World::new().await;
-    limit(&mut world, 1, Protocol::Http1);
+    let mut world = ActivatorFixture::new().await;
+    limit(&mut world, 1, AppProtocol::Http1);
     let world_ref = &world;
     let asked = join_all((0..100).map(|_| async {
         let mut stream = world_ref.connect().await;

@@ -3,24 +3,24 @@
 
 use std::time::Duration;
 
-use common::wire::{Path, PodPhase, RouteChange, RouteKey, UsageItem, UsageSeen};
+use common::wire::{ConnectionPath, RouteChange, RouteKey, RoutingPhase, UsageItem, UsageSample};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use crate::{
     harness::{GET, OK, hello, hello_1, pod, rest, revision, server, service},
-    parts::{Running, next},
+    parts::{RunningActivatorFixture, next},
 };
 
-fn usage(item: UsageItem) -> Option<UsageSeen> {
+fn usage(item: UsageItem) -> Option<UsageSample> {
     if let UsageItem::Seen(seen) = item { Some(seen) } else { None }
 }
 
 #[tokio::test]
 async fn a_request_wakes_its_revision_and_the_table_lets_it_go() {
-    let mut running = Running::start("links", |_| {}).await;
+    let mut running = RunningActivatorFixture::start("links", |_| {}).await;
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut direct = hello(port);
-    direct.path = Path::Direct;
+    direct.path = ConnectionPath::Direct;
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_1()));
     running.routes.set(RouteKey::Service(service()), RouteChange::Service(direct));
     running.in_force().await;
@@ -32,7 +32,7 @@ async fn a_request_wakes_its_revision_and_the_table_lets_it_go() {
     assert_eq!((seen.totals.started, seen.totals.in_flight()), (1, 1));
 
     let server = server(OK, Duration::ZERO).await;
-    let ready = pod("p", server.address, PodPhase::Ready);
+    let ready = pod("p", server.address, RoutingPhase::Ready);
     running.routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     assert!(rest(&mut client).await.ends_with("hello"));
     running.in_force().await;

@@ -7,22 +7,22 @@ use std::{
     time::Duration,
 };
 
-use common::wire::{Ingress, Revision, Sources};
+use common::wire::{AllowedSources, GatewayRules, RevisionEntry};
 use futures::future::{BoxFuture, join_all};
 use http::Request;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
 use crate::{
-    h2c::Client,
-    harness::{self, GET, LONG, OK, World, revision, server, service},
+    h2c::Http2TestClient,
+    harness::{self, ActivatorFixture, GET, LONG, OK, revision, server, service},
 };
 
 /// Preparation of the world before the request.
-type Setup = fn(&mut World) -> BoxFuture<'_, ()>;
+type FailureCaseSetup = fn(&mut ActivatorFixture) -> BoxFuture<'_, ()>;
 
-struct Row {
+struct FailureResponseCase {
     trigger: &'static str,
-    setup: Setup,
+    setup: FailureCaseSetup,
     fields: &'static [(&'static str, &'static str)],
     status: u16,
     body: &'static str,
@@ -30,23 +30,23 @@ struct Row {
 
 const HOST: &str = "hello.default.example.com";
 
-fn terms(world: &mut World, change: impl FnOnce(&mut Revision)) {
+fn terms(world: &mut ActivatorFixture, change: impl FnOnce(&mut RevisionEntry)) {
     world.change(|table| change(table.revisions.get_mut(&revision()).unwrap()));
 }
 
-fn nothing(_world: &mut World) -> BoxFuture<'_, ()> {
+fn nothing(_world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {})
 }
 
 /// Adds a pod that accepts requests and never answers.
-fn silent(world: &mut World) -> BoxFuture<'_, ()> {
+fn silent(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let pod = server(OK, LONG * 100).await;
         world.ready("p", pod.address);
     })
 }
 
-fn awake(world: &mut World) -> BoxFuture<'_, ()> {
+fn awake(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let pod = server(OK, Duration::ZERO).await;
         world.ready("p", pod.address);
@@ -54,7 +54,7 @@ fn awake(world: &mut World) -> BoxFuture<'_, ()> {
 }
 
 /// Puts one request at the pod and as many into the queue as it accepts.
-fn full(world: &mut World) -> BoxFuture<'_, ()> {
+fn full(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         terms(world, |it| it.container_concurrency = 1);
         silent(world).await;
@@ -66,7 +66,7 @@ fn full(world: &mut World) -> BoxFuture<'_, ()> {
     })
 }
 
-fn refusing(world: &mut World) -> BoxFuture<'_, ()> {
+fn refusing(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         world.ready("gone", gone);
@@ -74,7 +74,7 @@ fn refusing(world: &mut World) -> BoxFuture<'_, ()> {
 }
 
 /// Adds a pod that closes when it has read a request.
-fn closing(world: &mut World) -> BoxFuture<'_, ()> {
+fn closing(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         world.ready("p", listener.local_addr().unwrap());
@@ -88,15 +88,15 @@ fn closing(world: &mut World) -> BoxFuture<'_, ()> {
 
 const SOON: Duration = Duration::from_millis(50);
 
-const ROWS: &[Row] = &[
-    Row {
+const ROWS: &[FailureResponseCase] = &[
+    FailureResponseCase {
         trigger: "ten times the limit wait for each pod",
         setup: full,
         fields: &[],
         status: 503,
         body: "pending request queue full",
     },
-    Row {
+    FailureResponseCase {
         trigger: "timeoutSeconds while it waits",
         setup: |world| {
             terms(world, |it| it.timeout = SOON);
@@ -106,7 +106,7 @@ const ROWS: &[Row] = &[
         status: 504,
         body: "activator request timeout",
     },
-    Row {
+    FailureResponseCase {
         trigger: "timeoutSeconds at a pod",
         setup: |world| {
             terms(world, |it| it.timeout = SOON);
@@ -116,7 +116,7 @@ const ROWS: &[Row] = &[
         status: 504,
         body: "activator request timeout",
     },
-    Row {
+    FailureResponseCase {
         trigger: "responseStartTimeoutSeconds",
         setup: |world| {
             terms(world, |it| it.response_start_timeout = Some(SOON));
@@ -126,7 +126,7 @@ const ROWS: &[Row] = &[
         status: 504,
         body: "activator request timeout",
     },
-    Row {
+    FailureResponseCase {
         trigger: "idleTimeoutSeconds before the first byte",
         setup: |world| {
             terms(world, |it| it.idle_timeout = Some(SOON));
@@ -136,7 +136,7 @@ const ROWS: &[Row] = &[
         status: 504,
         body: "activator request timeout",
     },
-    Row {
+    FailureResponseCase {
         trigger: "a revision that is unknown",
         setup: |world| {
             world.change(|table| table.revisions.clear());
@@ -146,28 +146,28 @@ const ROWS: &[Row] = &[
         status: 404,
         body: "Error getting active endpoint: ",
     },
-    Row {
+    FailureResponseCase {
         trigger: "no connection to a pod",
         setup: refusing,
         fields: &[],
         status: 502,
         body: "cannot connect to pod at ",
     },
-    Row {
+    FailureResponseCase {
         trigger: "an exchange that breaks",
         setup: closing,
         fields: &[],
         status: 502,
         body: "pod at ",
     },
-    Row {
+    FailureResponseCase {
         trigger: "a kubelet's probe",
         setup: nothing,
         fields: &[("user-agent", "kube-probe/1.35")],
         status: 200,
         body: "",
     },
-    Row {
+    FailureResponseCase {
         trigger: "a kubelet's probe while draining",
         setup: |world| {
             world.activator.gateway.leaving.cancel();
@@ -177,49 +177,49 @@ const ROWS: &[Row] = &[
         status: 503,
         body: "shutting down",
     },
-    Row {
+    FailureResponseCase {
         trigger: "probe for queue, with a pod",
         setup: awake,
         fields: &[("k-network-probe", "queue")],
         status: 200,
         body: "queue",
     },
-    Row {
+    FailureResponseCase {
         trigger: "probe for queue, without",
         setup: nothing,
         fields: &[("k-network-probe", "queue")],
         status: 503,
         body: "",
     },
-    Row {
+    FailureResponseCase {
         trigger: "probe for activator",
         setup: nothing,
         fields: &[("k-network-probe", "activator")],
         status: 200,
         body: "activator",
     },
-    Row {
+    FailureResponseCase {
         trigger: "probe with a hash",
         setup: nothing,
         fields: &[("k-network-probe", "probe"), ("k-network-hash", "abc")],
         status: 200,
         body: "",
     },
-    Row {
+    FailureResponseCase {
         trigger: "probe without a hash",
         setup: nothing,
         fields: &[("k-network-probe", "probe")],
         status: 400,
         body: "a probe request must contain a non-empty \"K-Network-Hash\" header",
     },
-    Row {
+    FailureResponseCase {
         trigger: "a probe of no known kind",
         setup: nothing,
         fields: &[("k-network-probe", "other")],
         status: 400,
         body: "unexpected probe header value: other",
     },
-    Row {
+    FailureResponseCase {
         trigger: "no revision to serve it",
         setup: |world| {
             world.change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
@@ -231,7 +231,11 @@ const ROWS: &[Row] = &[
     },
 ];
 
-async fn http1(door: SocketAddr, world: &World, row: &Row) -> (u16, String) {
+async fn http1(
+    door: SocketAddr,
+    world: &ActivatorFixture,
+    row: &FailureResponseCase,
+) -> (u16, String) {
     let fields = row.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
     let fields = fields.collect::<String>();
     let request = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n");
@@ -240,17 +244,17 @@ async fn http1(door: SocketAddr, world: &World, row: &Row) -> (u16, String) {
     (head.get(9..12).and_then(|it| it.parse().ok()).unwrap_or(0), body.to_owned())
 }
 
-async fn http2(door: SocketAddr, row: &Row) -> (u16, String) {
+async fn http2(door: SocketAddr, row: &FailureResponseCase) -> (u16, String) {
     let request = Request::get(format!("http://{HOST}/"));
     let request = row.fields.iter().fold(request, |it, (name, value)| it.header(*name, *value));
-    let answer = Client::at(door).await.ask(request, &[]).await.unwrap();
+    let answer = Http2TestClient::at(door).await.ask(request, &[]).await.unwrap();
     (answer.head.status().as_u16(), answer.body)
 }
 
 #[tokio::test]
 async fn whoever_gets_no_answer_from_an_app_gets_knatives() {
     for row in ROWS {
-        let mut world = World::with(|config| config.max_waiting = 2).await;
+        let mut world = ActivatorFixture::with(|config| config.max_waiting = 2).await;
         (row.setup)(&mut world).await;
         let door = SocketAddr::from(([127, 0, 0, 1], world.port));
         let (old, new) = tokio::join!(http1(door, &world, row), http2(door, row));
@@ -270,7 +274,7 @@ async fn whoever_gets_no_answer_from_an_app_gets_knatives() {
 #[tokio::test]
 async fn from_outside_a_probe_is_a_request() {
     for row in ROWS.iter().filter(|row| !row.fields.is_empty()) {
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         awake(&mut world).await;
         assert_eq!(
             http1(world.outside, &world, row).await,
@@ -284,9 +288,9 @@ async fn from_outside_a_probe_is_a_request() {
 
 #[tokio::test]
 async fn a_redirected_host_answers_301() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
-        let ingress = Ingress { redirects: true, ..Ingress::default() };
+        let ingress = GatewayRules { redirects: true, ..GatewayRules::default() };
         table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
     });
     let row = &ROWS[0];
@@ -296,11 +300,11 @@ async fn a_redirected_host_answers_301() {
 
 #[tokio::test]
 async fn a_hash_comes_back() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let request = Request::get(format!("http://{HOST}/"))
         .header("k-network-probe", "probe")
         .header("k-network-hash", "abc");
-    let answer = Client::connect(world.port).await.ask(request, &[]).await.unwrap();
+    let answer = Http2TestClient::connect(world.port).await.ask(request, &[]).await.unwrap();
     assert_eq!(answer.head.headers()["k-network-hash"], "abc");
 }
 
@@ -317,7 +321,7 @@ async fn a_timeout_after_the_head_is_said_at_the_end_of_the_body() {
         ("content-length: 9\r\n\r\nhello", "hello", false),
     ] {
         for bound in ["whole", "idle"] {
-            let mut world = World::new().await;
+            let mut world = ActivatorFixture::new().await;
             terms(&mut world, |it| match bound {
                 "whole" => it.timeout = SOON,
                 _ => it.idle_timeout = Some(SOON),
@@ -344,10 +348,10 @@ async fn a_timeout_after_the_head_is_said_at_the_end_of_the_body() {
 
 #[tokio::test]
 async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let only = |all: &[IpAddr]| {
         let addresses = all.iter().copied().collect();
-        Some(Arc::new(Sources { addresses, blocks: vec![] }))
+        Some(Arc::new(AllowedSources { addresses, blocks: vec![] }))
     };
     terms(&mut world, |it| it.sources = only(&[[10, 0, 0, 1].into()]));
     let outside = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\r\n");

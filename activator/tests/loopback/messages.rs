@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::Revision;
+use common::wire::RevisionEntry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -11,7 +11,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    self, Clock, DATED, GET, LONG, OK, World, read_head, read_until, rest, server, until,
+    self, ActivatorFixture, DATED, GET, LONG, OK, PausedClock, read_head, read_until, rest, server,
+    until,
 };
 
 const MIB: usize = 1 << 20;
@@ -32,7 +33,7 @@ async fn pod<F: Future<Output = ()> + Send>(
 
 /// Returns the client's view of a pod's `answer` to `request`.
 async fn answered(request: &str, answer: &'static str) -> String {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(answer, Duration::ZERO).await;
     world.ready("p", pod.address);
     world.exchange(request).await
@@ -40,7 +41,7 @@ async fn answered(request: &str, answer: &'static str) -> String {
 
 #[tokio::test]
 async fn a_large_body_is_carried_up_without_being_held() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (go, wait) = tokio::sync::oneshot::channel::<()>();
     let at = pod(move |mut stream, _| async move {
         wait.await.unwrap();
@@ -76,7 +77,7 @@ async fn a_large_body_is_carried_up_without_being_held() {
 
 #[tokio::test]
 async fn a_large_body_is_carried_down_without_being_held() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (blocked, is_blocked) = tokio::sync::oneshot::channel();
     let at = pod(move |mut stream, _| async move {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", 64 * MIB);
@@ -126,7 +127,7 @@ async fn answers_without_a_body_end_at_their_head() {
 
 #[tokio::test]
 async fn a_body_is_asked_for_once_a_pod_takes_it() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let mut client = world.connect().await;
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nexpect: 100-continue\r\n\
                 content-length: 5\r\n\r\n";
@@ -152,7 +153,7 @@ async fn of_several_answers_to_a_request_all_are_passed_on() {
 
 #[tokio::test]
 async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
     world.ready("p", pod.address);
     let mut client = world.connect().await;
@@ -165,7 +166,7 @@ async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
 
 #[tokio::test]
 async fn chunks_and_trailers_pass_in_both_directions() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let at = pod(|mut stream, head| async move {
         assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
         let body = read_until(&mut stream, "x-sum: 1\r\n\r\n").await;
@@ -185,7 +186,7 @@ async fn chunks_and_trailers_pass_in_both_directions() {
 
 #[tokio::test]
 async fn an_answer_that_ends_at_close_reaches_the_client_whole() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let at = pod(|mut stream, _| async move {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").await.unwrap();
     })
@@ -197,7 +198,7 @@ async fn an_answer_that_ends_at_close_reaches_the_client_whole() {
 
 #[tokio::test]
 async fn an_upgraded_connection_carries_bytes_both_ways() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let at = pod(|mut stream, head| async move {
         assert!(head.contains("upgrade: websocket\r\n"), "{head}");
         let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi";
@@ -227,9 +228,9 @@ const BEYOND: Duration = Duration::from_millis(200);
 /// pod sends `said` at once.
 async fn upgraded(
     said: &'static str,
-    bounds: impl FnOnce(&mut Revision),
-) -> (World, TcpStream, Clock) {
-    let mut world = World::new().await;
+    bounds: impl FnOnce(&mut RevisionEntry),
+) -> (ActivatorFixture, TcpStream, PausedClock) {
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         let revision = table.revisions.get_mut(&harness::revision()).unwrap();
         revision.timeout = 100 * BOUND;
@@ -244,7 +245,7 @@ async fn upgraded(
     })
     .await;
     world.ready("p", at);
-    let clock = Clock::stop();
+    let clock = PausedClock::stop();
     let mut client = world.connect().await;
     let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
@@ -260,7 +261,7 @@ async fn echo(client: &mut TcpStream) {
 
 #[tokio::test]
 async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
-    let bounds = |it: &mut Revision| it.idle_timeout = Some(BOUND);
+    let bounds = |it: &mut RevisionEntry| it.idle_timeout = Some(BOUND);
     let (world, mut client, clock) = upgraded("", bounds).await;
     for _ in 0..3 {
         clock.forward(WITHIN).await;
@@ -275,7 +276,7 @@ async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
 
 #[tokio::test]
 async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
-    let bounds = |it: &mut Revision| it.response_start_timeout = Some(BOUND);
+    let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
     let (_world, mut client, clock) = upgraded("", bounds).await;
     clock.forward(WITHIN).await;
     let nothing = client.try_read(&mut [0]).unwrap_err();
@@ -286,7 +287,7 @@ async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
 
 #[tokio::test]
 async fn an_upgraded_connection_that_has_begun_may_be_silent() {
-    let bounds = |it: &mut Revision| it.response_start_timeout = Some(BOUND);
+    let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
     let (_world, mut client, clock) = upgraded("hi", bounds).await;
     clock.forward(WITHIN).await;
     clock.forward(BEYOND).await;
@@ -302,7 +303,7 @@ async fn an_upgraded_connection_that_has_begun_may_be_silent() {
 
 #[tokio::test]
 async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     let two =
@@ -313,7 +314,7 @@ async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
 
 #[tokio::test]
 async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
-    let mut world = World::with(|config| config.head_timeout_ms = 300).await;
+    let mut world = ActivatorFixture::with(|config| config.head_timeout_ms = 300).await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     let mut kept = world.connect().await;
@@ -364,7 +365,7 @@ async fn trickle(mut client: TcpStream) {
 }
 
 /// Returns the response of the gateway for requests from outside.
-async fn outside(world: &World, request: &str) -> String {
+async fn outside(world: &ActivatorFixture, request: &str) -> String {
     let mut client = TcpStream::connect(world.outside).await.unwrap();
     client.write_all(request.as_bytes()).await.unwrap();
     rest(&mut client).await
@@ -372,7 +373,7 @@ async fn outside(world: &World, request: &str) -> String {
 
 #[tokio::test]
 async fn a_request_for_no_host_or_two_is_refused_at_every_door() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     let known = "host: hello.default.example.com\r\n";
@@ -399,7 +400,7 @@ async fn a_request_for_no_host_or_two_is_refused_at_every_door() {
 
 #[tokio::test]
 async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     let hosts = ["10.96.0.7", "10.96.0.7:80", "[fd00:10:96::7]:80", "foreign.example", ""];
     let mut asked = Vec::new();
@@ -420,7 +421,7 @@ async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
 
 #[tokio::test]
 async fn a_body_that_makes_no_sense_is_the_clients_fault() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let at = pod(|mut stream, _| async move {
         stream.read_to_end(&mut Vec::new()).await.ok();
     })
@@ -438,7 +439,7 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
     let whole = DATED;
     let two = format!("{GET_ON}{GET_ON}");
     for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         let at = reader(DATED).await;
         let mut client = world.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
@@ -491,7 +492,7 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
         (GET, OK, 0, "\r\n\r\nhello"),
         (GET, "HTTP/1.1 x\r\n\r\n", 30, "invalid HTTP status-code parsed"),
     ] {
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         let pod = server(answer, Duration::from_millis(pause)).await;
         world.ready("p", pod.address);
         let mut client = world.connect().await;
@@ -504,7 +505,7 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
 
 #[tokio::test]
 async fn a_half_closed_client_is_told_that_its_time_is_over() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_millis(50);
     });
@@ -524,7 +525,7 @@ async fn a_client_that_closes_wholly_while_it_waits_leaves_the_line() {
     let two = format!("{GET_ON}{GET_ON}");
     for request in [GET, POST, &unread, broken_off, &two] {
         for (half_first, reset) in [(false, false), (true, false), (false, true)] {
-            let world = World::new().await;
+            let world = ActivatorFixture::new().await;
             let mut client = world.connect().await;
             client.write_all(request.as_bytes()).await.unwrap();
             world.waiting(1).await;
@@ -548,7 +549,7 @@ async fn a_client_that_closes_wholly_while_it_waits_leaves_the_line() {
 
 #[tokio::test]
 async fn a_client_that_goes_while_its_request_runs_frees_the_pods_place() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
     });
@@ -563,7 +564,7 @@ async fn a_client_that_goes_while_its_request_runs_frees_the_pods_place() {
 
 #[tokio::test]
 async fn a_silent_answer_ends_once_nobody_listens() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_secs(300);
     });
@@ -612,7 +613,7 @@ const PAUSE: Duration = Duration::from_secs(6);
 #[tokio::test]
 async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
     for is_closed_first in [true, false] {
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         world.change(|table| {
             table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
         });
@@ -625,7 +626,7 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
         }
         world.ready("p", at);
         read_until(&mut client, "begin").await;
-        let clock = Clock::stop();
+        let clock = PausedClock::stop();
         if is_closed_first {
             clock.forward(PAUSE).await;
             assert!(closed.try_recv().is_err(), "the pod need not decide");
@@ -650,7 +651,7 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
 
 #[tokio::test]
 async fn a_client_that_goes_during_the_answer_frees_the_pods_place() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
     });
@@ -667,7 +668,7 @@ async fn a_client_that_goes_during_the_answer_frees_the_pods_place() {
 
 #[tokio::test]
 async fn a_stop_lets_requests_in_flight_end() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::from_millis(50)).await;
     world.ready("p", pod.address);
     let mut client = world.connect().await;
@@ -683,7 +684,7 @@ async fn a_stop_lets_requests_in_flight_end() {
 
 #[tokio::test]
 async fn a_burst_dials_at_most_half_the_backlog_before_the_first_answer() {
-    let mut world = World::with(|config| config.pod_backlog = 8).await;
+    let mut world = ActivatorFixture::with(|config| config.pod_backlog = 8).await;
     let pod = server(OK, Duration::from_millis(1)).await;
     let mut clients = Vec::new();
     for _ in 0..100 {

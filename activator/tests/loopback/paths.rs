@@ -9,26 +9,27 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use common::wire::Protocol;
+use common::wire::AppProtocol;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
 use crate::{
-    harness::{LONG, World, revision},
+    harness::{ActivatorFixture, LONG, revision},
     inputs::{
-        self, Http2Input, Input, Sent, Told, head, http2_inputs, in_http1, inputs, is_refused, told,
+        self, ComparedResponse, Http1RequestCase, Http2RequestCase, RequestBodyCase, head,
+        http2_inputs, in_http1, inputs, is_refused, told,
     },
 };
 
 /// Server in a process of its own, which ends when its standard input does.
-struct Server {
+struct ReferenceServerProcess {
     child: Child,
     address: SocketAddr,
 }
 
-impl Server {
+impl ReferenceServerProcess {
     fn start(command: &mut Command) -> Self {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = piped.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -39,7 +40,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ReferenceServerProcess {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         self.child.wait().ok();
@@ -83,7 +84,7 @@ fn nginx(folder: &Path) -> Command {
 }
 
 /// Sends raw bytes with a body behind them, and reads the response at the same time, as clients do.
-async fn ask(at: SocketAddr, head: &[u8], body: usize) -> Told {
+async fn ask(at: SocketAddr, head: &[u8], body: usize) -> ComparedResponse {
     let mut client = TcpStream::connect(at).await.unwrap();
     let (mut from, mut to) = client.split();
     let (sent, mut answer) = ([head, &vec![b'x'; body]].concat(), Vec::new());
@@ -94,12 +95,12 @@ async fn ask(at: SocketAddr, head: &[u8], body: usize) -> Told {
     told(&answer)
 }
 
-async fn compare(server: &Server, more: &[Input]) {
+async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
     for input in inputs().iter().chain(more) {
         let (head, body) = (head(input), input.3);
         let what = format!("{}", head[..head.len().min(60)].escape_ascii());
         let direct = ask(server.address, &head, body).await;
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         let port = ([127, 0, 0, 1], world.port).into();
         if is_refused(input) {
             world.ready("p", server.address);
@@ -121,17 +122,21 @@ async fn compare(server: &Server, more: &[Input]) {
 }
 
 /// Requests that HTTP/2 can express. A pod that speaks HTTP/2 gets them in HTTP/2 directly, others in HTTP/1.1.
-async fn compare_http2(server: &Server, protocol: Protocol, inputs: &[Http2Input]) {
+async fn compare_http2(
+    server: &ReferenceServerProcess,
+    protocol: AppProtocol,
+    inputs: &[Http2RequestCase],
+) {
     for input in inputs {
         let what = format!("{protocol:?} {} {} {:?}", input.0, input.1, input.3);
         let direct = match protocol {
-            Protocol::H2c => over_http2(server.address, input.clone()).await,
-            Protocol::Http1 => {
+            AppProtocol::H2c => over_http2(server.address, input.clone()).await,
+            AppProtocol::Http1 => {
                 let (head, body) = in_http1(input);
                 ask(server.address, &head, body).await
             }
         };
-        let mut world = World::new().await;
+        let mut world = ActivatorFixture::new().await;
         world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
         let port: SocketAddr = ([127, 0, 0, 1], world.port).into();
         let asleep = tokio::spawn(over_http2(port, input.clone()));
@@ -143,50 +148,50 @@ async fn compare_http2(server: &Server, protocol: Protocol, inputs: &[Http2Input
     }
 }
 
-async fn over_http2(at: SocketAddr, input: Http2Input) -> Told {
+async fn over_http2(at: SocketAddr, input: Http2RequestCase) -> ComparedResponse {
     let told = inputs::over_http2(at, &input);
     tokio::time::timeout(LONG, told).await.expect("answers in time").unwrap()
 }
 
 #[tokio::test]
 async fn python_answers_the_same_on_every_path() {
-    let server = Server::start(Command::new("python3").arg(pods().join("app.py")));
+    let server = ReferenceServerProcess::start(Command::new("python3").arg(pods().join("app.py")));
     let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
     let both = ("GET", b"/both".to_vec(), String::new(), 0);
     compare(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
-    compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_inputs()).await;
 }
 
 #[tokio::test]
 async fn node_answers_the_same_on_every_path() {
-    let server = Server::start(Command::new("node").arg(pods().join("app.mjs")));
+    let server = ReferenceServerProcess::start(Command::new("node").arg(pods().join("app.mjs")));
     compare(&server, &[]).await;
-    compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_inputs()).await;
 }
 
 #[tokio::test]
 async fn go_answers_the_same_on_every_path() {
     let mut app = go();
-    let server = Server::start(&mut app);
+    let server = ReferenceServerProcess::start(&mut app);
     // The server runs, and needs its file no more.
     std::fs::remove_file(app.get_program()).unwrap();
     compare(&server, &[]).await;
-    compare_http2(&server, Protocol::Http1, &http2_inputs()).await;
-    let hints = ("GET", "/hints", Vec::new(), Sent::Nothing);
+    compare_http2(&server, AppProtocol::Http1, &http2_inputs()).await;
+    let hints = ("GET", "/hints", Vec::new(), RequestBodyCase::Nothing);
     let more = [http2_inputs(), vec![hints]].concat();
-    compare_http2(&server, Protocol::H2c, &more).await;
+    compare_http2(&server, AppProtocol::H2c, &more).await;
 }
 
 #[tokio::test]
 async fn nginx_answers_the_same_on_every_path() {
     let folder = std::env::temp_dir().join(format!("activator-paths-nginx-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let server = Server::start(&mut nginx(&folder));
+    let server = ReferenceServerProcess::start(&mut nginx(&folder));
     compare(&server, &[]).await;
     // The server reports the length of a body in chunks differently each time.
-    let is_told = |input: &Http2Input| !matches!(input.3, Sent::Unsized(_));
+    let is_told = |input: &Http2RequestCase| !matches!(input.3, RequestBodyCase::Unsized(_));
     let inputs: Vec<_> = http2_inputs().into_iter().filter(is_told).collect();
-    compare_http2(&server, Protocol::Http1, &inputs).await;
+    compare_http2(&server, AppProtocol::Http1, &inputs).await;
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
 }

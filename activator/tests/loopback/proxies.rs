@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{Edge, Ingress};
+use common::wire::{EdgeSettings, GatewayRules};
 use http::Request;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -11,21 +11,21 @@ use tokio::{
 };
 
 use crate::{
-    h2c::Client,
-    harness::{self, OK, Server, World, rest, server, service},
+    h2c::Http2TestClient,
+    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, rest, server, service},
 };
 
 const HOST: &str = "hello.default.example.com";
 /// PROXY header of version 1, for a client that connected to port 443.
 const BY_TLS: &str = "PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n";
 
-fn trusting(networks: &[&str], proxy_protocol: bool) -> Edge {
+fn trusting(networks: &[&str], proxy_protocol: bool) -> EdgeSettings {
     let trusted_proxies = networks.iter().map(|it| it.parse().unwrap()).collect();
-    Edge { trusted_proxies, proxy_protocol, ..Edge::default() }
+    EdgeSettings { trusted_proxies, proxy_protocol, ..EdgeSettings::default() }
 }
 
-async fn awake(edge: Edge) -> (World, Server) {
-    let mut world = World::new().await;
+async fn awake(edge: EdgeSettings) -> (ActivatorFixture, FakeHttp1Pod) {
+    let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
     world.change(|table| table.settings.edge = edge);
@@ -44,7 +44,7 @@ fn status(answer: &str) -> &str {
 async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
     let (mut world, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
     world.change(|table| {
-        let ingress = Ingress { redirects: true, ..Ingress::default() };
+        let ingress = GatewayRules { redirects: true, ..GatewayRules::default() };
         table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
     });
     for (fields, code) in [
@@ -59,7 +59,7 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
         if let Some((name, value)) = fields.trim().split_once(": ") {
             request = request.header(name, value);
         }
-        let answer = Client::at(world.outside).await.ask(request, &[]).await.unwrap();
+        let answer = Http2TestClient::at(world.outside).await.ask(request, &[]).await.unwrap();
         assert_eq!(answer.head.status().as_str(), code, "{fields}");
     }
     let secure = "x-forwarded-proto: https\r\n";
@@ -92,7 +92,7 @@ async fn forces_tls() -> SocketAddr {
 
 #[tokio::test]
 async fn an_app_with_forced_tls_answers_behind_a_balancer_that_ended_it() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.ready("p", forces_tls().await);
     let secure = get("x-forwarded-proto: https\r\n");
     assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "301", "forged");

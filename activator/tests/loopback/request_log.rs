@@ -8,15 +8,17 @@ use std::{
 };
 
 use common::{
-    request_log::{Template, USUAL},
-    wire::RequestLog,
+    request_log::{LogTemplate, USUAL},
+    wire::RequestLogSettings,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
 };
 
-use crate::harness::{DATED, GET, LONG, OK, World, hello_1, read_head, revision, server, until};
+use crate::harness::{
+    ActivatorFixture, DATED, GET, LONG, OK, hello_1, read_head, revision, server, until,
+};
 
 const LINES: &str = "rouse_activator_request_log_lines_total";
 const DROPPED: &str = "rouse_activator_request_log_dropped_total";
@@ -25,16 +27,16 @@ const SHORT: &str = r#"{{.Request.Method}} {{js .Request.RequestURI}} {{.Respons
 
 /// Text that was written to the log.
 #[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
+struct CapturedRequestLog(Arc<Mutex<Vec<u8>>>);
 
-impl Written {
+impl CapturedRequestLog {
     fn lines(&self) -> Vec<String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8(all.clone()).unwrap().lines().map(str::to_owned).collect()
     }
 }
 
-impl io::Write for Written {
+impl io::Write for CapturedRequestLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
         Ok(bytes.len())
@@ -45,9 +47,9 @@ impl io::Write for Written {
 }
 
 /// Output that accepts nothing before it is released, and then fails.
-struct Stuck(mpsc::Receiver<()>);
+struct StuckLogSink(mpsc::Receiver<()>);
 
-impl io::Write for Stuck {
+impl io::Write for StuckLogSink {
     fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
         let _ = self.0.recv();
         Err(io::ErrorKind::BrokenPipe.into())
@@ -57,15 +59,15 @@ impl io::Write for Stuck {
     }
 }
 
-fn set(world: &mut World, template: Option<&str>, probes: bool) {
-    let parsed = |source| Template::parse(source).unwrap();
-    let log = template.map(|source| RequestLog { template: parsed(source), probes });
+fn set(world: &mut ActivatorFixture, template: Option<&str>, probes: bool) {
+    let parsed = |source| LogTemplate::parse(source).unwrap();
+    let log = template.map(|source| RequestLogSettings { template: parsed(source), probes });
     world.change(|table| table.settings.request_log = log);
 }
 
 /// Creates an activator that logs by this template.
-async fn logging(template: &str) -> (World, Written) {
-    let (mut world, written) = (World::new().await, Written::default());
+async fn logging(template: &str) -> (ActivatorFixture, CapturedRequestLog) {
+    let (mut world, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
     world.activator.gateway.request_log.write_to(Box::new(written.clone()));
     set(&mut world, Some(template), false);
     (world, written)
@@ -97,7 +99,7 @@ async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
 
 #[tokio::test]
 async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
-    let (mut world, written) = (World::new().await, Written::default());
+    let (mut world, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
     world.activator.gateway.request_log.write_to(Box::new(written.clone()));
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
@@ -127,7 +129,9 @@ async fn every_end_of_a_request_leaves_one_line() {
     // The timeout is over before there is a pod.
     let short = Duration::from_millis(20);
     world.change(|table| {
-        table.revisions.insert(revision(), common::wire::Revision { timeout: short, ..hello_1() });
+        table
+            .revisions
+            .insert(revision(), common::wire::RevisionEntry { timeout: short, ..hello_1() });
     });
     world.exchange(&GET.replace("GET /", "GET /late")).await;
     until(|| written.lines().len() == 2).await;
@@ -179,9 +183,9 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
 
 #[tokio::test]
 async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_counted() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     let (go_on, wait) = mpsc::channel();
-    world.activator.gateway.request_log.write_to(Box::new(Stuck(wait)));
+    world.activator.gateway.request_log.write_to(Box::new(StuckLogSink(wait)));
     // Lines of 64 KiB each; at most eight megabytes of them wait.
     set(&mut world, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
     let pod = server(DATED, Duration::ZERO).await;

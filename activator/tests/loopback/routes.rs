@@ -7,15 +7,15 @@ use std::{
 };
 
 use activator::{
-    failure::Failure,
-    revision::{PodTold, PodsTold},
+    failure::ProxyRequestError,
+    revision::{PodTable, PodTableEntry},
 };
 use common::{
     link::RouteBatch,
-    wire::{Name, PodPhase, RouteChange, RouteKey, Target},
+    wire::{NamespacedName, RouteChange, RouteKey, RouteTarget, RoutingPhase},
 };
 
-use crate::harness::{World, hello, hello_1, pod, revision, service};
+use crate::harness::{ActivatorFixture, hello, hello_1, pod, revision, service};
 
 fn batch(changes: Vec<RouteChange>, is_whole: bool) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
@@ -28,13 +28,14 @@ fn address() -> SocketAddr {
 
 #[tokio::test]
 async fn a_new_stream_replaces_everything() {
-    let mut world = World::new().await;
+    let mut world = ActivatorFixture::new().await;
     world.ready("p", address());
     let routes = &world.activator.gateway.routes;
     assert_eq!(routes.counts(), (1, 1));
     let mut other = hello(4711);
-    other.name = Name::new("default", "other");
-    other.targets = vec![Target { revision: Name::new("default", "other-1"), percent: 100 }];
+    other.name = NamespacedName::new("default", "other");
+    other.targets =
+        vec![RouteTarget { revision: NamespacedName::new("default", "other-1"), percent: 100 }];
     assert!(routes.apply(batch(vec![RouteChange::Service(other)], true)));
     assert_eq!(routes.counts(), (1, 0));
     assert!(routes.by_port(world.port).is_none());
@@ -44,7 +45,7 @@ async fn a_new_stream_replaces_everything() {
 
 #[tokio::test]
 async fn a_service_leads_to_a_revision_that_is_told_of_later() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     routes.apply(batch(vec![RouteChange::Service(hello(world.port))], true));
     let service = routes.by_port(world.port).unwrap();
@@ -55,10 +56,10 @@ async fn a_service_leads_to_a_revision_that_is_told_of_later() {
 
 #[tokio::test]
 async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     let mut heir = hello(4711);
-    heir.name = Name::new("default", "heir");
+    heir.name = NamespacedName::new("default", "heir");
     let host = heir.hosts[0].clone();
     routes.apply(batch(vec![RouteChange::Service(heir)], false));
     routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(service()))], false));
@@ -69,10 +70,10 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
 #[tokio::test]
 async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
     for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
-        let world = World::new().await;
+        let world = ActivatorFixture::new().await;
         let routes = &world.activator.gateway.routes;
         routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(service()))], false));
-        let named = |own: &str| Name::new("default", own);
+        let named = |own: &str| NamespacedName::new("default", own);
         let host = hello(1).hosts[0].clone();
         let has = || routes.by_host(&host).map(|it| it.service.name.name.to_string());
         for (port, own) in order.into_iter().enumerate() {
@@ -89,14 +90,14 @@ async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
 
 #[tokio::test]
 async fn pods_are_kept_by_the_revision_they_serve_now() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     let served = routes.revision(&revision()).unwrap();
-    let mut it = pod("p", address(), PodPhase::Ready);
+    let mut it = pod("p", address(), RoutingPhase::Ready);
     routes.apply(batch(vec![RouteChange::Pod(it.clone().into())], false));
     assert!(served.ready_since().is_some());
     assert_eq!(routes.awake().len(), 1);
-    it.revision = Name::new("default", "elsewhere");
+    it.revision = NamespacedName::new("default", "elsewhere");
     routes.apply(batch(vec![RouteChange::Pod(it.into())], false));
     assert_eq!(served.ready_since(), None);
 }
@@ -105,14 +106,14 @@ async fn pods_are_kept_by_the_revision_they_serve_now() {
 /// another's.
 #[tokio::test]
 async fn a_request_keeps_its_turn_while_pods_come_and_go() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-    let told = PodTold { address: Some(address()), is_ready: true, name: "p".into() };
-    let pods = PodsTold::from([("p".to_owned(), told)]);
+    let told = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
+    let pods = PodTable::from([("p".to_owned(), told)]);
     served.set_pods(&pods);
     let (mut first, mut second) = (served.visit(0), served.visit(0));
     served.refused(first.place().await.unwrap());
-    served.set_pods(&PodsTold::new());
+    served.set_pods(&PodTable::new());
     let waiting = async {
         let (one, two) = tokio::join!(second.place(), first.place());
         (one.is_ok(), two.is_ok())
@@ -130,7 +131,7 @@ async fn a_request_keeps_its_turn_while_pods_come_and_go() {
 /// Requests that wait for the first pod of a deleted revision fail before their own timeout.
 #[tokio::test]
 async fn who_waits_at_a_revision_that_is_gone_for_good_is_told() {
-    let world = World::new().await;
+    let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     let gone = || batch(vec![RouteChange::Gone(RouteKey::Revision(revision()))], false);
     let served = routes.revision(&revision()).unwrap();
@@ -151,6 +152,6 @@ async fn who_waits_at_a_revision_that_is_gone_for_good_is_told() {
         routes.give_up_left(now + Duration::from_secs(60));
     };
     let (told, ()) = tokio::join!(waits, goes);
-    assert!(matches!(told, Err(Failure::UnknownRevision(_))), "{told:?}");
+    assert!(matches!(told, Err(ProxyRequestError::UnknownRevision(_))), "{told:?}");
     assert_eq!(served.waiting(), 0);
 }

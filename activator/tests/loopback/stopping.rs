@@ -3,18 +3,18 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{Activator, PodPhase, RouteChange, RouteKey};
+use common::wire::{ActivatorEntry, RouteChange, RouteKey, RoutingPhase};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
 use crate::{
-    h2c::{self, Client},
+    h2c::{self, Http2TestClient},
     harness::{
         GET, LONG, OK, hello, hello_1, pod, read_head, rest, revision, server, service, until,
     },
-    parts::{self, Running},
+    parts::{self, RunningActivatorFixture},
 };
 
 fn free() -> u16 {
@@ -29,14 +29,18 @@ async fn ask(port: u16, request: &str) -> String {
 
 fn own() -> (RouteKey, RouteChange) {
     let (name, node, zone) = ("activator".to_owned(), String::new(), String::new());
-    let activator = Activator { name: name.clone(), node, zone, addresses: vec![] };
+    let activator = ActivatorEntry { name: name.clone(), node, zone, addresses: vec![] };
     (RouteKey::Activator(name), RouteChange::Activator(activator))
 }
 
 /// Creates an activator with a service whose pod answers after `pause`.
-async fn lingering(name: &str, linger_ms: u64, pause: Duration) -> (Running, u16, u16) {
+async fn lingering(
+    name: &str,
+    linger_ms: u64,
+    pause: Duration,
+) -> (RunningActivatorFixture, u16, u16) {
     let admin = free();
-    let mut running = Running::start(name, |config| {
+    let mut running = RunningActivatorFixture::start(name, |config| {
         config.admin = SocketAddr::from(([127, 0, 0, 1], admin));
         (config.linger_ms, config.drain_ms) = (Some(linger_ms), Some(20_000));
         config.settle_ms = 10;
@@ -47,7 +51,7 @@ async fn lingering(name: &str, linger_ms: u64, pause: Duration) -> (Running, u16
     running.routes.set(key, change);
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_1()));
     running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello(port)));
-    let ready = pod("p", server.address, PodPhase::Ready);
+    let ready = pod("p", server.address, RoutingPhase::Ready);
     running.routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     running.in_force().await;
     (running, port, admin)
@@ -83,7 +87,7 @@ async fn it_serves_until_the_table_names_it_no_more() {
         assert!(ask(port, GET).await.ends_with("hello"), "new connections are served");
     }
     // HTTP/2 clients are asked to reconnect by GOAWAY.
-    let client = Client::connect(port).await;
+    let client = Http2TestClient::connect(port).await;
     client.ask(h2c::get("/"), &[]).await.unwrap();
     until(|| client.is_closed()).await;
     assert!(!running.is_over());
@@ -99,7 +103,7 @@ async fn it_goes_when_its_time_is_over_and_lets_requests_in_flight_end() {
     let (running, port, _) = lingering("late", 50, Duration::from_millis(500)).await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();
-    let call = Client::connect(port).await;
+    let call = Http2TestClient::connect(port).await;
     let second = tokio::spawn(call.ask(h2c::get("/"), &[]));
     tokio::time::sleep(Duration::from_millis(50)).await;
     running.stop.cancel();
@@ -126,7 +130,7 @@ async fn a_request_that_waits_still_gets_its_pod() {
     };
     tokio::time::timeout(LONG, closed).await.unwrap();
     let late = server(OK, Duration::ZERO).await;
-    let ready = pod("late", late.address, PodPhase::Ready);
+    let ready = pod("late", late.address, RoutingPhase::Ready);
     running.routes.set(RouteKey::Pod("late".to_owned()), RouteChange::Pod(ready.into()));
     assert!(rest(&mut asked).await.ends_with("hello"));
     running.over().await;

@@ -4,12 +4,12 @@
 
 use std::{net::Ipv4Addr, path::PathBuf, pin::Pin};
 
-use activator::Config;
+use activator::ActivatorConfig;
 use common::{
     link,
     outbox::Outbox,
     wire::{
-        PodItem, RouteChange, RouteKey, UsageItem,
+        PodReportItem, RouteChange, RouteKey, UsageItem,
         raw::{
             self,
             pods_server::{Pods, PodsServer},
@@ -25,13 +25,13 @@ use tonic::{Request, Response, Status, Streaming, transport::Server};
 
 use crate::harness::LONG;
 
-pub struct Controller {
+pub struct FakeRoutesServer {
     pub routes: Outbox<RouteKey, RouteChange>,
     pub stop: CancellationToken,
 }
 
 #[tonic::async_trait]
-impl Routes for Controller {
+impl Routes for FakeRoutesServer {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
 
     async fn watch(
@@ -46,10 +46,10 @@ impl Routes for Controller {
     }
 }
 
-pub struct Reports(pub mpsc::Sender<PodItem>, pub CancellationToken);
+pub struct FakePodReportsServer(pub mpsc::Sender<PodReportItem>, pub CancellationToken);
 
 #[tonic::async_trait]
-impl Pods for Reports {
+impl Pods for FakePodReportsServer {
     async fn report(
         &self,
         items: Request<Streaming<raw::PodItem>>,
@@ -60,10 +60,10 @@ impl Pods for Reports {
     }
 }
 
-pub struct Autoscaler(pub mpsc::Sender<UsageItem>, pub CancellationToken);
+pub struct FakeUsageServer(pub mpsc::Sender<UsageItem>, pub CancellationToken);
 
 #[tonic::async_trait]
-impl Usage for Autoscaler {
+impl Usage for FakeUsageServer {
     async fn report(
         &self,
         items: Request<Streaming<raw::UsageItem>>,
@@ -75,20 +75,20 @@ impl Usage for Autoscaler {
 }
 
 /// Running activator, with the streams to and from it.
-pub struct Running {
+pub struct RunningActivatorFixture {
     pub routes: Outbox<RouteKey, RouteChange>,
-    pub pods: mpsc::Receiver<PodItem>,
+    pub pods: mpsc::Receiver<PodReportItem>,
     pub usages: mpsc::Receiver<UsageItem>,
     /// Cancelled to stop the activator.
     pub stop: CancellationToken,
-    activator: JoinHandle<Result<(), activator::Error>>,
+    activator: JoinHandle<Result<(), activator::ActivatorError>>,
     /// Cancelled to stop the servers of the controller and the autoscaler.
     end: CancellationToken,
     folder: PathBuf,
 }
 
-impl Running {
-    pub async fn start(name: &str, change: impl FnOnce(&mut Config)) -> Self {
+impl RunningActivatorFixture {
+    pub async fn start(name: &str, change: impl FnOnce(&mut ActivatorConfig)) -> Self {
         let folder = std::env::temp_dir().join(format!("activator-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let endpoint = |name: &str| format!("unix:{}/{name}.sock", folder.display());
@@ -97,14 +97,15 @@ impl Running {
         let (seen, pods) = mpsc::channel(1000);
         let (told, usages) = mpsc::channel(1000);
         let control = Server::builder()
-            .add_service(RoutesServer::new(Controller {
+            .add_service(RoutesServer::new(FakeRoutesServer {
                 routes: routes.clone(),
                 stop: end.clone(),
             }))
-            .add_service(PodsServer::new(Reports(seen, end.clone())));
-        let scale = Server::builder().add_service(UsageServer::new(Autoscaler(told, end.clone())));
+            .add_service(PodsServer::new(FakePodReportsServer(seen, end.clone())));
+        let scale =
+            Server::builder().add_service(UsageServer::new(FakeUsageServer(told, end.clone())));
         let (at_controller, at_autoscaler) = (endpoint("controller"), endpoint("autoscaler"));
-        let mut config = Config::defaults();
+        let mut config = ActivatorConfig::defaults();
         config.listen = vec![Ipv4Addr::LOCALHOST.into()];
         config.admin = "127.0.0.1:0".parse().unwrap();
         (config.controller, config.autoscaler) = (at_controller.clone(), at_autoscaler.clone());
@@ -149,6 +150,6 @@ pub async fn next<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Opt
     tokio::time::timeout(LONG, find).await.expect("is told in time")
 }
 
-pub fn applied(item: PodItem) -> Option<u64> {
-    if let PodItem::Applied(version) = item { Some(version) } else { None }
+pub fn applied(item: PodReportItem) -> Option<u64> {
+    if let PodReportItem::Applied(version) = item { Some(version) } else { None }
 }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use common::abi::{LATENCY_BOUNDS_US, Responses};
+use common::abi::{LATENCY_BOUNDS_US, ResponseCounters};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder},
@@ -68,7 +68,8 @@ fn encode_requests(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> fm
     let help = "Responses of pods by status class; unseen: the kernel cannot read it";
     let classes = ["1xx", "2xx", "3xx", "4xx", "5xx", "unseen"];
     counter_by_label(out, "rouse_agent_responses", help, "code", &classes, all, |it| {
-        let Responses { status: [one, two, three, four, five], unseen, .. } = it.row.responses;
+        let ResponseCounters { status: [one, two, three, four, five], unseen, .. } =
+            it.row.responses;
         [one, two, three, four, five, unseen]
     })?;
     let help = "gRPC calls by outcome, where the kernel can read it";
@@ -113,7 +114,7 @@ fn histogram(
 ) -> fmt::Result {
     let mut family = out.encode_descriptor(name, help, None, MetricType::Histogram)?;
     for (labels, tally) in all {
-        let Responses { latency, latency_sum_ns, .. } = tally.row.responses;
+        let ResponseCounters { latency, latency_sum_ns, .. } = tally.row.responses;
         let buckets = merge_buckets(&latency, bounds_us);
         let count = latency.iter().sum();
         let mut one = family.encode_family(labels)?;
@@ -184,7 +185,7 @@ fn gauge(
 
 #[cfg(test)]
 mod tests {
-    use common::{abi, wire::Name};
+    use common::{abi, wire::NamespacedName};
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
@@ -197,7 +198,7 @@ mod tests {
         for (bucket, count) in [(0, 1), (3, 1), (4, 1), (17, 1), (19, 2)] {
             latency[bucket] = count;
         }
-        let responses = Responses {
+        let responses = ResponseCounters {
             status: [1, 2, 3, 4, 5],
             unseen: 6,
             grpc_ok: 7,
@@ -209,7 +210,8 @@ mod tests {
             latency,
         };
         let row = TotalsRow { responses, started: 12, desync: 13, stray: 15 };
-        let (shown, name) = (SharedRevisionTotals::default(), Name::new("prod", "hello-00001"));
+        let (shown, name) =
+            (SharedRevisionTotals::default(), NamespacedName::new("prod", "hello-00001"));
         let mut tallies = lock(&shown);
         tallies.assign_slot(1, &name);
         tallies.set_owners(&name, ["hello".into(), "config".into()]);

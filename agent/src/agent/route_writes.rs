@@ -40,7 +40,7 @@ impl Agent {
     }
 
     /// Reports the services that do not fit the maps. They are planned again at each sweep.
-    fn report_refused(&mut self, refused: BTreeMap<wire::Name, MapCapacityError>) {
+    fn report_refused(&mut self, refused: BTreeMap<wire::NamespacedName, MapCapacityError>) {
         self.handles.metrics.services_refused.set(i64::try_from(refused.len()).unwrap_or(i64::MAX));
         // Logged and shown only when the set changes, as each sweep repeats it.
         if self.refused_services.keys().ne(refused.keys()) {

@@ -35,7 +35,7 @@ pub(crate) struct AuditTarget {
     /// Cookie of the pod's namespace.
     pub(crate) cookie: u64,
     /// Row and serving port of the pod.
-    pub(crate) entry: abi::Pod,
+    pub(crate) entry: abi::PodValue,
 }
 
 impl AuditTargets {
@@ -130,7 +130,7 @@ impl GaugeAuditor {
 }
 
 /// Returns the share of a connection in the gauges.
-fn socket_share(conn: &abi::Conn) -> SocketShare {
+fn socket_share(conn: &abi::ServerSocket) -> SocketShare {
     SocketShare {
         in_flight: conn.http.open,
         is_fresh: conn.http.flags & abi::HTTP_FRESH != 0,

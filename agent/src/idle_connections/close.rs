@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{abi::InUse, link::chain};
+use common::{abi::ConnectionActivity, link::chain};
 use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
@@ -196,7 +196,7 @@ impl ScannedClient {
     fn exclude_in_use(
         &mut self,
         leaving: &BTreeMap<SocketAddr, DrainingAddress>,
-        said: &BTreeMap<ClientPodAddresses, InUse>,
+        said: &BTreeMap<ClientPodAddresses, ConnectionActivity>,
     ) -> u64 {
         let all = self.due.len();
         self.due.retain(|it| may_close(leaving, it, said.get(&connection_addresses(it)).copied()));

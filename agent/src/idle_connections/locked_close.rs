@@ -15,7 +15,7 @@ use aya::{
     maps::{HashMap, MapData, MapError},
     programs::{Program, ProgramError},
 };
-use common::abi::{self, Ending, SocketFields, maps};
+use common::abi::{self, CloseRequest, SockFieldOffsets, maps};
 
 use crate::{
     btf::{self, KernelBtf},
@@ -63,7 +63,7 @@ pub(crate) struct LockedCloseSupport {
     /// BTF id of the function.
     function_id: u32,
     /// Offsets of the fields of sockets.
-    pub(crate) fields: SocketFields,
+    pub(crate) fields: SockFieldOffsets,
 }
 
 impl LockedCloseSupport {
@@ -141,7 +141,7 @@ impl AlignedObject {
 #[derive(Debug)]
 pub struct LockedCloser {
     link: OwnedFd,
-    requests: HashMap<MapData, u64, Ending>,
+    requests: HashMap<MapData, u64, CloseRequest>,
 }
 
 /// Numbers of connections by the outcome of their close.
@@ -161,7 +161,7 @@ impl std::ops::AddAssign for CloseCounts {
 }
 
 impl LockedCloser {
-    /// Loads the program of an object that was [filled in](Offer::fill_in), and takes its map.
+    /// Loads the program of an object that was [filled in](LockedCloseSupport::patch_object), and takes its map.
     pub(crate) fn load(ebpf: &mut Ebpf) -> Result<Self, LockedCloseError> {
         let btf = Btf::from_sys_fs()?;
         let Some(Program::Iter(program)) = ebpf.program_mut(END) else {
@@ -190,7 +190,7 @@ impl LockedCloser {
 
     fn close_batch(&mut self, connections: &[&DiagConnection]) -> io::Result<()> {
         for connection in connections {
-            let ending = Ending {
+            let ending = CloseRequest {
                 acked: connection.activity.bytes_acked,
                 received: connection.activity.bytes_received,
                 verdict: abi::ENDING_UNSEEN,
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_only_call_site_is_patched() {
         let offer =
-            LockedCloseSupport { function_id: 0x1234_5678, fields: SocketFields::default() };
+            LockedCloseSupport { function_id: 0x1234_5678, fields: SockFieldOffsets::default() };
         let kept = encode_call(HELPER_CALL, abi::SOCK_DESTROY);
         let object = [[1; 8], kept, [2; 8]].concat();
         let filled = offer.patch_object(&object).expect("one place");

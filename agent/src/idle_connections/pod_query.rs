@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
-use common::abi::InUse;
+use common::abi::ConnectionActivity;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Bytes, client::conn::http1};
@@ -24,7 +24,7 @@ pub(super) type ClientPodAddresses = (SocketAddr, SocketAddr);
 /// If no agent answers in a pod's namespace, or a policy drops the query, its connections are missing in the result.
 pub(super) async fn query_in_use(
     connections: impl IntoIterator<Item = ClientPodAddresses>,
-) -> BTreeMap<ClientPodAddresses, InUse> {
+) -> BTreeMap<ClientPodAddresses, ConnectionActivity> {
     let mut clients_of = BTreeMap::<SocketAddr, Vec<SocketAddr>>::new();
     for (client, pod) in connections {
         clients_of.entry(pod).or_default().push(client);
@@ -49,12 +49,18 @@ pub(super) async fn query_in_use(
     found
 }
 
-async fn query_pod(pod: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, InUse>> {
+async fn query_pod(
+    pod: SocketAddr,
+    question: String,
+) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
     let at = SocketAddr::new(pod.ip(), pod_server::PORT);
     timeout(QUERY_TIMEOUT, send_query(at, question)).await.unwrap_or_else(|late| Err(late.into()))
 }
 
-async fn send_query(at: SocketAddr, question: String) -> io::Result<BTreeMap<SocketAddr, InUse>> {
+async fn send_query(
+    at: SocketAddr,
+    question: String,
+) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
     let stream = TcpStream::connect(at).await?;
     // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
     stream.set_zero_linger()?;

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use common::abi::{Conn, InUse, maps};
+use common::abi::{ConnectionActivity, ServerSocket, maps};
 
 use super::{KernelMapError, open_pinned};
 use crate::sockdiag::{DiagConnection, SockDiag};
@@ -28,13 +28,13 @@ impl ConnectionStorage {
         opened.collect::<Result<_, _>>().map(|opened| Self(Arc::new(opened)))
     }
 
-    /// Returns the clients' addresses in the namespace of `diag`, each with the [use](Conn::in_use) of its connection.
+    /// Returns the clients' addresses in the namespace of `diag`, each with the [use](ServerSocket::in_use) of its connection.
     /// Opaque connections are left out.
-    pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, InUse>> {
+    pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
         let mut found = BTreeMap::new();
         for storage in self.0.iter() {
             let stored = diag.stored_values(storage.as_fd())?.into_iter();
-            let in_use = |value: &[u8]| Conn::read(value)?.in_use();
+            let in_use = |value: &[u8]| ServerSocket::read(value)?.in_use();
             found.extend(
                 stored.filter_map(|(it, value)| Some((it.canonical_peer(), in_use(&value)?))),
             );
@@ -43,23 +43,24 @@ impl ConnectionStorage {
     }
 
     /// Returns the connections in the namespace of `diag` that wait for the end of a request, each with [the request's
-    /// start](Conn::overdue_since).
+    /// start](ServerSocket::overdue_since).
     pub fn open_requests(&self, diag: &SockDiag) -> io::Result<Vec<(DiagConnection, u64)>> {
         let mut found = Vec::new();
         for storage in self.0.iter() {
             let stored = diag.stored_values(storage.as_fd())?.into_iter();
-            let since = |value: &[u8]| Conn::read(value)?.overdue_since();
+            let since = |value: &[u8]| ServerSocket::read(value)?.overdue_since();
             found.extend(stored.filter_map(|(it, value)| Some((it, since(&value)?))));
         }
         Ok(found)
     }
 
-    /// Returns the number of [upgraded](Conn::is_upgraded) connections in the namespace of `diag`.
+    /// Returns the number of [upgraded](ServerSocket::is_upgraded) connections in the namespace of `diag`.
     pub fn count_upgraded(&self, diag: &SockDiag) -> io::Result<u64> {
         let mut count = 0;
         for storage in self.0.iter() {
             let stored = diag.stored_values(storage.as_fd())?.into_iter();
-            let is_upgraded = |value: &[u8]| Conn::read(value).is_some_and(|it| it.is_upgraded());
+            let is_upgraded =
+                |value: &[u8]| ServerSocket::read(value).is_some_and(|it| it.is_upgraded());
             count += stored.filter(|(_, value)| is_upgraded(value)).count() as u64;
         }
         Ok(count)
@@ -70,10 +71,10 @@ impl ConnectionStorage {
     pub fn all_connections(
         &self,
         diag: &SockDiag,
-    ) -> io::Result<Vec<(DiagConnection, Option<Conn>)>> {
+    ) -> io::Result<Vec<(DiagConnection, Option<ServerSocket>)>> {
         // The first storage is this version's: the previous version has gauges of its own.
         let Some(storage) = self.0.first() else { return Ok(Vec::new()) };
         let stored = diag.all_with_stored_values(storage.as_fd())?.into_iter();
-        Ok(stored.map(|(it, value)| (it, value.as_deref().and_then(Conn::read))).collect())
+        Ok(stored.map(|(it, value)| (it, value.as_deref().and_then(ServerSocket::read))).collect())
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use aya::maps::{HashMap, MapData, MapError};
 use common::{
     abi::{self, maps},
-    wire::Totals,
+    wire::RequestTotals,
 };
 use tracing::{info, warn};
 
@@ -26,7 +26,7 @@ use crate::sys;
 #[derive(Debug)]
 pub(super) struct PreviousCounters {
     pins: PathBuf,
-    pods: HashMap<MapData, u64, abi::Pod>,
+    pods: HashMap<MapData, u64, abi::PodValue>,
     rows: CounterRows,
     /// Cookie and previous row of each pod, by this version's row.
     previous_slots: BTreeMap<u32, (u64, u32)>,
@@ -46,10 +46,10 @@ impl PreviousCounters {
         let size = |bytes: usize| bytes as u32;
         // Another ABI version may lay out the same names differently; sizes are all that can be compared.
         let wanted = [
-            (maps::PODS, 8, size(size_of::<abi::Pod>())),
+            (maps::PODS, 8, size(size_of::<abi::PodValue>())),
             (maps::POD_STATE, 4, size(size_of::<abi::PodState>())),
-            (maps::COUNTERS, 4, size(size_of::<abi::Counters>())),
-            (maps::RESPONSES, 4, size(size_of::<abi::Responses>())),
+            (maps::COUNTERS, 4, size(size_of::<abi::PodCounters>())),
+            (maps::RESPONSES, 4, size(size_of::<abi::ResponseCounters>())),
         ];
         for (name, key, value) in wanted {
             let map = super::open_pinned(pins, name)?;
@@ -87,7 +87,7 @@ impl PreviousCounters {
             Err(source) => return Err(super::read_error(maps::PODS, source)),
         };
         // No connection comes to port 0.
-        let closed = abi::Pod { port: 0, ..found };
+        let closed = abi::PodValue { port: 0, ..found };
         let done = self.pods.insert(cookie, closed, 0);
         done.map_err(|source| write_error(maps::PODS, (cookie, found.slot), source))?;
         self.previous_slots.insert(slot, (cookie, found.slot));
@@ -102,12 +102,12 @@ impl PreviousCounters {
     }
 
     /// Returns the previous version's totals of this version's row.
-    pub(super) fn totals(&self, slot: u32) -> Totals {
+    pub(super) fn totals(&self, slot: u32) -> RequestTotals {
         self.previous_slots.get(&slot).map(|(_, old)| self.rows.totals(*old)).unwrap_or_default()
     }
 
     /// Returns the previous version's responses of this version's row.
-    pub(super) fn responses(&self, slot: u32) -> abi::Responses {
+    pub(super) fn responses(&self, slot: u32) -> abi::ResponseCounters {
         self.previous_slots.get(&slot).map(|(_, old)| self.rows.responses(*old)).unwrap_or_default()
     }
 
@@ -151,16 +151,16 @@ impl PreviousCounters {
 
 impl CounterRows {
     /// Adds to a row's totals in user space's own copy, which no CPU writes: the programs' additions are not atomic.
-    fn add(&self, slot: u32, totals: &Totals, responses: &abi::Responses) {
+    fn add(&self, slot: u32, totals: &RequestTotals, responses: &abi::ResponseCounters) {
         let index = (self.cpus - 1) * abi::PODS_MAX as usize + slot as usize;
         let row = super::row(&self.counters, index, COUNTER_WORDS);
         let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
-        add(std::mem::offset_of!(abi::Counters, begin), 1);
-        add(std::mem::offset_of!(abi::Counters, started), totals.started);
-        add(std::mem::offset_of!(abi::Counters, finished), totals.finished);
-        add(std::mem::offset_of!(abi::Counters, started_sum_ns), totals.started_sum_ns);
-        add(std::mem::offset_of!(abi::Counters, finished_sum_ns), totals.finished_sum_ns);
-        add(std::mem::offset_of!(abi::Counters, end), 1);
+        add(std::mem::offset_of!(abi::PodCounters, begin), 1);
+        add(std::mem::offset_of!(abi::PodCounters, started), totals.started);
+        add(std::mem::offset_of!(abi::PodCounters, finished), totals.finished);
+        add(std::mem::offset_of!(abi::PodCounters, started_sum_ns), totals.started_sum_ns);
+        add(std::mem::offset_of!(abi::PodCounters, finished_sum_ns), totals.finished_sum_ns);
+        add(std::mem::offset_of!(abi::PodCounters, end), 1);
         let row = super::row(&self.responses, index, RESPONSE_WORDS);
         responses.words().into_iter().zip(row).for_each(|(by, word)| {
             word.fetch_add(by, Relaxed);

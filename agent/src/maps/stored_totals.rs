@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path};
 use aya::maps::{HashMap, MapData};
 use common::{
     abi,
-    wire::{self, Name},
+    wire::{self, NamespacedName},
 };
 
 use super::{KernelMapError, ignore_missing, open_hash_map, read_error, write_error};
@@ -48,7 +48,7 @@ impl StoredTotals {
     }
 
     /// Returns the last known Revision of each row, by netns cookie.
-    pub(crate) fn owners(&self) -> Result<BTreeMap<u64, Name>, KernelMapError> {
+    pub(crate) fn owners(&self) -> Result<BTreeMap<u64, NamespacedName>, KernelMapError> {
         let mut found = BTreeMap::new();
         for entry in self.owners.iter() {
             let (cookie, text) = entry.map_err(|error| read_error(OWNERS, error))?;
@@ -58,7 +58,9 @@ impl StoredTotals {
     }
 
     /// Returns the sum of the gone pods of each Revision.
-    pub(crate) fn gone_totals(&self) -> Result<BTreeMap<Name, TotalsRow>, KernelMapError> {
+    pub(crate) fn gone_totals(
+        &self,
+    ) -> Result<BTreeMap<NamespacedName, TotalsRow>, KernelMapError> {
         let mut found = BTreeMap::new();
         for entry in self.gone_totals.iter() {
             let (text, words) = entry.map_err(|error| read_error(GONE_TOTALS, error))?;
@@ -71,7 +73,7 @@ impl StoredTotals {
     pub(crate) fn set_owner(
         &mut self,
         cookie: u64,
-        revision: Option<&Name>,
+        revision: Option<&NamespacedName>,
     ) -> Result<(), KernelMapError> {
         let done = match revision {
             Some(revision) => self.owners.insert(cookie, encode_name(revision), 0),
@@ -83,7 +85,7 @@ impl StoredTotals {
     /// Writes the sum of the gone pods of a Revision; `None`: the Revision is gone.
     pub(crate) fn set_gone_total(
         &mut self,
-        revision: &Name,
+        revision: &NamespacedName,
         left: Option<TotalsRow>,
     ) -> Result<(), KernelMapError> {
         let key = encode_name(revision);
@@ -112,7 +114,7 @@ fn ensure_hash_map(pins: &Path, name: &'static str, shape: [u32; 3]) -> Result<(
     sys::pin(map.as_fd(), &pin).map_err(share)
 }
 
-fn encode_name(name: &Name) -> RevisionKeyBytes {
+fn encode_name(name: &NamespacedName) -> RevisionKeyBytes {
     let mut text = [0; size_of::<RevisionKeyBytes>()];
     let written = name.to_string();
     // Names of Kubernetes fit. Longer names are cut.
@@ -120,9 +122,9 @@ fn encode_name(name: &Name) -> RevisionKeyBytes {
     text
 }
 
-fn decode_name(text: &RevisionKeyBytes) -> Option<Name> {
+fn decode_name(text: &RevisionKeyBytes) -> Option<NamespacedName> {
     let text = str::from_utf8(text).ok()?.trim_end_matches('\0');
-    text.parse().ok().filter(|name: &wire::Name| !name.name.is_empty())
+    text.parse().ok().filter(|name: &wire::NamespacedName| !name.name.is_empty())
 }
 
 #[cfg(test)]
@@ -134,7 +136,7 @@ mod tests {
         for written in
             ["default/hello-00001", "a/b", &format!("{}/{}", "n".repeat(63), "r".repeat(63))]
         {
-            let name: Name = written.parse().expect("a name");
+            let name: NamespacedName = written.parse().expect("a name");
             assert_eq!(self::decode_name(&encode_name(&name)), Some(name));
         }
         assert_eq!(decode_name(&[0; 320]), None);

@@ -8,7 +8,7 @@ use std::{
 use common::{
     abi::FrontendKey,
     flow::{SvcInfo, SvcState},
-    wire::Name,
+    wire::NamespacedName,
 };
 
 use super::MapCapacityError;
@@ -58,7 +58,7 @@ pub struct MapPlan {
     /// Pods that new connections no longer go to.
     pub removed_pods: BTreeSet<SocketAddr>,
     /// Services that do not fit, each with the reason. Until they fit, their connects go to the activators.
-    pub refused: BTreeMap<Name, MapCapacityError>,
+    pub refused: BTreeMap<NamespacedName, MapCapacityError>,
     /// True if lists of the previous table are still in force, which this plan leaves to a later one.
     pub is_partial: bool,
 }

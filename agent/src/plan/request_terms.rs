@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::wire::{self, Name};
+use common::wire::{self, NamespacedName};
 
 /// Default timeout: Knative's `revision-timeout-seconds` (knative/serving `pkg/apis/config/defaults.go`).
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -21,13 +21,13 @@ pub struct RevisionRequestTerms {
 impl RevisionRequestTerms {
     /// Returns the terms that nearly every Revision of this name has. Service and Configuration have one name, and the
     /// Revision's name appends a number to it.
-    pub(super) fn default_for(revision: &Name) -> Self {
+    pub(super) fn default_for(revision: &NamespacedName) -> Self {
         let owner = revision.name.rsplit_once('-').map_or("", |(owner, _number)| owner);
         Self { timeout: DEFAULT_TIMEOUT, service: owner.into(), configuration: owner.into() }
     }
 
     /// Returns the terms that the RouteTable states.
-    pub(super) fn from_route(told: &wire::Revision) -> Self {
+    pub(super) fn from_route(told: &wire::RevisionEntry) -> Self {
         let [service, configuration] =
             [&told.service, &told.configuration].map(|name| name.as_str().into());
         Self { timeout: told.timeout, service, configuration }

@@ -12,9 +12,9 @@ use std::{
 
 use common::{
     abi::{self, FrontendKey},
-    flow::{Mode, SvcInfo},
-    link::Changes,
-    wire::{self, Name, Path, PodPhase, Protocol, RouteKey},
+    flow::{RoutingMode, SvcInfo},
+    link::RouteChanges,
+    wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
 };
 
 use super::{
@@ -25,7 +25,7 @@ use super::{
 
 const TCP: u8 = 6;
 
-/// The RouteTable's input to a plan. Changed by [`Planner::set`](super::Planner::set).
+/// The RouteTable's input to a plan. Changed by [`RoutePlanner::set`](super::RoutePlanner::apply_change).
 #[derive(Debug, Default)]
 pub struct PlannerTable {
     services: NamedSlab<PlannerService>,
@@ -59,7 +59,7 @@ struct PlannerRevision {
 #[derive(Debug)]
 struct PlannerPod {
     revision: u32,
-    phase: PodPhase,
+    phase: RoutingPhase,
     address: Option<SocketAddr>,
     other_family_address: Option<SocketAddr>,
 }
@@ -78,12 +78,12 @@ impl PlannerPod {
 
 impl PlannerTable {
     /// Returns true if the Revision's pods speak HTTP/2 only.
-    pub fn is_h2c(&self, revision: &Name) -> bool {
+    pub fn is_h2c(&self, revision: &NamespacedName) -> bool {
         self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
     }
 
     /// Returns the request terms of a Revision.
-    pub fn request_terms(&self, revision: &Name) -> RevisionRequestTerms {
+    pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestTerms {
         let told = self.revisions.find(revision).map(|number| self.revisions.get(number));
         let unusual = told.and_then(|it| it.custom_terms.as_deref()).cloned();
         unusual.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
@@ -94,13 +94,13 @@ impl PlannerTable {
     pub fn pod_phases(
         &self,
         wanted: impl Fn(&SocketAddr) -> bool,
-    ) -> HashMap<SocketAddr, PodPhase> {
+    ) -> HashMap<SocketAddr, RoutingPhase> {
         let mut found = HashMap::new();
         for pod in self.pods.values() {
             for at in [pod.address, pod.other_family_address].into_iter().flatten().filter(&wanted)
             {
                 let phase = found.entry(at).or_insert(pod.phase);
-                if pod.phase == PodPhase::Ready {
+                if pod.phase == RoutingPhase::Ready {
                     *phase = pod.phase;
                 }
             }
@@ -109,7 +109,7 @@ impl PlannerTable {
     }
 
     /// Returns the subjects that a snapshot does not name any more.
-    pub fn missing_from(&self, named: &Changes) -> Vec<RouteKey> {
+    pub fn missing_from(&self, named: &RouteChanges) -> Vec<RouteKey> {
         let services = self.services.names().map(RouteKey::Service);
         let revisions = self.revisions.names().map(RouteKey::Revision);
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
@@ -123,7 +123,7 @@ impl PlannerTable {
         self.services.numbers.values().copied()
     }
 
-    pub(super) fn find_service(&self, service: &Name) -> Option<u32> {
+    pub(super) fn find_service(&self, service: &NamespacedName) -> Option<u32> {
         self.services.find(service)
     }
 
@@ -134,15 +134,15 @@ impl PlannerTable {
     }
 
     /// Returns the name of a service.
-    pub(super) fn service_name(&self, service: u32) -> Option<Name> {
+    pub(super) fn service_name(&self, service: u32) -> Option<NamespacedName> {
         self.services.name(service)
     }
 
     /// Sets a service's whole state. Returns its number.
-    pub(super) fn set_service(&mut self, told: &wire::Service) -> u32 {
+    pub(super) fn set_service(&mut self, told: &wire::ServiceEntry) -> u32 {
         // The kernel cannot split by request, so only a single target can be direct.
         let direct = match told.targets.as_slice() {
-            [only] if told.path == Path::Direct => {
+            [only] if told.path == ConnectionPath::Direct => {
                 Some(self.revisions.get_or_insert(&only.revision))
             }
             _ => None,
@@ -182,8 +182,12 @@ impl PlannerTable {
     }
 
     /// Sets the terms of a Revision; `None` resets them to the defaults.
-    pub(super) fn set_revision(&mut self, name: &Name, told: Option<&wire::Revision>) {
-        let is_h2c = told.is_some_and(|it| it.protocol == Protocol::H2c);
+    pub(super) fn set_revision(
+        &mut self,
+        name: &NamespacedName,
+        told: Option<&wire::RevisionEntry>,
+    ) {
+        let is_h2c = told.is_some_and(|it| it.protocol == AppProtocol::H2c);
         let terms = told
             .map(RevisionRequestTerms::from_route)
             .filter(|it| *it != RevisionRequestTerms::default_for(name))
@@ -200,7 +204,7 @@ impl PlannerTable {
     }
 
     /// Sets a pod's whole state, or removes it. Returns the services that it concerns.
-    pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::Pod>) -> Vec<u32> {
+    pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::PodEntry>) -> Vec<u32> {
         let mut concerned = self.affected_services(uid);
         let before = self.pods.remove(uid);
         if let Some(told) = told {
@@ -277,7 +281,8 @@ impl PlannerTable {
                 .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid).copied()))
                 .collect();
             let backends = sort_and_dedup(backends);
-            let mode = if backends.is_empty() { Mode::Activator } else { Mode::Serve };
+            let mode =
+                if backends.is_empty() { RoutingMode::Activator } else { RoutingMode::Serve };
             // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
             let six = address.is_ipv6() && self.has_ipv6_activator();
             let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
@@ -291,7 +296,7 @@ impl PlannerTable {
     fn ready_pods(&self, revision: u32) -> impl Iterator<Item = (&String, &PlannerPod)> {
         let pods = self.revisions.get(revision).pods.iter();
         pods.filter(|uid| !self.excluded_pods.contains(*uid)).filter_map(|uid| {
-            let pod = self.pods.get(uid).filter(|pod| pod.phase == PodPhase::Ready)?;
+            let pod = self.pods.get(uid).filter(|pod| pod.phase == RoutingPhase::Ready)?;
             Some((uid, pod))
         })
     }
@@ -304,7 +309,7 @@ impl PlannerTable {
                 family.map(|&address| BackendTarget::of_activator(address)).collect(),
             );
             let info = SvcInfo { activators: 0, port_be: 0 };
-            let mode = if backends.is_empty() { Mode::Pass } else { Mode::Serve };
+            let mode = if backends.is_empty() { RoutingMode::Pass } else { RoutingMode::Serve };
             DesiredBackendList { mode, info, backends }
         };
         [(abi::ACTIVATORS_V4, list(false)), (abi::ACTIVATORS_V6, list(true))]
@@ -335,17 +340,20 @@ impl<T> Default for NamedSlab<T> {
 }
 
 impl<T> NamedSlab<T> {
-    fn find(&self, name: &Name) -> Option<u32> {
+    fn find(&self, name: &NamespacedName) -> Option<u32> {
         self.numbers.get(name.to_string().as_str()).copied()
     }
 
-    fn names(&self) -> impl Iterator<Item = Name> {
-        self.numbers.keys().filter_map(|name| name.split_once('/')).map(|(a, b)| Name::new(a, b))
+    fn names(&self) -> impl Iterator<Item = NamespacedName> {
+        self.numbers
+            .keys()
+            .filter_map(|name| name.split_once('/'))
+            .map(|(a, b)| NamespacedName::new(a, b))
     }
 
-    fn name(&self, number: u32) -> Option<Name> {
+    fn name(&self, number: u32) -> Option<NamespacedName> {
         let (name, _) = self.entries.get(number as usize)?.as_ref()?;
-        name.split_once('/').map(|(a, b)| Name::new(a, b))
+        name.split_once('/').map(|(a, b)| NamespacedName::new(a, b))
     }
 
     fn get(&self, number: u32) -> &T {
@@ -359,7 +367,7 @@ impl<T> NamedSlab<T> {
     }
 
     /// Returns the entry's number, and the entry that had the name before.
-    fn insert(&mut self, name: &Name, thing: T) -> (u32, Option<T>) {
+    fn insert(&mut self, name: &NamespacedName, thing: T) -> (u32, Option<T>) {
         if let Some(number) = self.find(name) {
             return (number, Some(std::mem::replace(self.get_mut(number), thing)));
         }
@@ -374,7 +382,7 @@ impl<T> NamedSlab<T> {
     }
 
     /// Returns the number of an entry, and makes an empty one if there is none.
-    fn get_or_insert(&mut self, name: &Name) -> u32
+    fn get_or_insert(&mut self, name: &NamespacedName) -> u32
     where
         T: Default,
     {

@@ -9,9 +9,10 @@ use std::{
 
 use common::{
     abi,
-    flow::{Mode, SvcInfo, SvcState},
+    flow::{RoutingMode, SvcInfo, SvcState},
     wire::{
-        self, Activator, Name, Path, Pod, PodPhase, Probe, Protocol, RouteTable, Service, Target,
+        self, ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry,
+        ReadinessProbe, RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
     },
 };
 use proptest::prelude::*;
@@ -31,7 +32,7 @@ struct FakeKernelMaps {
 }
 
 /// Result of a connect to one address: its mode, every backend it may pick, its port at the activators.
-type SimConnectResult = (Mode, Vec<BackendTarget>, u16);
+type SimConnectResult = (RoutingMode, Vec<BackendTarget>, u16);
 
 impl FakeKernelMaps {
     fn write(&mut self, op: &MapOp) {
@@ -93,12 +94,12 @@ impl FakeKernelMaps {
     }
 }
 
-fn name(number: u8) -> Name {
-    Name::new("default", format!("s{number}"))
+fn name(number: u8) -> NamespacedName {
+    NamespacedName::new("default", format!("s{number}"))
 }
 
-fn service(number: u8, path: Path) -> Service {
-    Service {
+fn service(number: u8, path: ConnectionPath) -> ServiceEntry {
+    ServiceEntry {
         name: name(number),
         addresses: vec![
             IpAddr::from([10, 96, 0, number]),
@@ -106,15 +107,15 @@ fn service(number: u8, path: Path) -> Service {
         ],
         port: NonZeroU16::new(80).unwrap(),
         activator_port: NonZeroU16::new(20_000 + u16::from(number)).unwrap(),
-        targets: vec![Target { revision: name(number), percent: 100 }],
+        targets: vec![RouteTarget { revision: name(number), percent: 100 }],
         path,
         hosts: vec![],
         ingress: None,
     }
 }
 
-fn pod(number: u8, revision: u8, phase: PodPhase) -> Pod {
-    Pod {
+fn pod(number: u8, revision: u8, phase: RoutingPhase) -> PodEntry {
+    PodEntry {
         uid: format!("uid{number}"),
         name: format!("pod{number}"),
         revision: name(revision),
@@ -125,12 +126,12 @@ fn pod(number: u8, revision: u8, phase: PodPhase) -> Pod {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(8080).unwrap(),
-        probe: Probe::listens(),
+        probe: ReadinessProbe::listens(),
     }
 }
 
-fn activator(number: u8) -> Activator {
-    Activator {
+fn activator(number: u8) -> ActivatorEntry {
+    ActivatorEntry {
         name: format!("a{number}"),
         node: "here".into(),
         zone: String::new(),
@@ -138,7 +139,11 @@ fn activator(number: u8) -> Activator {
     }
 }
 
-fn table(services: &[Service], pods: &[Pod], activators: &[Activator]) -> RouteTable {
+fn table(
+    services: &[ServiceEntry],
+    pods: &[PodEntry],
+    activators: &[ActivatorEntry],
+) -> RouteTable {
     RouteTable {
         services: services.iter().map(|it| (it.name.clone(), it.clone())).collect(),
         revisions: BTreeMap::new(),
@@ -204,9 +209,9 @@ fn resumed(kernel: &FakeKernelMaps, table: &RouteTable, now: u64) -> RoutePlanne
 #[test]
 fn a_service_without_pods_goes_to_its_port_at_the_activators() {
     let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
     let found = bed.kernel.find(&key([10, 96, 0, 1]));
-    assert_eq!(found, Some((Mode::Activator, vec![], 20_001u16.to_be())));
+    assert_eq!(found, Some((RoutingMode::Activator, vec![], 20_001u16.to_be())));
     let activators = bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]);
     assert_eq!(activators.len(), 1);
 }
@@ -214,24 +219,24 @@ fn a_service_without_pods_goes_to_its_port_at_the_activators() {
 #[test]
 fn a_ready_pod_takes_the_service_by_one_store() {
     let mut bed = PlannerFixture::new();
-    let asleep = table(&[service(1, Path::Direct)], &[], &[activator(1)]);
+    let asleep = table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]);
     bed.plan(&asleep);
-    let mut one = service(1, Path::Direct);
+    let mut one = service(1, ConnectionPath::Direct);
     one.addresses.truncate(1);
     bed.plan(&table(&[one.clone()], &[], &[activator(1)]));
-    let ops = bed.plan(&table(&[one], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]));
+    let ops = bed.plan(&table(&[one], &[pod(7, 1, RoutingPhase::Ready)], &[activator(1)]));
     let stores = ops.iter().filter(|op| matches!(op, MapOp::State { .. })).count();
     assert_eq!((stores, ops.len()), (1, 3), "{ops:?}");
     assert_eq!(
         bed.kernel.find(&key([10, 96, 0, 1])),
-        Some((Mode::Serve, vec![target(7)], 20_001u16.to_be()))
+        Some((RoutingMode::Serve, vec![target(7)], 20_001u16.to_be()))
     );
 }
 
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
     let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]));
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]));
     let mut six = key([0; 4]);
     six.address = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])
         .to_canonical()
@@ -246,15 +251,15 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address() {
     let mut bed = PlannerFixture::new();
-    let both = Activator {
+    let both = ActivatorEntry {
         addresses: vec![IpAddr::from([10, 244, 1, 1]), ipv6_address(9)],
         ..activator(1)
     };
-    let pods = [pod(5, 1, PodPhase::Ready)];
-    bed.plan(&table(&[service(1, Path::Direct)], &pods, &[both]));
+    let pods = [pod(5, 1, RoutingPhase::Ready)];
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[both]));
     let of_six = FrontendKey { address: map_op::to_v6_octets(ipv6_address(1)), ..key([0; 4]) };
     let (mode, list, _) = bed.kernel.find(&of_six).unwrap();
-    assert_eq!((mode, list), (Mode::Activator, vec![]));
+    assert_eq!((mode, list), (RoutingMode::Activator, vec![]));
     let info = bed.kernel.infos[&bed.kernel.frontends[&of_six]];
     assert_eq!(info.activators, abi::ACTIVATORS_V6);
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
@@ -267,28 +272,34 @@ fn ipv6_address(last: u16) -> IpAddr {
 #[test]
 fn pods_that_start_or_drain_get_no_connects() {
     let mut bed = PlannerFixture::new();
-    let pods =
-        [pod(1, 1, PodPhase::Starting), pod(2, 1, PodPhase::Draining), pod(3, 1, PodPhase::Ready)];
-    bed.plan(&table(&[service(1, Path::Direct)], &pods, &[]));
+    let pods = [
+        pod(1, 1, RoutingPhase::Starting),
+        pod(2, 1, RoutingPhase::Draining),
+        pod(3, 1, RoutingPhase::Ready),
+    ];
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[]));
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(3)]);
 }
 
 #[test]
 fn a_split_and_the_activator_path_go_to_the_activators() {
     let mut bed = PlannerFixture::new();
-    let mut split = service(1, Path::Direct);
-    split.targets =
-        vec![Target { revision: name(1), percent: 50 }, Target { revision: name(2), percent: 50 }];
-    let pods = [pod(1, 1, PodPhase::Ready), pod(2, 2, PodPhase::Ready)];
-    bed.plan(&table(&[split, service(2, Path::Activator)], &pods, &[activator(1)]));
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().0, Mode::Activator);
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 2])).unwrap().0, Mode::Activator);
+    let mut split = service(1, ConnectionPath::Direct);
+    split.targets = vec![
+        RouteTarget { revision: name(1), percent: 50 },
+        RouteTarget { revision: name(2), percent: 50 },
+    ];
+    let pods = [pod(1, 1, RoutingPhase::Ready), pod(2, 2, RoutingPhase::Ready)];
+    bed.plan(&table(&[split, service(2, ConnectionPath::Activator)], &pods, &[activator(1)]));
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().0, RoutingMode::Activator);
+    assert_eq!(bed.kernel.find(&key([10, 96, 0, 2])).unwrap().0, RoutingMode::Activator);
 }
 
 #[test]
 fn a_pod_of_this_node_carries_its_cookie_and_slot() {
     let mut bed = PlannerFixture::new();
-    let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[]);
+    let wanted =
+        table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]);
     let locals = BTreeMap::from([("uid7".to_owned(), KernelPodIds { cookie: 99, slot: 3 })]);
     bed.set_table(&wanted);
     let before = bed.plan_and_write(&BTreeMap::new());
@@ -305,7 +316,11 @@ fn a_pod_of_this_node_carries_its_cookie_and_slot() {
 #[test]
 fn planning_a_reached_goal_changes_nothing() {
     let mut bed = PlannerFixture::new();
-    let wanted = table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
+    let wanted = table(
+        &[service(1, ConnectionPath::Direct)],
+        &[pod(7, 1, RoutingPhase::Ready)],
+        &[activator(1)],
+    );
     bed.plan(&wanted);
     assert_eq!(bed.plan(&wanted), []);
     let mut other = resumed(&bed.kernel, &wanted, bed.now);
@@ -317,9 +332,9 @@ fn planning_a_reached_goal_changes_nothing() {
 #[test]
 fn an_address_that_moves_to_another_service_is_never_without_one() {
     let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
-    let mut heir = service(2, Path::Direct);
-    heir.addresses = service(1, Path::Direct).addresses;
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
+    let mut heir = service(2, ConnectionPath::Direct);
+    heir.addresses = service(1, ConnectionPath::Direct).addresses;
     let ops = bed.plan(&table(&[heir], &[], &[activator(1)]));
     assert!(!ops.iter().any(|op| matches!(op, MapOp::RemoveFrontend { .. })), "{ops:?}");
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2, 20_002u16.to_be());
@@ -328,7 +343,8 @@ fn an_address_that_moves_to_another_service_is_never_without_one() {
 #[test]
 fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
     let mut bed = PlannerFixture::new();
-    let (first, mut second) = (service(1, Path::Direct), service(2, Path::Direct));
+    let (first, mut second) =
+        (service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct));
     second.addresses.clone_from(&first.addresses);
     let both = table(&[first, second.clone()], &[], &[]);
     bed.plan(&both);
@@ -344,34 +360,34 @@ fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
 fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
     let mut bed = PlannerFixture::new();
     let at = |number: u8| BTreeSet::from([SocketAddr::from(([10, 244, 0, number], 8080))]);
-    let (one, two) = (pod(1, 1, PodPhase::Ready), pod(2, 1, PodPhase::Ready));
-    bed.plan(&table(&[service(1, Path::Direct)], &[one.clone(), two], &[]));
-    let drains = pod(2, 1, PodPhase::Draining);
-    let mut moved = |path, pods: &[Pod]| {
+    let (one, two) = (pod(1, 1, RoutingPhase::Ready), pod(2, 1, RoutingPhase::Ready));
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[one.clone(), two], &[]));
+    let drains = pod(2, 1, RoutingPhase::Draining);
+    let mut moved = |path, pods: &[PodEntry]| {
         bed.set_table(&table(&[service(1, path)], pods, &[]));
         let plan = bed.plan_and_write(&BTreeMap::new());
         (plan.added_pods, plan.removed_pods)
     };
     let pods = [one, drains];
-    assert_eq!(moved(Path::Direct, &pods), (BTreeSet::new(), at(2)));
-    assert_eq!(moved(Path::Activator, &pods), (BTreeSet::new(), at(1)));
-    assert_eq!(moved(Path::Direct, &pods), (at(1), BTreeSet::new()));
+    assert_eq!(moved(ConnectionPath::Direct, &pods), (BTreeSet::new(), at(2)));
+    assert_eq!(moved(ConnectionPath::Activator, &pods), (BTreeSet::new(), at(1)));
+    assert_eq!(moved(ConnectionPath::Direct, &pods), (at(1), BTreeSet::new()));
     let phases = bed.planner.table().pod_phases(|_| true);
     let phase = |number| at(number).first().and_then(|at| phases.get(at).copied());
-    let want = (Some(PodPhase::Ready), Some(PodPhase::Draining), None);
+    let want = (Some(RoutingPhase::Ready), Some(RoutingPhase::Draining), None);
     assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
 /// A Revision whose terms are the defaults.
-fn default_revision(name: Name) -> wire::Revision {
-    wire::Revision {
+fn default_revision(name: NamespacedName) -> wire::RevisionEntry {
+    wire::RevisionEntry {
         service: "hello".into(),
         configuration: "hello".into(),
         container_concurrency: 0,
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: None,
         reachable: true,
         initial_scale_reached: true,
@@ -383,9 +399,10 @@ fn default_revision(name: Name) -> wire::Revision {
 #[test]
 fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_default() {
     let mut bed = PlannerFixture::new();
-    let names = ["hello-00001", "hello-00002", "green"].map(|name| Name::new("default", name));
+    let names =
+        ["hello-00001", "hello-00002", "green"].map(|name| NamespacedName::new("default", name));
     let [first, second, green] = names.clone().map(default_revision);
-    let hurried = wire::Revision { timeout: Duration::from_secs(7), ..second };
+    let hurried = wire::RevisionEntry { timeout: Duration::from_secs(7), ..second };
     let mut full = RouteTable::default();
     full.revisions.extend([first, hurried, green].map(|it| (it.name.clone(), it)));
     bed.plan(&full);
@@ -406,9 +423,12 @@ fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_defau
 #[test]
 fn nothing_is_stored_of_removed_subjects() {
     let mut bed = PlannerFixture::new();
-    let h2c = wire::Revision { protocol: Protocol::H2c, ..default_revision(name(1)) };
-    let mut full =
-        table(&[service(1, Path::Direct)], &[pod(7, 1, PodPhase::Ready)], &[activator(1)]);
+    let h2c = wire::RevisionEntry { protocol: AppProtocol::H2c, ..default_revision(name(1)) };
+    let mut full = table(
+        &[service(1, ConnectionPath::Direct)],
+        &[pod(7, 1, RoutingPhase::Ready)],
+        &[activator(1)],
+    );
     full.revisions.insert(name(1), h2c);
     bed.plan(&full);
     assert!(bed.planner.table().is_h2c(&name(1)));
@@ -423,12 +443,13 @@ fn nothing_is_stored_of_removed_subjects() {
 #[test]
 fn work_is_proportional_to_the_change() {
     let mut bed = PlannerFixture::new();
-    let services: Vec<Service> = (1..=200).map(|number| service(number, Path::Direct)).collect();
-    let before = table(&services, &[pod(1, 1, PodPhase::Ready)], &[activator(1)]);
+    let services: Vec<ServiceEntry> =
+        (1..=200).map(|number| service(number, ConnectionPath::Direct)).collect();
+    let before = table(&services, &[pod(1, 1, RoutingPhase::Ready)], &[activator(1)]);
     bed.plan(&before);
     let after = table(
         &services,
-        &[pod(1, 1, PodPhase::Ready), pod(2, 9, PodPhase::Ready)],
+        &[pod(1, 1, RoutingPhase::Ready), pod(2, 9, RoutingPhase::Ready)],
         &[activator(1)],
     );
     let ops = bed.plan(&after);
@@ -437,14 +458,14 @@ fn work_is_proportional_to_the_change() {
 }
 
 /// Returns ready pods of one Revision, one for each number.
-fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<Pod> {
-    numbers.map(|number| pod(number, revision, PodPhase::Ready)).collect()
+fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<PodEntry> {
+    numbers.map(|number| pod(number, revision, RoutingPhase::Ready)).collect()
 }
 
 #[test]
 fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     let mut bed = PlannerFixture::new();
-    let services = [service(1, Path::Direct), service(2, Path::Direct)];
+    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
     bed.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
     bed.planner.slot_pool = ExtentPool::new(20);
     // What is in force: one activator, and two pods for each family.
@@ -458,7 +479,7 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     assert!(text.contains("40 more of map SLOTS") && text.contains("use fewer services"), "{text}");
     assert!(bed.planner.has_due_work());
     let found = |bed: &PlannerFixture, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap();
-    assert_eq!(found(&bed, 1), (Mode::Activator, vec![], 20_001u16.to_be()));
+    assert_eq!(found(&bed, 1), (RoutingMode::Activator, vec![], 20_001u16.to_be()));
     assert_eq!(found(&bed, 2).1, vec![target(41)], "it holds up no other");
     assert_eq!(bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
 
@@ -476,13 +497,13 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
 #[test]
 fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
     let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, Path::Direct)], &[], &[activator(1)]));
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
     // Both addresses of one service.
     bed.planner.service_pool = KernelIdPool::new(100, 102);
-    let mut half = service(9, Path::Direct);
+    let mut half = service(9, ConnectionPath::Direct);
     half.addresses.truncate(1);
-    let wide = service(2, Path::Direct);
-    let all = [service(1, Path::Direct), wide.clone(), half.clone()];
+    let wide = service(2, ConnectionPath::Direct);
+    let all = [service(1, ConnectionPath::Direct), wide.clone(), half.clone()];
     bed.set_table(&table(&all, &pods(1, 1..=1), &[activator(1)]));
     let plan = bed.plan_and_write(&BTreeMap::new());
     assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(9)]);
@@ -490,7 +511,7 @@ fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 9])), None);
     assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
     // The number that it gave up is free for the next one after the quarantine.
-    bed.plan(&table(&[service(1, Path::Direct), half], &pods(1, 1..=1), &[activator(1)]));
+    bed.plan(&table(&[service(1, ConnectionPath::Direct), half], &pods(1, 1..=1), &[activator(1)]));
     bed.now += 2 * SECOND;
     bed.plan_and_write(&BTreeMap::new());
     assert!(bed.kernel.find(&key([10, 96, 0, 9])).is_some());
@@ -501,7 +522,7 @@ fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
 #[test]
 fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
     let mut bed = PlannerFixture::new();
-    let services = [service(1, Path::Direct), service(2, Path::Direct)];
+    let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
     bed.planner.slot_pool = ExtentPool::new(50);
     bed.plan(&table(&services, &pods(1, 1..=10), &[]));
     bed.plan(&table(&services, &pods(1, 2..=11), &[]));
@@ -572,11 +593,11 @@ impl SimRouteWorld {
 
     /// Makes a change. Returns the uid of the pod whose registration has changed.
     fn change(&mut self, turn: &SimRouteChange) -> Option<String> {
-        let phases = [PodPhase::Starting, PodPhase::Ready, PodPhase::Draining];
+        let phases = [RoutingPhase::Starting, RoutingPhase::Ready, RoutingPhase::Draining];
         let uid = |number: &u8| format!("uid{number}");
         match turn {
             SimRouteChange::Path(number, direct) => {
-                let path = if *direct { Path::Direct } else { Path::Activator };
+                let path = if *direct { ConnectionPath::Direct } else { ConnectionPath::Activator };
                 self.table.services.insert(name(*number), service(*number, path));
                 None
             }
@@ -667,9 +688,9 @@ proptest! {
 #[test]
 fn a_pod_of_both_families_serves_each_clients_own() {
     let six: std::net::Ipv6Addr = "fd00:244::5".parse().unwrap();
-    let both = Pod { also: Some(six.into()), ..pod(5, 1, PodPhase::Ready) };
+    let both = PodEntry { also: Some(six.into()), ..pod(5, 1, RoutingPhase::Ready) };
     let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, Path::Direct)], &[both], &[activator(1)]));
+    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[both], &[activator(1)]));
     let ip: std::net::Ipv6Addr = "fd00::1".parse().unwrap();
     let of_six = FrontendKey { address: ip.octets(), ..key([0; 4]) };
     let own = BackendTarget { address: six.octets(), ..target(5) };
@@ -677,14 +698,14 @@ fn a_pod_of_both_families_serves_each_clients_own() {
     assert_eq!(bed.kernel.find(&of_six).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
     let phases = bed.planner.table().pod_phases(|it| *it == at);
-    assert_eq!(phases, [(at, PodPhase::Ready)].into(), "its kept connections stay");
+    assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its kept connections stay");
 }
 
 #[test]
 fn an_excluded_pod_gets_no_connects_until_the_exclusion_ends() {
     let mut bed = PlannerFixture::new();
-    let pods = [pod(5, 1, PodPhase::Ready), pod(6, 1, PodPhase::Ready)];
-    let wanted = table(&[service(1, Path::Direct)], &pods, &[]);
+    let pods = [pod(5, 1, RoutingPhase::Ready), pod(6, 1, RoutingPhase::Ready)];
+    let wanted = table(&[service(1, ConnectionPath::Direct)], &pods, &[]);
     let list = |bed: &PlannerFixture| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
     bed.planner.set_excluded("uid5", true);
     bed.plan(&wanted);

@@ -21,7 +21,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
-use common::abi::InUse;
+use common::abi::ConnectionActivity;
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::warn;
 
@@ -48,16 +48,19 @@ fn parse_query(question: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
 }
 
 /// First word of a connection's line in an answer.
-const USE_WORDS: [(InUse, &str); 3] =
-    [(InUse::Yes, "busy"), (InUse::No, "idle"), (InUse::NoRequest, "no-request")];
+const USE_WORDS: [(ConnectionActivity, &str); 3] = [
+    (ConnectionActivity::Yes, "busy"),
+    (ConnectionActivity::No, "idle"),
+    (ConnectionActivity::NoRequest, "no-request"),
+];
 
-fn encode_answer(in_use: impl IntoIterator<Item = (SocketAddr, InUse)>) -> String {
+fn encode_answer(in_use: impl IntoIterator<Item = (SocketAddr, ConnectionActivity)>) -> String {
     let word = |known| USE_WORDS.iter().find(|(it, _)| *it == known).map_or("", |(_, word)| word);
     in_use.into_iter().map(|(at, known)| format!("{} {at}\n", word(known))).collect()
 }
 
 /// Reads an answer: the use of each client's connection that is known. `None` if it is malformed.
-pub(crate) fn parse_answer(answer: &str) -> Option<BTreeMap<SocketAddr, InUse>> {
+pub(crate) fn parse_answer(answer: &str) -> Option<BTreeMap<SocketAddr, ConnectionActivity>> {
     let line = |line: &str| {
         let (said, at) = line.split_once(' ')?;
         let (known, _) = USE_WORDS.into_iter().find(|(_, word)| *word == said)?;
@@ -81,7 +84,7 @@ pub(super) struct InUseLookup {
 }
 
 /// Use of each client's connection that is known, or the error of the scan.
-type InUseScanResult = Arc<io::Result<BTreeMap<SocketAddr, InUse>>>;
+type InUseScanResult = Arc<io::Result<BTreeMap<SocketAddr, ConnectionActivity>>>;
 
 impl InUseLookup {
     pub(super) fn new(diag: SockDiag, conns: ConnectionStorage) -> Self {
@@ -161,9 +164,9 @@ mod tests {
     #[test]
     fn an_answer_is_parsed_as_it_was_encoded_or_not_at_all() {
         let all = BTreeMap::from([
-            (at("10.0.0.1:80"), InUse::Yes),
-            (at("[fd00::1]:65535"), InUse::No),
-            (at("[fd00::1]:1"), InUse::NoRequest),
+            (at("10.0.0.1:80"), ConnectionActivity::Yes),
+            (at("[fd00::1]:65535"), ConnectionActivity::No),
+            (at("[fd00::1]:1"), ConnectionActivity::NoRequest),
         ]);
         assert_eq!(parse_answer(&encode_answer(all.clone())), Some(all));
         assert_eq!(parse_answer(""), Some(BTreeMap::new()));
@@ -198,8 +201,11 @@ mod tests {
     fn the_longest_answer_fits() {
         let longest = at("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
         assert!(
-            encode_answer(std::iter::repeat_n((longest, InUse::NoRequest), QUERY_ADDRESSES_MAX))
-                .len()
+            encode_answer(std::iter::repeat_n(
+                (longest, ConnectionActivity::NoRequest),
+                QUERY_ADDRESSES_MAX
+            ))
+            .len()
                 <= BODY_BYTES_MAX
         );
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData, MapError};
-use common::{abi::ProbeKey, probe::Connect};
+use common::{abi::ProbeKey, probe::ProbeConnector};
 use tokio::net::{TcpSocket, TcpStream};
 use tracing::debug;
 
@@ -38,7 +38,7 @@ impl ProbeMarks {
 }
 
 /// Connects to a pod without being counted.
-impl Connect for ProbeMarks {
+impl ProbeConnector for ProbeMarks {
     async fn connect(&self, at: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
         let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         let mut mark = None;

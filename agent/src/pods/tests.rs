@@ -1,24 +1,24 @@
 use std::num::NonZeroU16;
 
-use common::wire::{Name, ProbeHow};
+use common::wire::{NamespacedName, ProbeHandler, ReadinessProbe};
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn pod(uid: &str, how: ProbeHow) -> wire::Pod {
-    wire::Pod {
+fn pod(uid: &str, how: ProbeHandler) -> wire::PodEntry {
+    wire::PodEntry {
         uid: uid.into(),
         name: format!("hello-{uid}"),
-        revision: Name::new("default", "hello-00001"),
+        revision: NamespacedName::new("default", "hello-00001"),
         node: "n1".into(),
         zone: String::new(),
-        phase: PodPhase::Starting,
+        phase: RoutingPhase::Starting,
         address: None,
         also: None,
         confirmed: false,
         port: NonZeroU16::new(8080).expect("not zero"),
-        probe: Probe {
+        probe: ReadinessProbe {
             how,
             port: None,
             period: Duration::ZERO,
@@ -64,7 +64,7 @@ fn sockets(listeners: &[&str]) -> NamespaceSockets {
 }
 
 /// Returns a pod that was named, found and registered; its namespace holds no listener.
-fn registered_listening(pod: wire::Pod, now: Instant) -> PodTracker {
+fn registered_listening(pod: wire::PodEntry, now: Instant) -> PodTracker {
     let uid = pod.uid.clone();
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
     for event in [
@@ -89,7 +89,7 @@ fn read_kernel_state(
     pods.step(now, PodTrackerEvent::KernelStateRead("a".into(), read))
 }
 
-fn reports(actions: Vec<PodTrackerAction>) -> Vec<PodSeen> {
+fn reports(actions: Vec<PodTrackerAction>) -> Vec<PodObservation> {
     let report = |action| match action {
         PodTrackerAction::Report(seen) => Some(seen),
         _ => None,
@@ -97,8 +97,8 @@ fn reports(actions: Vec<PodTrackerAction>) -> Vec<PodSeen> {
     actions.into_iter().filter_map(report).collect()
 }
 
-fn idle() -> PodSeen {
-    PodSeen {
+fn idle() -> PodObservation {
+    PodObservation {
         uid: "a".into(),
         address: Some(at("10.244.0.5:8080")),
         also: None,
@@ -111,8 +111,8 @@ fn idle() -> PodSeen {
     }
 }
 
-fn ready() -> PodSeen {
-    PodSeen {
+fn ready() -> PodObservation {
+    PodObservation {
         listening: true,
         ready: true,
         listening_since_ns: 900,
@@ -125,12 +125,12 @@ fn ready() -> PodSeen {
 fn a_pod_is_searched_registered_inspected_and_reported() {
     let now = Instant::now();
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
-    let unknown = PodSeen { address: None, trouble: String::new(), ..idle() };
+    let unknown = PodObservation { address: None, trouble: String::new(), ..idle() };
     assert_eq!(
-        pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHow::Listen)))),
+        pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen)))),
         [PodTrackerAction::FindNamespace("a".into()), PodTrackerAction::Report(unknown.clone())]
     );
-    let addressed = PodSeen { address: Some(at("10.244.0.5:8080")), ..unknown };
+    let addressed = PodObservation { address: Some(at("10.244.0.5:8080")), ..unknown };
     assert_eq!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())),
         [PodTrackerAction::Register("a".into(), facts()), PodTrackerAction::Report(addressed)]
@@ -152,7 +152,7 @@ fn a_pod_is_searched_registered_inspected_and_reported() {
 #[test]
 fn a_pod_leaves_when_its_last_listener_closes() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     assert_eq!(reports(read_kernel_state(&mut pods, now, listening_state(1))), [ready()]);
     assert_eq!(
         reports(read_kernel_state(&mut pods, now, listening_state(2))),
@@ -161,15 +161,18 @@ fn a_pod_leaves_when_its_last_listener_closes() {
     );
     assert_eq!(reports(read_kernel_state(&mut pods, now, listening_state(1))), []);
     let gone = reports(read_kernel_state(&mut pods, now, listening_state(0)));
-    assert_eq!(gone, [PodSeen { trouble: String::new(), ..idle() }]);
+    assert_eq!(gone, [PodObservation { trouble: String::new(), ..idle() }]);
 }
 
 #[test]
 fn a_listener_the_kernel_did_not_see_counts_until_an_inspection_misses_it() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let found = PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77);
-    assert_eq!(reports(pods.step(now, found)), [PodSeen { listening_since_ns: 77, ..ready() }]);
+    assert_eq!(
+        reports(pods.step(now, found)),
+        [PodObservation { listening_since_ns: 77, ..ready() }]
+    );
     let wake = pods.next_wake().expect("it is looked for again");
     assert_eq!(wake, now + SECOND);
     assert_eq!(pods.step(wake, PodTrackerEvent::Tick), [PodTrackerAction::Inspect("a".into())]);
@@ -180,7 +183,7 @@ fn a_listener_the_kernel_did_not_see_counts_until_an_inspection_misses_it() {
 #[test]
 fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
     assert_eq!(read_kernel_state(&mut pods, now, PodKernelState::default()), []);
     assert!(pods.is_listener_unseen("a"));
@@ -189,7 +192,7 @@ fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
 #[test]
 fn a_closed_listener_does_not_survive_by_an_older_inspection() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(&["0.0.0.0:8080"]), 77));
     let actions = read_kernel_state(&mut pods, now, listening_state(0));
@@ -200,7 +203,7 @@ fn a_closed_listener_does_not_survive_by_an_older_inspection() {
 #[test]
 fn a_pod_the_kernel_sees_listening_is_not_inspected() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     assert_eq!(pods.next_wake(), None);
 }
@@ -208,7 +211,7 @@ fn a_pod_the_kernel_sees_listening_is_not_inspected() {
 #[test]
 fn the_probe_is_tried_at_the_pods_own_address() {
     let now = Instant::now();
-    let mut shape = pod("a", ProbeHow::Tcp);
+    let mut shape = pod("a", ProbeHandler::Tcp);
     shape.probe.port = NonZeroU16::new(9090);
     let mut pods = registered_listening(shape.clone(), now);
     let attempt = PodProbeAttempt {
@@ -218,14 +221,14 @@ fn the_probe_is_tried_at_the_pods_own_address() {
         at: at("10.244.0.5:9090"),
         probe: shape.probe,
     };
-    let waiting = PodSeen { ready: false, ..ready() };
+    let waiting = PodObservation { ready: false, ..ready() };
     assert_eq!(
         read_kernel_state(&mut pods, now, listening_state(1)),
         [PodTrackerAction::StartProbe(attempt), PodTrackerAction::Report(waiting.clone())]
     );
     let failed = PodTrackerEvent::ProbeEnded("a".into(), 1, Err("connection refused".into()));
     let trouble = "readiness probe failed: connection refused".into();
-    assert_eq!(reports(pods.step(now, failed)), [PodSeen { trouble, ..waiting }]);
+    assert_eq!(reports(pods.step(now, failed)), [PodObservation { trouble, ..waiting }]);
     let wake = pods.next_wake().expect("another try");
     assert!(matches!(
         pods.step(wake, PodTrackerEvent::Tick)[..],
@@ -241,7 +244,7 @@ fn the_probe_is_tried_at_the_pods_own_address() {
 fn a_probe_waits_for_the_address() {
     let now = Instant::now();
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
-    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHow::Tcp))));
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Tcp))));
     let actions = read_kernel_state(&mut pods, now, listening_state(1));
     assert!(
         !actions.iter().any(|action| matches!(action, PodTrackerAction::StartProbe(_))),
@@ -257,14 +260,14 @@ fn a_probe_waits_for_the_address() {
 #[test]
 fn changes_in_flight_alone_are_reported_once_a_second() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     let busy = |in_flight| PodKernelState { in_flight, ..listening_state(1) };
     assert_eq!(reports(read_kernel_state(&mut pods, now, busy(3))), []);
     let later = now + SECOND;
     assert_eq!(
         reports(read_kernel_state(&mut pods, later, busy(4))),
-        [PodSeen { in_flight: 4, ..ready() }]
+        [PodObservation { in_flight: 4, ..ready() }]
     );
     assert_eq!(reports(read_kernel_state(&mut pods, later, busy(5))), []);
 }
@@ -272,8 +275,9 @@ fn changes_in_flight_alone_are_reported_once_a_second() {
 #[test]
 fn a_draining_pod_is_drained_after_a_second_without_work() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
-    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
+    let draining =
+        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
     let reading = |in_flight, fresh, idle_ms| PodKernelState {
         in_flight,
         unused_connections: fresh,
@@ -307,7 +311,7 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
 fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() {
     let now = Instant::now();
     let mut pods = registered_listening(
-        wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) },
+        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) },
         now,
     );
     let count = PodTrackerAction::CountUpgraded("a".into());
@@ -353,12 +357,12 @@ fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() 
 fn a_drained_pod_with_idle_connections_stays_until_they_were_closed() {
     let now = Instant::now();
     let mut pods = registered_listening(
-        wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) },
+        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) },
         now,
     );
     let kept = |connections, idle| PodKernelState { connections, idle, ..listening_state(1) };
     let later = now + 9 * SECOND;
-    let drained = |seen: &PodSeen| seen.drained;
+    let drained = |seen: &PodObservation| seen.drained;
     assert!(!reports(read_kernel_state(&mut pods, later, kept(1, SECOND))).iter().any(drained));
     assert!(reports(read_kernel_state(&mut pods, later, kept(0, SECOND))).iter().any(drained));
     assert!(!reports(read_kernel_state(&mut pods, later, kept(1, SECOND))).iter().any(drained));
@@ -368,7 +372,7 @@ fn a_drained_pod_with_idle_connections_stays_until_they_were_closed() {
 #[test]
 fn a_pod_that_is_not_draining_is_never_called_drained() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     for second in 0..5 {
         let read = PodKernelState { idle: second * SECOND, ..listening_state(1) };
         let seen = reports(read_kernel_state(&mut pods, now + second * SECOND, read));
@@ -379,7 +383,7 @@ fn a_pod_that_is_not_draining_is_never_called_drained() {
 #[test]
 fn a_new_namespace_resets_the_pod() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(&mut pods, now, listening_state(1));
     assert_eq!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())),
@@ -396,7 +400,7 @@ fn a_new_namespace_resets_the_pod() {
 #[test]
 fn a_pod_that_is_named_no_more_is_forgotten() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let gone = pods.step(now, PodTrackerEvent::RouteRemoved("a".into()));
     assert_eq!(
         gone,
@@ -422,7 +426,7 @@ fn not_ready_reasons_name_what_to_do() {
     for (listeners, trouble) in cases {
         let mut pods = PodTracker::new(TUNNEL_DRAIN);
         let now = Instant::now();
-        pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHow::Listen))));
+        pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
         let seen = pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(listeners), 1));
         let seen = reports(seen).pop().map(|seen| seen.trouble).unwrap_or_default();
         assert_eq!(seen, trouble);
@@ -432,7 +436,7 @@ fn not_ready_reasons_name_what_to_do() {
 #[test]
 fn a_listener_on_an_ipv6_address_is_reached_over_ipv6() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let both = PodTrackerEvent::Inspected("a".into(), sockets(&["[::]:8080"]), 1);
     assert_eq!(reports(pods.step(now, both))[0].address, Some(at("10.244.0.5:8080")));
     let v6 = PodTrackerEvent::Inspected("a".into(), sockets(&["[fd00::5]:8080"]), 1);
@@ -442,10 +446,11 @@ fn a_listener_on_an_ipv6_address_is_reached_over_ipv6() {
 #[test]
 fn it_has_caught_up_once_every_ready_pod_is_seen_to_be_ready() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("b", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("b", ProbeHandler::Listen), now);
     assert!(pods.has_caught_up(), "a starting pod is not waited for");
     let address = Some(at("10.244.0.5:8080"));
-    let known_ready = wire::Pod { phase: PodPhase::Ready, address, ..pod("a", ProbeHow::Listen) };
+    let known_ready =
+        wire::PodEntry { phase: RoutingPhase::Ready, address, ..pod("a", ProbeHandler::Listen) };
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(known_ready)));
     assert!(!pods.has_caught_up());
     pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts()));
@@ -456,7 +461,7 @@ fn it_has_caught_up_once_every_ready_pod_is_seen_to_be_ready() {
 #[test]
 fn a_pod_that_does_not_listen_for_a_minute_is_inspected_less_often() {
     let now = Instant::now();
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let mut looks = 0;
     let mut at = now;
     while at < now + 120 * SECOND {
@@ -470,7 +475,7 @@ fn a_pod_that_does_not_listen_for_a_minute_is_inspected_less_often() {
 
 /// Returns a registered pod that listens, with a request in flight.
 fn busy(now: Instant) -> PodTracker {
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     read_kernel_state(
         &mut pods,
         now,
@@ -498,7 +503,8 @@ fn the_kubelet_waits_for_the_last_request_and_for_a_second_of_draining() {
     assert_eq!(released(&request_prestop(&mut pods, now)), 0);
     assert!(pods.is_stopping("a"));
     assert_eq!(pods.draining_uids(), ["a"], "it is looked at often");
-    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    let draining =
+        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(draining)));
     let later = now + SECOND;
     let busy = PodKernelState { in_flight: 1, ..idle_state() };
@@ -620,7 +626,8 @@ fn a_pod_that_stops_keeps_its_requests_whatever_the_controller_says_or_does_not(
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
-    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    let draining =
+        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
     pods.step(now + SECOND, PodTrackerEvent::RouteUpdated(Box::new(draining)));
     assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
 }
@@ -665,7 +672,8 @@ fn a_listener_that_opens_late_does_not_keep_a_pod_from_stopping() {
     let mut pods = busy(now);
     request_prestop(&mut pods, now);
     assert!(reopens(&mut pods, now), "the controller may not have heard yet");
-    let draining = wire::Pod { phase: PodPhase::Draining, ..pod("a", ProbeHow::Listen) };
+    let draining =
+        wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(draining)));
     assert!(reopens(&mut pods, now + 9 * SECOND));
     assert_eq!(released(&read_kernel_state(&mut pods, now + 9 * SECOND, idle_state())), 1);
@@ -680,18 +688,18 @@ fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
         (abi::SERVES_V4 | abi::SERVES_V6, "10.244.0.5:8080", six),
     ];
     for (serves, address, also) in cases {
-        let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+        let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
         let seen = reports(read_kernel_state(
             &mut pods,
             now,
             PodKernelState { served_families: serves, ..listening_state(1) },
         ));
-        assert_eq!(seen, [PodSeen { address: Some(at(address)), also, ..ready() }]);
+        assert_eq!(seen, [PodObservation { address: Some(at(address)), also, ..ready() }]);
     }
     for (listener, also) in [("0.0.0.0:8080", None), ("[::]:8080", six)] {
-        let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+        let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
         let found = PodTrackerEvent::Inspected("a".into(), sockets(&[listener]), 900);
-        assert_eq!(reports(pods.step(now, found)), [PodSeen { also, ..ready() }]);
+        assert_eq!(reports(pods.step(now, found)), [PodObservation { also, ..ready() }]);
     }
 }
 
@@ -699,17 +707,17 @@ fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
 fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     let now = Instant::now();
     let why = "port 8080 is open for IPv6 only, and clients come by IPv4: listen on 0.0.0.0, or on :: without IPV6_V6ONLY";
-    let unready = PodSeen {
+    let unready = PodObservation {
         address: Some(at("[fd00::5]:8080")),
         ready: false,
         trouble: why.into(),
         ..ready()
     };
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let six = PodKernelState { served_families: abi::SERVES_V6, ..listening_state(1) };
     assert_eq!(reports(read_kernel_state(&mut pods, now, six)), std::slice::from_ref(&unready));
     // A listener from before the programs is known by an inspection.
-    let mut pods_before = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods_before = registered_listening(pod("a", ProbeHandler::Listen), now);
     let found = PodTrackerEvent::Inspected("a".into(), sockets(&["[::]:8080!"]), 900);
     assert_eq!(reports(pods_before.step(now, found)), std::slice::from_ref(&unready));
     // A second listener for the other family completes it.
@@ -719,7 +727,7 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     assert_eq!(seen.last().map(|it| (it.ready, it.trouble.as_str())), Some((true, "")));
     // In an IPv6-only cluster it is the other way round.
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
-    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHow::Listen))));
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
     let alone = NamespaceFacts { addresses: vec![ip("fd00::5")], ..facts() };
     pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), alone));
     pods.step(now, PodTrackerEvent::Registered("a".into()));
@@ -733,12 +741,12 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
 fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     let now = Instant::now();
     let sandbox = Incompatibility::Sandbox("gVisor");
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let odd = NamespaceFacts { incompatibility: Some(sandbox), ..facts() };
     let seen = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), odd)));
     assert_eq!(seen[0].trouble, sandbox.to_string());
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
-    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHow::Listen))));
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
     let seen = reports(
         pods.step(now, PodTrackerEvent::NamespaceMissing("a".into(), Incompatibility::HostNetwork)),
     );
@@ -748,7 +756,7 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     );
     let seen = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())));
     assert_eq!(seen[0].trouble, "", "it was only late");
-    let mut pods = registered_listening(pod("a", ProbeHow::Listen), now);
+    let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let redirects = NamespaceSockets { has_redirection: true, ..sockets(&["0.0.0.0:8080"]) };
     let seen = reports(pods.step(now, PodTrackerEvent::Inspected("a".into(), redirects, 1)));
     assert_eq!(
@@ -761,7 +769,7 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
 fn a_pod_without_room_in_the_maps_reports_it_and_is_registered_again() {
     let now = Instant::now();
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
-    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHow::Listen))));
+    pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
     let register = PodTrackerAction::Register("a".into(), facts());
     assert!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())).contains(&register)

@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn name(number: u32) -> Name {
-    Name::new("default", format!("r{number}"))
+fn name(number: u32) -> NamespacedName {
+    NamespacedName::new("default", format!("r{number}"))
 }
 
 /// Returns a row in which each word is `count` times its own factor.
@@ -18,7 +18,7 @@ fn levels(in_flight: u64) -> RevisionLevels {
 }
 
 /// Returns the exported totals of each Revision.
-fn exported(tallies: &RevisionTotals) -> Vec<(Name, TotalsRow, RevisionLevels)> {
+fn exported(tallies: &RevisionTotals) -> Vec<(NamespacedName, TotalsRow, RevisionLevels)> {
     tallies.exported().into_iter().map(|(name, _, it)| (name, it.row, it.levels)).collect()
 }
 
@@ -124,7 +124,7 @@ struct SimTotalsNode {
     /// Revision of each row, and true if its pod exists.
     pods: BTreeMap<u32, (u32, bool)>,
     rows: BTreeMap<u32, u64>,
-    saved: BTreeMap<Name, TotalsRow>,
+    saved: BTreeMap<NamespacedName, TotalsRow>,
     tallies: RevisionTotals,
     /// True total of each Revision, as far as an agent was there to read it.
     true_totals: BTreeMap<u32, u64>,
@@ -207,7 +207,7 @@ proptest! {
         steps in prop::collection::vec(row_event(), 0..120)
     ) {
         let mut node = SimTotalsNode::new();
-        let mut before: BTreeMap<Name, u64> = BTreeMap::new();
+        let mut before: BTreeMap<NamespacedName, u64> = BTreeMap::new();
         for step in steps {
             node.step(step.clone());
             if matches!(step, SimRowEvent::Restart) {

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use common::{
-    link::Link,
+    link::ComponentLink,
     outbox::Outbox,
     wire::{
-        Decision, Name, Role, RouteChange, RouteKey, ScaleItem, Subscriber, Totals, UsageKey,
-        UsageSeen,
+        ComponentReplica, ComponentRole, NamespacedName, RequestTotals, RouteChange, RouteKey,
+        ScaleDecision, ScaleItem, UsageKey, UsageSample,
         raw::{
             routes_server::{Routes, RoutesServer},
             scale_server::{Scale, ScaleServer},
@@ -15,30 +15,33 @@ use common::{
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::{Config, usage::tests::policy};
+use crate::{AutoscalerProcessConfig, usage::tests::policy};
 
 /// A controller that serves one sleeping Revision and passes on the decisions it receives.
-struct Controller {
+struct FakeScaleController {
     routes: Outbox<RouteKey, RouteChange>,
-    decisions: mpsc::Sender<Decision>,
+    decisions: mpsc::Sender<ScaleDecision>,
     shutdown: CancellationToken,
 }
 
-type RouteStream =
+type FakeRouteStream =
     std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Routes for Controller {
-    type WatchStream = RouteStream;
+impl Routes for FakeScaleController {
+    type WatchStream = FakeRouteStream;
 
-    async fn watch(&self, _: Request<raw::Subscriber>) -> Result<Response<RouteStream>, Status> {
+    async fn watch(
+        &self,
+        _: Request<raw::Subscriber>,
+    ) -> Result<Response<FakeRouteStream>, Status> {
         let stream = link::route_stream(self.routes.subscribe(), self.shutdown.clone(), Some);
         Ok(Response::new(Box::pin(stream)))
     }
 }
 
 #[tonic::async_trait]
-impl Scale for Controller {
+impl Scale for FakeScaleController {
     async fn decide(
         &self,
         request: Request<Streaming<raw::ScaleItem>>,
@@ -54,8 +57,8 @@ impl Scale for Controller {
     }
 }
 
-fn revision(name: &Name) -> RouteChange {
-    RouteChange::Revision(common::wire::Revision {
+fn revision(name: &NamespacedName) -> RouteChange {
+    RouteChange::Revision(common::wire::RevisionEntry {
         name: name.clone(),
         service: "hello".into(),
         configuration: "hello".into(),
@@ -63,7 +66,7 @@ fn revision(name: &Name) -> RouteChange {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: common::wire::Protocol::Http1,
+        protocol: common::wire::AppProtocol::Http1,
         policy: Some(policy().into()),
         reachable: true,
         initial_scale_reached: true,
@@ -71,10 +74,10 @@ fn revision(name: &Name) -> RouteChange {
     })
 }
 
-fn waiting(revision: &Name, started: u64) -> UsageSeen {
-    let totals = Totals { started, started_sum_ns: started * 5, ..Totals::default() };
+fn waiting(revision: &NamespacedName, started: u64) -> UsageSample {
+    let totals = RequestTotals { started, started_sum_ns: started * 5, ..RequestTotals::default() };
     let key = UsageKey { revision: revision.clone(), pod: None };
-    UsageSeen { key, at_ns: 5, totals, status: vec![], latency: vec![] }
+    UsageSample { key, at_ns: 5, totals, status: vec![], latency: vec![] }
 }
 
 /// A waiting request, reported over real sockets, becomes a decision; a burst raises it at once.
@@ -83,22 +86,26 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = |name| format!("unix:{}/{name}", folder.path().display());
     let (usage, controller) = (socket("usage"), socket("controller"));
-    let (shutdown, name) = (CancellationToken::new(), Name::new("default", "hello-00001"));
+    let (shutdown, name) =
+        (CancellationToken::new(), NamespacedName::new("default", "hello-00001"));
     let (send, mut decisions) = mpsc::channel(16);
     let routes = Outbox::new();
     routes.set(RouteKey::Revision(name.clone()), revision(&name));
-    let kept = Name::new("default", "kept-00001");
+    let kept = NamespacedName::new("default", "kept-00001");
     let RouteChange::Revision(mut it) = revision(&kept) else { panic!("a revision") };
     it.policy = Some(common::wire::ScalePolicy { min_scale: 1, ..policy() }.into());
     routes.set(RouteKey::Revision(kept.clone()), RouteChange::Revision(it));
-    let serve =
-        |decisions| Controller { routes: routes.clone(), decisions, shutdown: shutdown.clone() };
+    let serve = |decisions| FakeScaleController {
+        routes: routes.clone(),
+        decisions,
+        shutdown: shutdown.clone(),
+    };
     let router = link::server()
         .add_service(RoutesServer::new(serve(send.clone())))
         .add_service(ScaleServer::new(serve(send)));
     let (at, stop) = (controller.clone(), shutdown.clone());
     tokio::spawn(async move { link::serve(&at, router, stop).await });
-    let config = Config {
+    let config = AutoscalerProcessConfig {
         usage: usage.clone(),
         controller,
         admin: ([127, 0, 0, 1], 0).into(),
@@ -108,13 +115,14 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     };
     let autoscaler = tokio::spawn(crate::run(config, shutdown.clone()));
 
-    let wanted = |it: Option<Decision>| it.and_then(|it| it.wanted);
+    let wanted = |it: Option<ScaleDecision>| it.and_then(|it| it.wanted);
     // A Revision that is asleep gets no decision; the decision on the other one shows that both are known.
     let first = decisions.recv().await.map(|it| (it.revision, it.wanted));
     assert_eq!(first, Some((kept, Some(1))));
-    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let who =
+        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
     let (leave, lines) = (shutdown.child_token(), Outbox::new());
-    let activator = Link::new(usage, who, leave.clone());
+    let activator = ComponentLink::new(usage, who, leave.clone());
     lines.set(waiting(&name, 1).key, waiting(&name, 1));
     let reporting = tokio::spawn({
         let lines = lines.clone();
@@ -132,15 +140,20 @@ async fn a_waiting_request_is_decided_over_the_wire() {
 
 #[tokio::test]
 async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
-    let brain = Arc::new(Brain::new(Duration::from_secs(2), 0));
-    let name = Name::new("default", "hello-00001");
+    let brain = Arc::new(ScaleEvaluator::new(Duration::from_secs(2), 0));
+    let name = NamespacedName::new("default", "hello-00001");
     let mut table = common::wire::RouteTable::default();
     let RouteChange::Revision(it) = revision(&name) else { panic!("a revision") };
     table.revisions.insert(name.clone(), it);
     brain.tell(|fleet, now| fleet.routes(now, &table, &table.keys()));
-    let mut report =
-        Report { brain: Arc::clone(&brain), peer: Peer::Unchecked, who: None, stream: None };
-    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let mut report = UsageReportStream {
+        brain: Arc::clone(&brain),
+        peer: TlsPeer::Unchecked,
+        who: None,
+        stream: None,
+    };
+    let who =
+        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
     let waits =
         || brain.look(|fleet| fleet.revisions().map(|(_, it)| it.load.waiting()).sum::<u64>());
     report.take(UsageItem::Seen(waiting(&name, 3))).expect("allowed");
@@ -156,22 +169,30 @@ async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
 
 #[test]
 fn an_agent_counts_only_the_pods_of_its_own_node() {
-    let brain = Arc::new(Brain::new(Duration::from_secs(2), 0));
+    let brain = Arc::new(ScaleEvaluator::new(Duration::from_secs(2), 0));
     let identity = "spiffe://rouse/agent/n1/agent-1/a1".parse().expect("an identity");
-    let peer = Peer::Known(Arc::new(identity));
+    let peer = TlsPeer::Known(Arc::new(identity));
     let report = |role, node: &str| {
-        let mut report =
-            Report { brain: Arc::clone(&brain), peer: peer.clone(), who: None, stream: None };
-        let who = Subscriber { role, name: node.into(), node: node.into() };
+        let mut report = UsageReportStream {
+            brain: Arc::clone(&brain),
+            peer: peer.clone(),
+            who: None,
+            stream: None,
+        };
+        let who = ComponentReplica { role, name: node.into(), node: node.into() };
         let opened = report.take(UsageItem::Sender(who));
         (report, opened)
     };
-    for (role, node) in [(Role::Agent, "n2"), (Role::Activator, "n1"), (Role::Autoscaler, "n1")] {
+    for (role, node) in [
+        (ComponentRole::Agent, "n2"),
+        (ComponentRole::Activator, "n1"),
+        (ComponentRole::Autoscaler, "n1"),
+    ] {
         assert!(report(role, node).1.is_err(), "{role:?} {node}");
     }
-    let (mut own, opened) = report(Role::Agent, "n1");
+    let (mut own, opened) = report(ComponentRole::Agent, "n1");
     assert_eq!(opened, Ok(()));
-    let name = Name::new("default", "hello-00001");
+    let name = NamespacedName::new("default", "hello-00001");
     assert!(own.take(UsageItem::Seen(waiting(&name, 3))).is_err(), "waits at activators only");
     let mut counted = waiting(&name, 3);
     counted.key.pod = Some("unknown".into());

@@ -1,4 +1,4 @@
-use common::wire::Metric;
+use common::wire::ScaleMetric;
 use proptest::prelude::*;
 
 use super::*;
@@ -8,12 +8,12 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn load(stable: f64, panic: f64) -> Option<Averages> {
-    Some(Averages { stable, panic })
+fn load(stable: f64, panic: f64) -> Option<LoadAverages> {
+    Some(LoadAverages { stable, panic })
 }
 
-fn pods(ready: u32) -> Pods {
-    Pods { ready, is_reachable: true }
+fn pods(ready: u32) -> ScalerPods {
+    ScalerPods { ready, is_reachable: true }
 }
 
 /// A scaler outside panic mode, whatever pods the test has.
@@ -21,7 +21,7 @@ fn calm() -> Scaler {
     Scaler::new(at(0), 0)
 }
 
-fn wished(policy: &ScalePolicy, ready: u32, stable: f64, panic: f64) -> (Option<u32>, Why) {
+fn wished(policy: &ScalePolicy, ready: u32, stable: f64, panic: f64) -> (Option<u32>, ScaleReason) {
     let wish = calm().step(at(100), policy, pods(ready), load(stable, panic));
     (wish.pods, wish.why)
 }
@@ -31,30 +31,30 @@ fn wished(policy: &ScalePolicy, ready: u32, stable: f64, panic: f64) -> (Option<
 fn wishes_follow_the_formula() {
     let plain = policy();
     let slow = ScalePolicy { max_scale_up_rate: 1.1, utilization: 0.01, ..policy() };
-    let rps = ScalePolicy { metric: Metric::Rps, total: 200.0, ..policy() };
+    let rps = ScalePolicy { metric: ScaleMetric::Rps, total: 200.0, ..policy() };
     let active = ScalePolicy { activation_scale: 5, ..policy() };
     let table = [
         // CC 0 scales at 70 in flight per pod.
-        ("no load", &plain, 0, 0.0, 0.0, 0, Why::Stable),
-        ("one request", &plain, 0, 0.016667, 0.166667, 1, Why::Stable),
-        ("just full", &plain, 1, 70.0, 70.0, 1, Why::Stable),
-        ("just over", &plain, 1, 70.01, 70.01, 2, Why::Panic),
-        ("no pod counts as one", &plain, 0, 300.0, 300.0, 5, Why::Panic),
-        ("panic below the threshold", &plain, 3, 150.0, 350.0, 3, Why::Stable),
-        ("panic at the threshold", &plain, 3, 150.0, 351.0, 6, Why::Panic),
+        ("no load", &plain, 0, 0.0, 0.0, 0, ScaleReason::Stable),
+        ("one request", &plain, 0, 0.016667, 0.166667, 1, ScaleReason::Stable),
+        ("just full", &plain, 1, 70.0, 70.0, 1, ScaleReason::Stable),
+        ("just over", &plain, 1, 70.01, 70.01, 2, ScaleReason::Panic),
+        ("no pod counts as one", &plain, 0, 300.0, 300.0, 5, ScaleReason::Panic),
+        ("panic below the threshold", &plain, 3, 150.0, 350.0, 3, ScaleReason::Stable),
+        ("panic at the threshold", &plain, 3, 150.0, 351.0, 6, ScaleReason::Panic),
         // One step down keeps floor(ready / 2).
-        ("10 pods idle", &plain, 10, 0.0, 0.0, 5, Why::DownRate),
-        ("3 pods idle", &plain, 3, 0.0, 0.0, 1, Why::DownRate),
-        ("1 pod idle", &plain, 1, 0.0, 0.0, 0, Why::Stable),
+        ("10 pods idle", &plain, 10, 0.0, 0.0, 5, ScaleReason::DownRate),
+        ("3 pods idle", &plain, 3, 0.0, 0.0, 1, ScaleReason::DownRate),
+        ("1 pod idle", &plain, 1, 0.0, 0.0, 0, ScaleReason::Stable),
         // Rate 1.1 of 2 pods rounds up to 3, so it is never stuck.
-        ("slow rate", &slow, 2, 3.0, 3.0, 3, Why::Stable),
-        ("slower than the load", &slow, 2, 4.0, 2.0, 3, Why::UpRate),
+        ("slow rate", &slow, 2, 3.0, 3.0, 3, ScaleReason::Stable),
+        ("slower than the load", &slow, 2, 4.0, 2.0, 3, ScaleReason::UpRate),
         // RPS: 200 × 0.7 = 140 a pod.
-        ("rps", &rps, 2, 281.0, 281.0, 3, Why::Stable),
-        ("activation scale", &active, 0, 0.1, 0.1, 5, Why::ActivationScale),
-        ("activation scale while loaded", &active, 5, 0.1, 0.1, 5, Why::ActivationScale),
-        ("no activation without load", &active, 1, 0.0, 0.0, 0, Why::Stable),
-        ("more than the activation scale", &active, 8, 550.0, 550.0, 8, Why::Stable),
+        ("rps", &rps, 2, 281.0, 281.0, 3, ScaleReason::Stable),
+        ("activation scale", &active, 0, 0.1, 0.1, 5, ScaleReason::ActivationScale),
+        ("activation scale while loaded", &active, 5, 0.1, 0.1, 5, ScaleReason::ActivationScale),
+        ("no activation without load", &active, 1, 0.0, 0.0, 0, ScaleReason::Stable),
+        ("more than the activation scale", &active, 8, 550.0, 550.0, 8, ScaleReason::Stable),
     ];
     for (case, policy, ready, stable, panic, expected, why) in table {
         assert_eq!(wished(policy, ready, stable, panic), (Some(expected), why), "{case}");
@@ -63,7 +63,7 @@ fn wishes_follow_the_formula() {
 
 #[test]
 fn an_unreachable_revision_may_shrink_in_one_step() {
-    let hidden = Pods { ready: 10, is_reachable: false };
+    let hidden = ScalerPods { ready: 10, is_reachable: false };
     let wish = calm().step(at(9), &policy(), hidden, load(0.0, 0.0));
     assert_eq!(wish.pods, Some(0));
 }
@@ -100,7 +100,7 @@ fn a_restart_keeps_the_pods_there_are() {
 #[test]
 fn without_data_nothing_is_wished() {
     let wish = calm().step(at(1), &policy(), pods(3), None);
-    assert_eq!((wish.pods, wish.why), (None, Why::NoData));
+    assert_eq!((wish.pods, wish.why), (None, ScaleReason::NoData));
 }
 
 /// Reference §2.3: scale-down-delay takes the highest wish of the delay, in buckets of 2 s.
@@ -109,7 +109,7 @@ fn a_lower_wish_waits_for_the_delay() {
     let policy = ScalePolicy { scale_down_delay: at(10), ..policy() };
     let mut scaler = calm();
     let mut step = |now, is_reachable, stable| {
-        let pods = Pods { ready: 4, is_reachable };
+        let pods = ScalerPods { ready: 4, is_reachable };
         scaler.step(at(now), &policy, pods, load(stable, 0.0)).pods
     };
     assert_eq!(step(20, true, 280.0), Some(4));

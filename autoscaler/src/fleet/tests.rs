@@ -1,7 +1,8 @@
 use std::num::NonZeroU16;
 
 use common::wire::{
-    Activity, Pod as RoutePod, Probe, Protocol, Revision as RouteRevision, ScalePolicy, Totals,
+    AppProtocol, PodEntry as RoutePod, ReadinessProbe, RequestTotals, RevisionActivity,
+    RevisionEntry as RouteRevision, ScalePolicy,
 };
 
 use super::*;
@@ -14,27 +15,27 @@ const START: Duration = Duration::from_millis(300);
 
 /// One service on one node, in simulated time: an activator that holds requests, a kernel that counts them,
 /// and a controller that does what is decided.
-struct Sim {
+struct SimService {
     now: Duration,
-    fleet: Fleet,
+    fleet: ScaledRevisions,
     table: RouteTable,
-    name: Name,
-    agent: Stream,
-    activator: Stream,
-    line: Totals,
+    name: NamespacedName,
+    agent: UsageStream,
+    activator: UsageStream,
+    line: RequestTotals,
     /// Totals of each pod by UID, and the time at which it becomes ready.
-    pods: BTreeMap<String, (Totals, Duration)>,
+    pods: BTreeMap<String, (RequestTotals, Duration)>,
     made: u32,
     /// Decisions so far, one line each.
     trace: Vec<String>,
     most_pods: usize,
 }
 
-fn who(role: Role) -> Subscriber {
-    Subscriber { role, name: format!("{role:?}"), node: "rouse".into() }
+fn who(role: ComponentRole) -> ComponentReplica {
+    ComponentReplica { role, name: format!("{role:?}"), node: "rouse".into() }
 }
 
-fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
+fn revision(name: &NamespacedName, policy: ScalePolicy) -> RouteRevision {
     RouteRevision {
         name: name.clone(),
         service: "hello".into(),
@@ -43,7 +44,7 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
         timeout: Duration::from_secs(300),
         response_start_timeout: None,
         idle_timeout: None,
-        protocol: Protocol::Http1,
+        protocol: AppProtocol::Http1,
         policy: Some(policy.into()),
         reachable: true,
         initial_scale_reached: false,
@@ -51,7 +52,7 @@ fn revision(name: &Name, policy: ScalePolicy) -> RouteRevision {
     }
 }
 
-fn pod(uid: &str, revision: &Name, phase: PodPhase) -> RoutePod {
+fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> RoutePod {
     RoutePod {
         uid: uid.into(),
         name: uid.into(),
@@ -63,17 +64,17 @@ fn pod(uid: &str, revision: &Name, phase: PodPhase) -> RoutePod {
         also: None,
         confirmed: false,
         port: NonZeroU16::new(8080).unwrap(),
-        probe: Probe::listens(),
+        probe: ReadinessProbe::listens(),
     }
 }
 
-impl Sim {
+impl SimService {
     /// A sleeping service (initial scale 0) with an agent and an activator that have nothing to report.
     fn new(policy: ScalePolicy) -> Self {
-        let name = Name::new("default", "hello-00001");
+        let name = NamespacedName::new("default", "hello-00001");
         let now = Duration::from_secs(10);
-        let mut fleet = Fleet::new(TICK);
-        let [agent, activator] = [Role::Agent, Role::Activator].map(|role| {
+        let mut fleet = ScaledRevisions::new(TICK);
+        let [agent, activator] = [ComponentRole::Agent, ComponentRole::Activator].map(|role| {
             let stream = fleet.open(now, who(role));
             fleet.synced(now, stream)
         });
@@ -84,7 +85,7 @@ impl Sim {
             name: name.clone(),
             agent,
             activator,
-            line: Totals::default(),
+            line: RequestTotals::default(),
             pods: BTreeMap::new(),
             made: 0,
             trace: Vec::new(),
@@ -107,7 +108,7 @@ impl Sim {
     /// Runs due evaluations and carries out the decisions.
     fn obey(&mut self) {
         for step in self.fleet.run(self.now) {
-            let Step::Decided(it) = step else {
+            let DecisionUpdate::Decided(it) = step else {
                 self.trace.push("asleep".to_owned());
                 continue;
             };
@@ -120,8 +121,8 @@ impl Sim {
             while self.pods.len() < wanted {
                 self.made += 1;
                 let uid = format!("pod-{:04}", self.made);
-                self.table.pods.insert(uid.clone(), pod(&uid, &self.name, PodPhase::Starting));
-                self.pods.insert(uid.clone(), (Totals::default(), self.now + START));
+                self.table.pods.insert(uid.clone(), pod(&uid, &self.name, RoutingPhase::Starting));
+                self.pods.insert(uid.clone(), (RequestTotals::default(), self.now + START));
                 self.route([RouteKey::Pod(uid)]);
             }
             while it.wanted.is_some() && self.pods.len() > wanted {
@@ -132,19 +133,19 @@ impl Sim {
                 self.fleet.gone(self.now, self.agent, &key);
             }
             self.most_pods = self.most_pods.max(self.pods.len());
-            if it.activity == Activity::Active {
+            if it.activity == RevisionActivity::Active {
                 self.table.revisions.get_mut(&self.name).unwrap().initial_scale_reached = true;
                 self.route([RouteKey::Revision(self.name.clone())]);
             }
         }
     }
 
-    fn report(&mut self, pod: Option<&str>, totals: Totals) {
+    fn report(&mut self, pod: Option<&str>, totals: RequestTotals) {
         let pod = pod.map(str::to_owned);
         let key = UsageKey { revision: self.name.clone(), pod };
         let stream = if key.pod.is_some() { self.agent } else { self.activator };
         let (status, latency) = (vec![], vec![]);
-        let seen = UsageSeen { key, at_ns: self.ns(), totals, status, latency };
+        let seen = UsageSample { key, at_ns: self.ns(), totals, status, latency };
         self.fleet.seen(self.now, stream, &seen);
         self.obey();
     }
@@ -182,8 +183,8 @@ impl Sim {
                 .map(|(uid, _)| uid.clone())
                 .collect();
             for uid in ready {
-                self.report(Some(&uid), Totals::default());
-                self.table.pods.get_mut(&uid).unwrap().phase = PodPhase::Ready;
+                self.report(Some(&uid), RequestTotals::default());
+                self.table.pods.get_mut(&uid).unwrap().phase = RoutingPhase::Ready;
                 self.route([RouteKey::Pod(uid)]);
                 let waiting = usize::try_from(self.line.in_flight()).unwrap();
                 let at_ns = self.ns();
@@ -208,7 +209,7 @@ impl Sim {
         }
     }
 
-    fn state(&self) -> &Revision {
+    fn state(&self) -> &ScaledRevision {
         &self.fleet.revisions[&self.name]
     }
 }
@@ -220,7 +221,7 @@ fn short() -> ScalePolicy {
 /// A service wakes, serves one request and falls asleep again: a golden trace with a 6 s window.
 #[test]
 fn one_request_wakes_a_service_and_it_sleeps_again() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     assert!(!sim.state().is_awake());
     assert_eq!(sim.fleet.next_due(), None, "nothing runs for a sleeping service");
     sim.arrive(1);
@@ -244,7 +245,7 @@ const GOLDEN_ONE: [&str; 6] = [
 /// A whole cycle: wake, burst, sustained load, decay to zero, and a second wake.
 #[test]
 fn a_burst_scales_out_and_decays_to_zero() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.arrive(300);
     sim.pass(Duration::from_secs(1));
     sim.finish();
@@ -278,7 +279,7 @@ const GOLDEN_BURST: [&str; 10] = [
 #[test]
 fn a_first_burst_is_one_decision() {
     for (waiting, pods) in [(140, 2), (300, 5)] {
-        let mut sim = Sim::new(ScalePolicy { initial_scale: 0, ..policy() });
+        let mut sim = SimService::new(ScalePolicy { initial_scale: 0, ..policy() });
         sim.arrive(waiting);
         assert_eq!((sim.pods.len(), sim.trace.len()), (pods, 2), "{:?}", sim.trace);
         sim.pass(START - 100 * MS);
@@ -290,7 +291,7 @@ fn a_first_burst_is_one_decision() {
 #[test]
 fn a_burst_that_leaves_while_pods_start_keeps_them_for_a_window() {
     let patient = ScalePolicy { panic_threshold_percent: 1000.0, ..policy() };
-    let mut sim = Sim::new(ScalePolicy { initial_scale: 0, ..patient });
+    let mut sim = SimService::new(ScalePolicy { initial_scale: 0, ..patient });
     sim.arrive(140);
     sim.pods.values_mut().for_each(|(_, ready_at)| *ready_at = Duration::MAX);
     sim.pass(Duration::from_secs(2));
@@ -307,7 +308,7 @@ fn a_burst_that_leaves_while_pods_start_keeps_them_for_a_window() {
 #[test]
 fn growth_of_what_is_in_flight_is_decided_when_it_is_told() {
     for (max_scale_up_rate, pods) in [(1000.0, 8), (3.0, 3)] {
-        let mut sim = Sim::new(ScalePolicy { max_scale_up_rate, total: 10.0, ..short() });
+        let mut sim = SimService::new(ScalePolicy { max_scale_up_rate, total: 10.0, ..short() });
         sim.arrive(1);
         sim.pass(Duration::from_secs(3));
         assert_eq!(sim.pods.len(), 1);
@@ -322,7 +323,7 @@ fn growth_of_what_is_in_flight_is_decided_when_it_is_told() {
 /// Requests that end before the tick lower nothing.
 #[test]
 fn growth_that_is_told_bit_by_bit_only_raises() {
-    let mut sim = Sim::new(ScalePolicy { total: 10.0, ..short() });
+    let mut sim = SimService::new(ScalePolicy { total: 10.0, ..short() });
     sim.arrive(1);
     sim.pass(Duration::from_secs(3));
     let (uid, _) = sim.pods.first_key_value().map(|(uid, of)| (uid.clone(), *of)).unwrap();
@@ -341,7 +342,7 @@ fn growth_that_is_told_bit_by_bit_only_raises() {
 /// More load than the requested pods carry is evaluated when it is reported, whatever the tick.
 #[test]
 fn a_burst_while_pods_start_is_decided_at_once() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.arrive(1);
     assert_eq!(sim.pods.len(), 1);
     sim.pass(100 * MS);
@@ -354,7 +355,7 @@ fn a_burst_while_pods_start_is_decided_at_once() {
 
 #[test]
 fn pods_changing_between_ticks_do_not_hasten_the_way_down() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.arrive(1000);
     sim.pass(Duration::from_secs(1));
     sim.finish();
@@ -370,7 +371,7 @@ fn pods_changing_between_ticks_do_not_hasten_the_way_down() {
 /// Load is unknown while the agent is gone, so nothing changes; after its return scaling continues.
 #[test]
 fn without_its_agent_a_service_keeps_its_pods() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.arrive(100);
     sim.pass(Duration::from_secs(1));
     sim.fleet.close(sim.now, sim.agent);
@@ -378,7 +379,7 @@ fn without_its_agent_a_service_keeps_its_pods() {
     sim.now += Duration::from_secs(60);
     sim.obey();
     assert_eq!(sim.trace, before);
-    sim.agent = sim.fleet.open(sim.now, who(Role::Agent));
+    sim.agent = sim.fleet.open(sim.now, who(ComponentRole::Agent));
     sim.finish();
     sim.pass(Duration::from_secs(1));
     sim.agent = sim.fleet.synced(sim.now, sim.agent);
@@ -388,7 +389,7 @@ fn without_its_agent_a_service_keeps_its_pods() {
 
 #[test]
 fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back() {
-    let mut sim = Sim::new(ScalePolicy { max_scale: 1, ..short() });
+    let mut sim = SimService::new(ScalePolicy { max_scale: 1, ..short() });
     sim.arrive(50);
     assert_eq!(sim.state().load.waiting(), 50);
     sim.fleet.close(sim.now, sim.activator);
@@ -398,33 +399,33 @@ fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back
     sim.report(None, line);
     assert_eq!(sim.state().load.waiting(), 50, "an ended stream says nothing any more");
     sim.pass(HELD + TICK);
-    assert_eq!((sim.state().load.waiting(), sim.fleet.online(Role::Activator)), (0, 0));
+    assert_eq!((sim.state().load.waiting(), sim.fleet.online(ComponentRole::Activator)), (0, 0));
     assert_eq!(sim.fleet.senders.len(), 1, "it is forgotten");
 }
 
 /// A new autoscaler finds running pods before any report: it keeps them until it knows a stable window.
 #[test]
 fn a_restart_loses_no_pod() {
-    let name = Name::new("default", "hello-00001");
+    let name = NamespacedName::new("default", "hello-00001");
     let mut table = RouteTable::default();
     let reached = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
     table.revisions.insert(name.clone(), reached);
     for at in 0..4 {
         let uid = format!("pod-{at}");
-        table.pods.insert(uid.clone(), pod(&uid, &name, PodPhase::Ready));
+        table.pods.insert(uid.clone(), pod(&uid, &name, RoutingPhase::Ready));
     }
-    let mut fleet = Fleet::new(TICK);
+    let mut fleet = ScaledRevisions::new(TICK);
     let mut wanted = Vec::new();
     fleet.routes(Duration::ZERO, &table, &table.keys());
     let mut agent = None;
     for second in 0..20 {
         let now = Duration::from_secs(second);
         if second >= 3 {
-            let stream = *agent.get_or_insert_with(|| fleet.open(now, who(Role::Agent)));
+            let stream = *agent.get_or_insert_with(|| fleet.open(now, who(ComponentRole::Agent)));
             agent = Some(fleet.synced(now, stream));
         }
         for step in fleet.run(now) {
-            let Step::Decided(it) = step else { continue };
+            let DecisionUpdate::Decided(it) = step else { continue };
             wanted.push((second, it.wanted));
         }
     }
@@ -439,19 +440,20 @@ fn a_restart_loses_no_pod() {
 fn a_node_that_stalls_holds_up_no_service_of_another() {
     let mut table = RouteTable::default();
     for node in ["calm", "stalls"] {
-        let name = Name::new("default", node);
+        let name = NamespacedName::new("default", node);
         let reached = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
         table.revisions.insert(name.clone(), reached);
         for at in 0..4 {
             let uid = format!("{node}-{at}");
-            let new = RoutePod { node: node.into(), ..pod(&uid, &name, PodPhase::Ready) };
+            let new = RoutePod { node: node.into(), ..pod(&uid, &name, RoutingPhase::Ready) };
             table.pods.insert(uid, new);
         }
     }
-    let mut fleet = Fleet::new(TICK);
+    let mut fleet = ScaledRevisions::new(TICK);
     fleet.routes(Duration::ZERO, &table, &table.keys());
     let mut agents = ["calm", "stalls"].map(|node| {
-        let who = Subscriber { role: Role::Agent, name: node.into(), node: node.into() };
+        let who =
+            ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
         fleet.open(Duration::ZERO, who)
     });
     let mut least = BTreeMap::new();
@@ -462,7 +464,7 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
             agents[1] = fleet.synced(now, agents[1]);
         }
         for step in fleet.run(now) {
-            let Step::Decided(it) = step else { continue };
+            let DecisionUpdate::Decided(it) = step else { continue };
             let least = least.entry(it.revision.name).or_insert(4);
             *least = it.wanted.unwrap_or(*least).min(*least);
         }
@@ -474,17 +476,18 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
 /// One of three pods ends before the first decision: the number before it ended is kept.
 #[test]
 fn a_restart_keeps_the_place_of_a_pod_that_ends() {
-    let name = Name::new("default", "hello-00001");
+    let name = NamespacedName::new("default", "hello-00001");
     let mut table = RouteTable::default();
     let reached = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
     table.revisions.insert(name.clone(), reached);
-    for (uid, phase) in [("a", PodPhase::Ready), ("b", PodPhase::Ready), ("c", PodPhase::Starting)]
+    for (uid, phase) in
+        [("a", RoutingPhase::Ready), ("b", RoutingPhase::Ready), ("c", RoutingPhase::Starting)]
     {
         table.pods.insert(uid.into(), pod(uid, &name, phase));
     }
-    let mut fleet = Fleet::new(TICK);
+    let mut fleet = ScaledRevisions::new(TICK);
     fleet.routes(Duration::ZERO, &table, &table.keys());
-    let agent = fleet.open(Duration::ZERO, who(Role::Agent));
+    let agent = fleet.open(Duration::ZERO, who(ComponentRole::Agent));
     for second in 0..8 {
         let now = Duration::from_secs(second);
         fleet.synced(now, agent);
@@ -493,7 +496,7 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
             fleet.routes(now, &table, &[RouteKey::Pod("c".into())].into());
         }
         for step in fleet.run(now) {
-            let Step::Decided(it) = step else { continue };
+            let DecisionUpdate::Decided(it) = step else { continue };
             assert_eq!(it.wanted, None, "in second {second}: {}", it.reason);
         }
     }
@@ -501,19 +504,19 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
 
 #[test]
 fn a_revision_that_leaves_the_table_is_forgotten() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.table.revisions.clear();
     let gone =
         sim.fleet.routes(sim.now, &sim.table, &[RouteKey::Revision(sim.name.clone())].into());
-    assert_eq!(gone, [Step::Gone(sim.name.clone())]);
+    assert_eq!(gone, [DecisionUpdate::Gone(sim.name.clone())]);
     assert_eq!(sim.fleet.next_due(), None);
 }
 
 #[test]
 fn a_pod_may_be_told_before_its_revision() {
-    let mut sim = Sim::new(short());
-    let other = Name::new("default", "later-00001");
-    sim.table.pods.insert("early".into(), pod("early", &other, PodPhase::Ready));
+    let mut sim = SimService::new(short());
+    let other = NamespacedName::new("default", "later-00001");
+    sim.table.pods.insert("early".into(), pod("early", &other, RoutingPhase::Ready));
     sim.fleet.routes(sim.now, &sim.table, &[RouteKey::Pod("early".into())].into());
     sim.table.revisions.insert(other.clone(), revision(&other, short()));
     sim.fleet.routes(sim.now, &sim.table, &[RouteKey::Revision(other.clone())].into());
@@ -522,10 +525,10 @@ fn a_pod_may_be_told_before_its_revision() {
 
 #[test]
 fn a_sleeping_revision_needs_no_decision_and_no_evaluation() {
-    let mut fleet = Fleet::new(TICK);
+    let mut fleet = ScaledRevisions::new(TICK);
     let mut table = RouteTable::default();
     for at in 0..50 {
-        let name = Name::new("default", format!("s-{at}-00001"));
+        let name = NamespacedName::new("default", format!("s-{at}-00001"));
         let asleep = RouteRevision { initial_scale_reached: true, ..revision(&name, short()) };
         table.revisions.insert(name, asleep);
     }
@@ -536,7 +539,7 @@ fn a_sleeping_revision_needs_no_decision_and_no_evaluation() {
 
 #[test]
 fn a_whole_table_takes_along_what_it_does_not_name() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.arrive(1);
     let keys = sim.fleet.keys();
     assert_eq!(
@@ -544,12 +547,15 @@ fn a_whole_table_takes_along_what_it_does_not_name() {
         [RouteKey::Revision(sim.name.clone()), RouteKey::Pod("pod-0001".into())].into()
     );
     let gone = sim.fleet.routes(sim.now, &RouteTable::default(), &keys);
-    assert_eq!((gone, sim.fleet.keys()), (vec![Step::Gone(sim.name.clone())], BTreeSet::new()));
+    assert_eq!(
+        (gone, sim.fleet.keys()),
+        (vec![DecisionUpdate::Gone(sim.name.clone())], BTreeSet::new())
+    );
 }
 
 /// A simulation whose Revision the controller has not sent yet, and that Revision.
-fn untold() -> (Sim, RouteRevision) {
-    let mut sim = Sim::new(short());
+fn untold() -> (SimService, RouteRevision) {
+    let mut sim = SimService::new(short());
     let later = sim.table.revisions.remove(&sim.name).unwrap();
     sim.route([RouteKey::Revision(sim.name.clone())]);
     assert!(sim.fleet.revisions.is_empty());
@@ -557,7 +563,7 @@ fn untold() -> (Sim, RouteRevision) {
     (sim, RouteRevision { initial_scale_reached: true, ..later })
 }
 
-impl Sim {
+impl SimService {
     fn tell(&mut self, revision: RouteRevision) {
         self.table.revisions.insert(self.name.clone(), revision);
         self.route([RouteKey::Revision(self.name.clone())]);
@@ -578,7 +584,7 @@ fn a_request_that_is_told_before_its_revision_wakes_it() {
 
 #[test]
 fn what_is_over_before_its_revision_is_told_wakes_nothing() {
-    let over: [fn(&mut Sim); 3] = [
+    let over: [fn(&mut SimService); 3] = [
         |sim| {
             sim.line.finish(sim.ns());
             sim.report(None, sim.line);
@@ -610,7 +616,7 @@ fn only_the_latest_report_on_an_unknown_revision_is_kept() {
     let (mut sim, revision) = untold();
     (0..100).for_each(|_| sim.arrive(1));
     assert_eq!(sim.fleet.strangers.len(), 1);
-    sim.activator = sim.fleet.open(sim.now, who(Role::Activator));
+    sim.activator = sim.fleet.open(sim.now, who(ComponentRole::Activator));
     sim.arrive(1);
     sim.activator = sim.fleet.synced(sim.now, sim.activator);
     sim.tell(revision);
@@ -619,7 +625,7 @@ fn only_the_latest_report_on_an_unknown_revision_is_kept() {
 
 #[test]
 fn a_request_outlasts_its_revisions_absence_from_the_table() {
-    let mut sim = Sim::new(short());
+    let mut sim = SimService::new(short());
     sim.arrive(1);
     sim.trace.clear();
     let revision = sim.table.revisions.remove(&sim.name).unwrap();
@@ -633,12 +639,12 @@ fn a_request_outlasts_its_revisions_absence_from_the_table() {
 
 #[test]
 fn a_draining_pod_asks_for_no_other_though_its_usage_is_told_first() {
-    let mut sim = Sim::new(short());
-    let mut totals = Totals::default();
+    let mut sim = SimService::new(short());
+    let mut totals = RequestTotals::default();
     totals.start(sim.ns());
     sim.report(Some("leaving"), totals);
     assert_eq!(sim.state().load.in_flight(), 1);
-    sim.table.pods.insert("leaving".into(), pod("leaving", &sim.name, PodPhase::Draining));
+    sim.table.pods.insert("leaving".into(), pod("leaving", &sim.name, RoutingPhase::Draining));
     sim.route([RouteKey::Pod("leaving".into())]);
     assert_eq!(sim.state().load.in_flight(), 0);
 }

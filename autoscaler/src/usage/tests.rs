@@ -1,11 +1,11 @@
-use common::wire::{Name, UsageKey};
+use common::wire::{NamespacedName, UsageKey};
 use proptest::prelude::*;
 
 use super::*;
 
 /// Offset of the sender's clock, which runs an hour ahead of the autoscaler's.
 const AHEAD: Duration = Duration::from_secs(3600);
-const LIVE: Stream = Stream { sender: 0, number: 0, synced: true };
+const LIVE: UsageStream = UsageStream { sender: 0, number: 0, synced: true };
 
 pub(crate) fn policy() -> ScalePolicy {
     ScalePolicy::default()
@@ -19,9 +19,12 @@ fn ns(at: Duration) -> u64 {
     u64::try_from((at + AHEAD).as_nanos()).unwrap()
 }
 
-fn report(pod: Option<&str>, now: f64, totals: Totals) -> UsageSeen {
-    UsageSeen {
-        key: UsageKey { revision: Name::new("default", "hello-00001"), pod: pod.map(Into::into) },
+fn report(pod: Option<&str>, now: f64, totals: RequestTotals) -> UsageSample {
+    UsageSample {
+        key: UsageKey {
+            revision: NamespacedName::new("default", "hello-00001"),
+            pod: pod.map(Into::into),
+        },
         at_ns: ns(at(now)),
         totals,
         status: Vec::new(),
@@ -29,20 +32,20 @@ fn report(pod: Option<&str>, now: f64, totals: Totals) -> UsageSeen {
     }
 }
 
-fn awake(metric: Metric) -> Load {
-    let mut load = Load::new();
+fn awake(metric: ScaleMetric) -> RevisionLoad {
+    let mut load = RevisionLoad::new();
     load.wake(at(0.0), &ScalePolicy { metric, ..policy() });
     load
 }
 
-fn second(load: &Load, second: u64) -> f64 {
+fn second(load: &RevisionLoad, second: u64) -> f64 {
     let held = load.window.as_ref().unwrap().1.held(Duration::from_secs(second));
     (held * 1e6).round() / 1e6
 }
 
 #[test]
 fn requests_are_load_for_as_long_as_they_run() {
-    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     load.seen(at(10.0), LIVE, true, &report(Some("p"), 10.0, totals));
     // Four requests of half a second, and one that stays.
     (0..4).for_each(|_| totals.start(ns(at(10.25))));
@@ -62,7 +65,7 @@ fn requests_are_load_for_as_long_as_they_run() {
 
 #[test]
 fn the_first_request_after_quiet_counts_for_its_whole_second() {
-    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     load.seen(at(1.0), LIVE, true, &report(None, 1.0, totals));
     totals.start(ns(at(10.9)));
     load.seen(at(10.9), LIVE, true, &report(None, 10.9, totals));
@@ -76,9 +79,9 @@ fn the_first_request_after_quiet_counts_for_its_whole_second() {
 
 #[test]
 fn several_senders_add_up_and_what_a_lost_one_told_goes_on() {
-    let mut load = awake(Metric::Concurrency);
-    let two = Stream { sender: 1, ..LIVE };
-    let mut totals = Totals::default();
+    let mut load = awake(ScaleMetric::Concurrency);
+    let two = UsageStream { sender: 1, ..LIVE };
+    let mut totals = RequestTotals::default();
     (0..3).for_each(|_| totals.start(ns(at(1.0))));
     load.seen(at(1.0), LIVE, true, &report(None, 1.0, totals));
     load.seen(at(1.0), two, true, &report(None, 1.0, totals));
@@ -87,7 +90,7 @@ fn several_senders_add_up_and_what_a_lost_one_told_goes_on() {
     load.lost(at(2.0), 1);
     assert_eq!((load.in_flight(), load.waiting()), (9, 6), "not known, so not zero");
     assert!(!load.is_current(at(2.0)));
-    let again = Stream { sender: 1, number: 1, synced: false };
+    let again = UsageStream { sender: 1, number: 1, synced: false };
     load.seen(at(4.0), again, true, &report(Some("p"), 4.0, totals));
     load.synced(at(4.0), again);
     load.settle(at(4.0), true);
@@ -98,38 +101,38 @@ fn several_senders_add_up_and_what_a_lost_one_told_goes_on() {
 
 #[test]
 fn a_new_stream_that_does_not_name_a_pod_ends_it() {
-    let mut load = awake(Metric::Concurrency);
-    let mut totals = Totals::default();
+    let mut load = awake(ScaleMetric::Concurrency);
+    let mut totals = RequestTotals::default();
     totals.start(ns(at(1.0)));
     load.seen(at(1.0), LIVE, true, &report(Some("old"), 1.0, totals));
     load.lost(at(2.0), 0);
-    let again = Stream { number: 1, synced: false, ..LIVE };
-    load.seen(at(3.0), again, true, &report(Some("new"), 3.0, Totals::default()));
+    let again = UsageStream { number: 1, synced: false, ..LIVE };
+    load.seen(at(3.0), again, true, &report(Some("new"), 3.0, RequestTotals::default()));
     load.synced(at(3.0), again);
     assert_eq!((load.hears_of("old"), load.hears_of("new")), (false, true));
 }
 
 #[test]
 fn counters_that_go_backwards_are_no_load() {
-    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     (0..50).for_each(|_| totals.start(ns(at(1.0))));
     (0..50).for_each(|_| totals.finish(ns(at(1.5))));
     load.seen(at(2.0), LIVE, true, &report(Some("p"), 2.0, totals));
-    load.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, Totals::default()));
+    load.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, RequestTotals::default()));
     load.settle(at(4.0), true);
     assert_eq!([0, 1, 3].map(|it| second(&load, it)), [0.0; 3]);
-    let mut rps = awake(Metric::Rps);
+    let mut rps = awake(ScaleMetric::Rps);
     rps.seen(at(2.0), LIVE, true, &report(Some("p"), 2.0, totals));
-    rps.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, Totals::default()));
+    rps.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, RequestTotals::default()));
     assert_eq!([2, 3].map(|it| second(&rps, it)), [1.0, 0.0]);
 }
 
 #[test]
 fn the_past_of_a_subject_first_met_is_not_load() {
-    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     (0..1_000_000).for_each(|_| totals.start(ns(at(0.0))));
     (0..999_990).for_each(|_| totals.finish(ns(at(5.0))));
-    let opening = Stream { synced: false, ..LIVE };
+    let opening = UsageStream { synced: false, ..LIVE };
     load.seen(at(10.0), opening, true, &report(Some("p"), 10.0, totals));
     load.settle(at(11.0), true);
     assert_eq!(second(&load, 10), 10.0);
@@ -137,7 +140,7 @@ fn the_past_of_a_subject_first_met_is_not_load() {
 
 #[test]
 fn a_draining_pod_asks_for_no_other_pod() {
-    let (mut load, mut totals) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     totals.start(ns(at(1.0)));
     load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, totals));
     load.count_pod(at(2.0), "p", false);
@@ -148,8 +151,8 @@ fn a_draining_pod_asks_for_no_other_pod() {
 
 #[test]
 fn a_request_that_waited_is_one_arrival() {
-    let mut load = awake(Metric::Rps);
-    let (mut line, mut pod) = (Totals::default(), Totals::default());
+    let mut load = awake(ScaleMetric::Rps);
+    let (mut line, mut pod) = (RequestTotals::default(), RequestTotals::default());
     load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
     load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, pod));
     (0..30).for_each(|_| line.start(ns(at(2.0))));
@@ -165,8 +168,8 @@ fn a_request_that_waited_is_one_arrival() {
 /// 100 requests a second arrive. 10 of them reach a pod, 90 leave or time out. All count, as in Knative's activator.
 #[test]
 fn a_request_that_no_pod_got_is_an_arrival() {
-    let mut load = awake(Metric::Rps);
-    let (mut line, mut pod) = (Totals::default(), Totals::default());
+    let mut load = awake(ScaleMetric::Rps);
+    let (mut line, mut pod) = (RequestTotals::default(), RequestTotals::default());
     load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
     load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, pod));
     for second in 2..12 {
@@ -185,7 +188,7 @@ fn a_request_that_no_pod_got_is_an_arrival() {
 
 #[test]
 fn a_burst_that_waits_without_a_pod_counts_at_once() {
-    let (mut load, mut line) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut line) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
     (0..300).for_each(|_| line.start(ns(at(9.99))));
     load.seen(at(9.99), LIVE, true, &report(None, 9.99, line));
@@ -195,7 +198,7 @@ fn a_burst_that_waits_without_a_pod_counts_at_once() {
 
 #[test]
 fn a_sleeping_revision_keeps_little_but_the_base_of_differences() {
-    let (mut load, mut line) = (awake(Metric::Concurrency), Totals::default());
+    let (mut load, mut line) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
     line.start(ns(at(1.0)));
     line.finish(ns(at(2.0)));
     load.seen(at(2.0), LIVE, true, &report(None, 2.0, line));
@@ -203,7 +206,7 @@ fn a_sleeping_revision_keeps_little_but_the_base_of_differences() {
     assert!(!load.is_news(LIVE, &report(None, 3.0, line)));
     line.start(ns(at(9.0)));
     assert!(load.is_news(LIVE, &report(None, 9.0, line)));
-    assert!(load.sources.capacity() * size_of::<Source>() + size_of::<Load>() <= 512);
+    assert!(load.sources.capacity() * size_of::<UsageSource>() + size_of::<RevisionLoad>() <= 512);
 }
 
 proptest! {
@@ -213,11 +216,11 @@ proptest! {
         requests in proptest::collection::vec((0.0f64..20.0, 0.0f64..8.0), 1..40),
         cuts in proptest::collection::vec(0.0f64..30.0, 0..40),
     ) {
-        let mut load = awake(Metric::Concurrency);
+        let mut load = awake(ScaleMetric::Concurrency);
         let mut cuts: Vec<f64> = cuts.into_iter().chain([0.0, 30.0]).collect();
         cuts.sort_by(f64::total_cmp);
         for now in cuts {
-            let mut totals = Totals::default();
+            let mut totals = RequestTotals::default();
             for &(from, long) in &requests {
                 if from <= now { totals.start(ns(at(from))); }
                 if from + long <= now { totals.finish(ns(at(from + long))); }

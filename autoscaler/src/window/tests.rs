@@ -9,14 +9,14 @@ fn at(seconds: f64) -> Duration {
 }
 
 /// A one-minute window with `value` recorded in each second of `seconds`.
-fn written(seconds: impl IntoIterator<Item = u32>, value: f64) -> Window {
-    let mut window = Window::new(MINUTE, 10.0);
+fn written(seconds: impl IntoIterator<Item = u32>, value: f64) -> LoadWindow {
+    let mut window = LoadWindow::new(MINUTE, 10.0);
     seconds.into_iter().for_each(|second| window.add(at(second.into()), value));
     window
 }
 
-fn linear(window: &Window, now: f64) -> Option<(f64, f64)> {
-    let both = window.averages(at(now), 0.0, Aggregation::Linear);
+fn linear(window: &LoadWindow, now: f64) -> Option<(f64, f64)> {
+    let both = window.averages(at(now), 0.0, WindowAggregation::Linear);
     both.map(|both| (both.stable, both.panic))
 }
 
@@ -26,7 +26,7 @@ fn the_panic_window_is_a_rounded_share_of_the_stable_one() {
     let table =
         [(60, 10.0, 6), (6, 10.0, 1), (6, 1.0, 1), (15, 10.0, 2), (3600, 10.0, 360), (6, 100.0, 6)];
     for (stable, percent, panic) in table {
-        let window = Window::new(Duration::from_secs(stable), percent);
+        let window = LoadWindow::new(Duration::from_secs(stable), percent);
         assert_eq!(window.panic_len, panic, "{percent} % of {stable} s");
     }
 }
@@ -49,7 +49,7 @@ fn silence_dilutes_an_average_only_between_two_writes() {
 
 #[test]
 fn silence_longer_than_the_window_means_that_nothing_is_known() {
-    assert_eq!(linear(&Window::new(MINUTE, 10.0), 5.0), None);
+    assert_eq!(linear(&LoadWindow::new(MINUTE, 10.0), 5.0), None);
     let window = written(0..10, 12.0);
     assert_eq!(linear(&window, 69.0), Some((12.0, 0.0)));
     assert_eq!(linear(&window, 70.0), Some((0.0, 0.0)), "as long as the window, as in Knative");
@@ -61,7 +61,7 @@ fn silence_longer_than_the_window_means_that_nothing_is_known() {
 
 #[test]
 fn a_full_window_forgets_its_oldest_second() {
-    let mut window = Window::new(Duration::from_secs(6), 50.0);
+    let mut window = LoadWindow::new(Duration::from_secs(6), 50.0);
     (0..6).for_each(|second| window.add(at(second.into()), 10.0));
     window.add(at(6.0), 70.0);
     assert_eq!(linear(&window, 7.0), Some((20.0, 30.0)));
@@ -86,7 +86,7 @@ fn exponential_weights_fall_from_the_newest_second() {
     let mut window = written([0, 1], 0.0);
     window.add(at(2.0), 10.0);
     window.add(at(3.0), 20.0);
-    let both = window.averages(at(4.0), 0.0, Aggregation::WeightedExponential).unwrap();
+    let both = window.averages(at(4.0), 0.0, WindowAggregation::WeightedExponential).unwrap();
     assert_eq!(round(both.stable), round(20.0 * 0.2 + 10.0 * 0.2 * 0.8));
     let fast = coefficient(6);
     assert_eq!(round(both.panic), round(20.0 * fast + 10.0 * fast * (1.0 - fast)));
@@ -100,13 +100,13 @@ fn the_running_second_counts_when_it_raises_the_average() {
     window.add(at(2.2), 36.0);
     assert_eq!(linear(&window, 2.2), Some((20.0, 20.0)));
     assert_eq!(linear(&window, 3.0), Some((20.0, 20.0)));
-    let floored = window.averages(at(2.2), 100.0, Aggregation::Linear).unwrap();
+    let floored = window.averages(at(2.2), 100.0, WindowAggregation::Linear).unwrap();
     assert_eq!((floored.stable, floored.panic), (40.0, 40.0));
 }
 
 #[test]
 fn what_was_prepaid_is_not_counted_again() {
-    let mut window = Window::new(MINUTE, 10.0);
+    let mut window = LoadWindow::new(MINUTE, 10.0);
     window.prepay(at(3.2), 1.0);
     window.add_level(1.0, at(3.2), at(5.0));
     assert_eq!([3.0, 4.0].map(|second| round(window.held(at(second)))), [1.0, 1.0]);
@@ -128,7 +128,7 @@ proptest! {
     /// The area under a level is preserved when it is cut into seconds.
     #[test]
     fn levels_keep_their_area(height in 0.1f64..500.0, from in 0.0f64..20.0, long in 0.01f64..30.0) {
-        let mut window = Window::new(MINUTE, 10.0);
+        let mut window = LoadWindow::new(MINUTE, 10.0);
         window.add_level(height, at(from), at(from + long));
         let area: f64 = (0..60).map(|second| window.held(at(second.into()))).sum();
         prop_assert!((area - height * long).abs() < 1e-3 * height, "{area} of {}", height * long);
@@ -137,7 +137,7 @@ proptest! {
     /// The average of any history lies between its least and its greatest second.
     #[test]
     fn averages_stay_within_what_was_written(sums in proptest::collection::vec(0.0f64..1000.0, 1..150)) {
-        let mut window = Window::new(MINUTE, 10.0);
+        let mut window = LoadWindow::new(MINUTE, 10.0);
         for (second, &sum) in sums.iter().enumerate() {
             window.add(Duration::from_secs(second as u64), sum);
         }

@@ -4,19 +4,19 @@ use core::hint::black_box;
 
 use super::{
     REQUEST_BYTES, RESPONSE_BYTES, at, kind,
-    side::{Side, flag},
+    side::{Http1Direction, flag},
 };
 
 /// Most bytes that one step consumes.
 const STEP: usize = 8;
 const _: () = assert!(STEP <= RESPONSE_BYTES && STEP <= REQUEST_BYTES);
 
-/// Value of [`Side::matched`]: the token is the sought one, and has ended.
+/// Value of [`Http1Direction::matched`]: the token is the sought one, and has ended.
 const SOUGHT: u8 = 100;
-/// Value of [`Side::matched`]: the token is another one.
+/// Value of [`Http1Direction::matched`]: the token is another one.
 const OTHER: u8 = 200;
 
-/// Values of [`Side::name`]: the text that is being compared.
+/// Values of [`Http1Direction::name`]: the text that is being compared.
 pub(super) mod name {
     pub(super) const HEAD: u8 = 1;
     pub(super) const CONNECT: u8 = 2;
@@ -69,7 +69,7 @@ fn letter(name: u8, index: u8) -> u8 {
     (word >> ((index & 7) * 8)) as u8
 }
 
-impl Side {
+impl Http1Direction {
     /// Reads byte by byte until a state is reached that the fast path handles. Returns the bytes consumed, at least 1.
     #[inline(always)]
     pub(super) fn crawl<const WORDS: usize>(

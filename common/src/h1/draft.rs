@@ -2,7 +2,7 @@
 
 use core::hint::black_box;
 
-use super::{at, side::Side};
+use super::{at, side::Http1Direction};
 
 /// Part of a segment, with one direction of a connection after reading it.
 ///
@@ -12,18 +12,18 @@ use super::{at, side::Side};
 /// states that differ in other fields than the compared ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draft<const WORDS: usize> {
+pub struct UnlockedRead<const WORDS: usize> {
     /// Bytes of the segment, as little-endian words. Words behind the filled ones are arbitrary.
     pub window: [u64; WORDS],
-    side: Side,
+    side: Http1Direction,
     /// State of the direction when the read began.
-    before: Place,
+    before: DirectionPosition,
 }
 
 /// Fields of a direction that identify its state.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct DirectionPosition {
     next: u32,
     flags: u16,
     at: u8,
@@ -31,9 +31,9 @@ struct Place {
     lost: u8,
 }
 
-impl Place {
+impl DirectionPosition {
     #[inline(always)]
-    fn of(side: &Side) -> Self {
+    fn of(side: &Http1Direction) -> Self {
         Self { next: side.next, flags: side.flags, at: side.at, lost: side.lost as u8 }
     }
 
@@ -44,24 +44,28 @@ impl Place {
     }
 }
 
-impl<const WORDS: usize> Default for Draft<WORDS> {
+impl<const WORDS: usize> Default for UnlockedRead<WORDS> {
     fn default() -> Self {
-        Self { window: [0; WORDS], side: Side::default(), before: Place::default() }
+        Self {
+            window: [0; WORDS],
+            side: Http1Direction::default(),
+            before: DirectionPosition::default(),
+        }
     }
 }
 
-impl<const WORDS: usize> Draft<WORDS> {
+impl<const WORDS: usize> UnlockedRead<WORDS> {
     /// Begins with the present state of a direction. Returns the offset in a segment of `len` bytes at `seq` at which
     /// reading continues, if it does: a guess, since the lock is not held.
     ///
     /// All parts of the guess come from the copy. A second look at the original might read a direction in which nothing
     /// is read any more.
     #[inline(always)]
-    pub fn begin(&mut self, side: &Side, seq: u32, len: u32) -> Option<u32> {
+    pub fn begin(&mut self, side: &Http1Direction, seq: u32, len: u32) -> Option<u32> {
         self.side = *side;
         // The compiler must not read the original again, which another CPU may have changed.
         let this = black_box(self);
-        this.before = Place::of(&this.side);
+        this.before = DirectionPosition::of(&this.side);
         let offset = this.before.next.wrapping_sub(seq);
         (offset < len && this.side.skip == 0 && this.before.at < at::TUNNEL).then_some(offset)
     }
@@ -75,9 +79,9 @@ impl<const WORDS: usize> Draft<WORDS> {
 
     /// Commits the read, if the direction is still in the state in which it began. To be called with the lock held.
     #[inline(always)]
-    pub(super) fn take(&self, side: &mut Side) -> bool {
+    pub(super) fn take(&self, side: &mut Http1Direction) -> bool {
         // Compared as one word: each comparison of a field would be a branch for the verifier.
-        let stands = Place::of(side).word() == self.before.word();
+        let stands = DirectionPosition::of(side).word() == self.before.word();
         if stands {
             *side = self.side;
         }

@@ -7,7 +7,7 @@ use core::hint::black_box;
 
 use super::{
     at, kind,
-    side::{Side, flag},
+    side::{Http1Direction, flag},
 };
 use crate::abi::word_at;
 
@@ -33,7 +33,7 @@ const ON_KEEP: u64 = word(b"on: keep");
 
 /// Class of a line by its first bytes.
 #[derive(PartialEq, Eq)]
-enum Line {
+enum LineClass {
     /// Line without significance for message boundaries.
     Boring,
     /// Empty line of this many bytes.
@@ -87,7 +87,7 @@ fn short_number(text: u64) -> Option<u64> {
     Some(hundreds.wrapping_mul(10_000).wrapping_add(hundreds >> 32) & 0xffff_ffff)
 }
 
-impl Side {
+impl Http1Direction {
     /// Decides about a first line from its first 16 bytes, if all of them are here.
     #[inline(always)]
     pub(super) fn first_line<const WORDS: usize>(
@@ -136,9 +136,9 @@ impl Side {
     pub(super) fn scan<const WORDS: usize>(&mut self, window: &[u64; WORDS], len: u32) -> u32 {
         if self.at == at::LINE {
             match self.line(window, 0, len) {
-                Line::Boring => black_box(&mut *self).at = at::SCAN,
-                Line::End(bytes) => return self.head_or_trailer_ends(bytes),
-                Line::Unsure => return 0,
+                LineClass::Boring => black_box(&mut *self).at = at::SCAN,
+                LineClass::End(bytes) => return self.head_or_trailer_ends(bytes),
+                LineClass::Unsure => return 0,
             }
         }
         let mut index = 0;
@@ -163,15 +163,15 @@ impl Side {
                     return len;
                 }
                 match self.line(window, begin as usize, len - begin) {
-                    Line::End(bytes) => return begin + self.head_or_trailer_ends(bytes),
+                    LineClass::End(bytes) => return begin + self.head_or_trailer_ends(bytes),
                     // A second line end in this word is rare: reading continues from this line's begin.
-                    Line::Boring if ends & ends.wrapping_sub(1) != 0 => {
+                    LineClass::Boring if ends & ends.wrapping_sub(1) != 0 => {
                         self.at = at::LINE;
                         return begin;
                     }
-                    // A barrier for the verifier: see `Side::read`.
-                    Line::Boring => drop(black_box(&mut *self)),
-                    Line::Unsure => {
+                    // A barrier for the verifier: see `Http1Direction::read`.
+                    LineClass::Boring => drop(black_box(&mut *self)),
+                    LineClass::Unsure => {
                         self.at = at::LINE;
                         return begin;
                     }
@@ -194,23 +194,28 @@ impl Side {
     /// Classifies the line that begins at byte `at`, of which `here` (at least 1) bytes are at hand, and stores its
     /// content.
     #[inline(always)]
-    fn line<const WORDS: usize>(&mut self, window: &[u64; WORDS], at: usize, here: u32) -> Line {
+    fn line<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        at: usize,
+        here: u32,
+    ) -> LineClass {
         let a = word_at(window, at);
         let begin = a as u8;
         if begin == b'\n' {
-            return Line::End(1);
+            return LineClass::End(1);
         }
         if begin == b'\r' {
             return match (here > 1, (a >> 8) as u8 == b'\n') {
-                (true, true) => Line::End(2),
-                (true, false) => Line::Boring,
-                (false, _) => Line::Unsure,
+                (true, true) => LineClass::End(2),
+                (true, false) => LineClass::Boring,
+                (false, _) => LineClass::Unsure,
             };
         }
         // A folded line continues a list whose tokens only the slow path can read.
         let fold = begin == b' ' || begin == b'\t';
         if fold && self.flags & flag::FOLD != 0 {
-            return Line::Unsure;
+            return LineClass::Unsure;
         }
         let lower = begin | 0x20;
         // Significant names begin with `c` or `t`. Trailers never change the framing (RFC 9110 §6.5.1).
@@ -218,7 +223,7 @@ impl Side {
             if !fold {
                 self.flags &= !flag::FOLD;
             }
-            return Line::Boring;
+            return LineClass::Boring;
         }
         let [b, c, d] = [8, 16, 24].map(|behind| word_at(window, at + behind));
         self.named([a, b, c, d], here)
@@ -226,62 +231,62 @@ impl Side {
 
     /// Classifies a line that begins with a letter of a significant name, from the bytes at hand.
     #[inline(always)]
-    fn named(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> Line {
+    fn named(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> LineClass {
         let (name, next) = (a | LOWER, b | LOWER);
         let matters = name == CONTENT || name == TRANSFER || name == CONNECTI;
         let verdict = match name {
-            _ if here < 8 => Line::Unsure,
-            _ if matters && here < 20 => Line::Unsure,
+            _ if here < 8 => LineClass::Unsure,
+            _ if matters && here < 20 => LineClass::Unsure,
             CONTENT if next == LENGTH => self.content_length(c & first_bytes(here - 16)),
             // The header `content-length` without the usual ": ".
-            CONTENT if next << 16 == LENGTH << 16 => Line::Unsure,
-            TRANSFER if here < 32 => Line::Unsure,
+            CONTENT if next << 16 == LENGTH << 16 => LineClass::Unsure,
+            TRANSFER if here < 32 => LineClass::Unsure,
             TRANSFER if next == ENCODING => self.coding(c | LOWER, d),
             CONNECTI => self.connection(next, c as u32),
-            _ => Line::Boring,
+            _ => LineClass::Boring,
         };
-        if verdict == Line::Boring {
+        if verdict == LineClass::Boring {
             self.flags &= !flag::FOLD;
         }
         verdict
     }
 
     #[inline(always)]
-    fn content_length(&mut self, digits: u64) -> Line {
+    fn content_length(&mut self, digits: u64) -> LineClass {
         match short_number(digits) {
             // A second Content-Length must equal the first, which the slow path checks.
             Some(length) if self.flags & flag::LENGTH == 0 => {
                 self.length = length;
                 self.flags |= flag::LENGTH;
-                Line::Boring
+                LineClass::Boring
             }
-            _ => Line::Unsure,
+            _ => LineClass::Unsure,
         }
     }
 
     /// Parses a Transfer-Encoding behind its 16th letter.
     #[inline(always)]
-    fn coding(&mut self, third: u64, fourth: u64) -> Line {
+    fn coding(&mut self, third: u64, fourth: u64) -> LineClass {
         // "ed\r\n", letters in either case; a blank behind it would begin a folded line.
         let usual = fourth as u32 & 0xffff_dfdf == u32::from_le_bytes(*b"ED\r\n");
         let fold = matches!((fourth >> 32) as u8, b' ' | b'\t');
         if third != G_CHUNKE || !usual || fold {
-            return Line::Unsure;
+            return LineClass::Unsure;
         }
         self.flags |= flag::CODED | flag::CHUNKED;
-        Line::Boring
+        LineClass::Boring
     }
 
     /// Parses a Connection header behind its 8th letter.
     #[inline(always)]
-    fn connection(&mut self, next: u64, third: u32) -> Line {
+    fn connection(&mut self, next: u64, third: u32) -> LineClass {
         if next == ON_KEEP {
-            return Line::Boring;
+            return LineClass::Boring;
         }
         if next == ON_CLOSE && third & 0xff_ffdf == u32::from_le_bytes(*b"E\r\n\0") {
             self.flags |= flag::CLOSES;
-            return Line::Boring;
+            return LineClass::Boring;
         }
-        Line::Unsure
+        LineClass::Unsure
     }
 }

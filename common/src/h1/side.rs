@@ -4,7 +4,7 @@ use core::{hint::black_box, mem::size_of};
 
 use super::{crawl::name, kind};
 
-/// States of a [`Side`]. Numbers and no enum, because the kernel's memory may hold any value.
+/// States of a [`Http1Direction`]. Numbers and no enum, because the kernel's memory may hold any value.
 pub mod at {
     /// Between messages, or in stray line ends before one.
     pub const START: u8 = 0;
@@ -48,7 +48,7 @@ pub mod at {
     pub const DONE: u8 = 19;
 }
 
-/// Bits of [`Side::flags`], about the message being read.
+/// Bits of [`Http1Direction::flags`], about the message being read.
 pub(super) mod flag {
     /// A Content-Length was read.
     pub(crate) const LENGTH: u16 = 1;
@@ -75,7 +75,7 @@ pub(super) mod flag {
 /// State of one direction of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Side {
+pub struct Http1Direction {
     /// Sequence number of the next byte to come.
     pub next: u32,
     /// Status of the response being read, or of the last one.
@@ -100,14 +100,14 @@ pub struct Side {
     /// Number being read; in a server's first frame of HTTP/2, the bytes read so far, the first one lowest.
     pub(super) value: u64,
 }
-const _: () = assert!(size_of::<Side>() == 40);
+const _: () = assert!(size_of::<Http1Direction>() == 40);
 
-/// Most bytes by which [`Side::next`] may lag, so that distances are unambiguous and byte counts are recent.
+/// Most bytes by which [`Http1Direction::next`] may lag, so that distances are unambiguous and byte counts are recent.
 const BEHIND_MOST: u32 = 1 << 20;
 
 /// Position in a segment at which reading continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seek {
+pub enum SeekResult {
     /// The segment has no new bytes that must be read.
     Done,
     /// Bytes before the segment are missing and must be read.
@@ -116,12 +116,12 @@ pub enum Seek {
     Read(u32),
 }
 
-impl Side {
+impl Http1Direction {
     /// Registers a segment of `len` bytes at `seq`. Returns the position at which to read in it.
     ///
     /// Retransmitted bytes are ignored; body bytes are skipped, whether they have come or not.
     #[inline(always)]
-    pub fn seek(&mut self, seq: u32, len: u32) -> Seek {
+    pub fn seek(&mut self, seq: u32, len: u32) -> SeekResult {
         if self.flags & flag::ANCHOR != 0 {
             self.flags &= !flag::ANCHOR;
             self.next = seq;
@@ -129,20 +129,20 @@ impl Side {
         // Signed, since sequence numbers wrap (RFC 9293 §3.4).
         let behind = self.next.wrapping_sub(seq) as i32;
         if behind >= 0 && behind as u32 >= len {
-            return Seek::Done;
+            return SeekResult::Done;
         }
         if self.at >= at::TUNNEL {
             if self.at != at::HTTP2 {
                 // `next` follows the segments although none is read, so that later distances stay small.
                 self.next = seq.wrapping_add(len);
             }
-            return Seek::Done;
+            return SeekResult::Done;
         }
         if behind < 0 {
             // A gap inside a skipped body does no harm: its bytes would not be read anyway.
             let gap = u64::from(behind.unsigned_abs());
             if gap > self.skip {
-                return Seek::Gap;
+                return SeekResult::Gap;
             }
         }
         let end = seq.wrapping_add(len);
@@ -151,12 +151,12 @@ impl Side {
             self.skip -= ahead;
             self.next = end;
             self.end_of_skip();
-            return Seek::Done;
+            return SeekResult::Done;
         }
         self.next = self.next.wrapping_add(self.skip as u32);
         self.skip = 0;
         self.end_of_skip();
-        Seek::Read(self.next.wrapping_sub(seq))
+        SeekResult::Read(self.next.wrapping_sub(seq))
     }
 
     /// Returns true if a segment lies inside a body and may be ignored: [`seek`](Self::seek) catches up with any later
@@ -248,7 +248,7 @@ impl Side {
 
     /// Sets the state before the next request, if there may be one.
     ///
-    /// A server accepts none after a request with `Connection: close` (RFC 9112 §9.6), even if its response does not
+    /// A server accepts none after a request with `TlsServerConnection: close` (RFC 9112 §9.6), even if its response does not
     /// state that. Further bytes of such a client reach a socket that is being closed.
     #[inline(always)]
     pub(super) fn begin_request(&mut self) {

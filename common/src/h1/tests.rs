@@ -9,7 +9,7 @@ use super::*;
 
 /// Appends the events of a step: `S`tarted, `F`inished with status, `X` cut, `~` stray, `!` lost, `O`paque, `M`issed,
 /// `2` for HTTP/2.
-fn log(out: &mut String, happened: Happened, status: u16) {
+fn log(out: &mut String, happened: Http1Events, status: u16) {
     if happened & FINISHED != 0 {
         out.push_str(&std::format!("F{status} "));
     }
@@ -29,10 +29,10 @@ fn log(out: &mut String, happened: Happened, status: u16) {
 }
 
 /// Small, so that heads are split between windows.
-type Window = [u64; 24 + scan::MARGIN];
+type TestWindow = [u64; 24 + scan::MARGIN];
 
 /// Copies bytes as the eBPF programs do: words behind them stay as they were.
-fn fill(window: &mut Window, bytes: &[u8]) -> u32 {
+fn fill(window: &mut TestWindow, bytes: &[u8]) -> u32 {
     let len = bytes.len().min(24 * 8);
     for (index, chunk) in bytes[..len].chunks(8).enumerate() {
         let mut word = window[index].to_ne_bytes();
@@ -43,20 +43,26 @@ fn fill(window: &mut Window, bytes: &[u8]) -> u32 {
 }
 
 /// Connection with its driver, like `ebpf/src/count.rs`, without a limit on steps.
-struct Wire {
-    conn: Conn,
+struct Http1Fixture {
+    conn: Http1Connection,
     sent: [u32; 2],
-    window: Window,
+    window: TestWindow,
     log: String,
     steps: u32,
 }
 
-impl Wire {
+impl Http1Fixture {
     fn new() -> Self {
         // Sequence numbers wrap early in every test.
         let sent = [u32::MAX - 40, u32::MAX - 90];
         let window = [0x5a0a_0d0a_0d0a_0d0a; 24 + scan::MARGIN];
-        Self { conn: Conn::new(sent[0], sent[1]), sent, window, log: String::new(), steps: 0 }
+        Self {
+            conn: Http1Connection::new(sent[0], sent[1]),
+            sent,
+            window,
+            log: String::new(),
+            steps: 0,
+        }
     }
 
     fn request(&mut self, bytes: &[u8]) {
@@ -79,9 +85,9 @@ impl Wire {
             let seek = self.conn.rx.seek(seq, bytes.len() as u32);
             self.conn.after_request_seek();
             let offset = match seek {
-                Seek::Read(offset) => offset as usize,
-                Seek::Done => return true,
-                Seek::Gap => return false,
+                SeekResult::Read(offset) => offset as usize,
+                SeekResult::Done => return true,
+                SeekResult::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
             let read = self.conn.read_request(&self.window, len, true);
@@ -96,9 +102,9 @@ impl Wire {
             let happened = self.conn.after_response_seek();
             log(&mut self.log, happened, self.conn.tx.status);
             let offset = match seek {
-                Seek::Read(offset) => offset as usize,
-                Seek::Done => return true,
-                Seek::Gap => return false,
+                SeekResult::Read(offset) => offset as usize,
+                SeekResult::Done => return true,
+                SeekResult::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
             let read = self.conn.read_response(&self.window, len, true);
@@ -107,7 +113,7 @@ impl Wire {
         }
     }
 
-    fn check(&mut self, read: Read, len: u32, from: u32, next: u32) {
+    fn check(&mut self, read: WindowRead, len: u32, from: u32, next: u32) {
         self.steps += 1;
         assert!((1..=len).contains(&read.used), "{read:?} of {len}");
         assert_eq!(from.wrapping_add(read.used), next);
@@ -126,7 +132,7 @@ impl Wire {
 /// Passes a conversation (`>` request bytes, `<` response bytes) in pieces of at most `piece` bytes and returns the
 /// log.
 fn talk(conversation: &[(char, &str)], piece: usize) -> String {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     for (from, text) in conversation {
         for part in text.as_bytes().chunks(piece) {
             if *from == '>' { wire.request(part) } else { wire.response(part) }

@@ -2,8 +2,8 @@
 
 use core::hint::black_box;
 
-use super::glimpse::Block;
-use crate::h1::Seek;
+use super::glimpse::HeaderBlockPrefix;
+use crate::h1::SeekResult;
 
 /// Words of a frame's begin that are stored and read.
 pub(super) const WORDS: usize = 4;
@@ -19,7 +19,7 @@ const PREFACE: [u64; 3] = [
 ];
 const PREFACE_BYTES: u32 = 24;
 
-/// States of a [`Side`].
+/// States of a [`Http2Direction`].
 mod at {
     /// In front of a frame, or in the part of it that is read.
     pub(super) const FRAME: u8 = 0;
@@ -62,7 +62,7 @@ pub mod flag {
     pub const PRIORITY: u8 = 32;
 }
 
-/// Values of [`Ended::what`], which classify a frame.
+/// Values of [`EndedFrame::what`], which classify a frame.
 pub mod ended {
     /// No frame has ended, or one without effect.
     pub const NOTHING: u8 = 0;
@@ -78,7 +78,7 @@ pub mod ended {
 
 /// Frame whose last byte has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedFrame {
     /// Class of the frame, as one of [`ended`].
     pub what: u8,
     /// True if the sender sends nothing more on the stream.
@@ -90,7 +90,7 @@ pub struct Ended {
 /// State of one direction of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Side {
+pub struct Http2Direction {
     /// Sequence number of the next byte to come.
     pub next: u32,
     /// Bytes from `next` on that need not be read.
@@ -116,7 +116,7 @@ pub struct Side {
     peek: [u64; WORDS],
 }
 
-impl Side {
+impl Http2Direction {
     #[inline(always)]
     pub(super) fn open_behind_preface(&mut self, next: u32, have: u32) {
         self.open(next, have, 0);
@@ -183,7 +183,7 @@ impl Side {
     ///
     /// Retransmitted bytes are ignored; payload is skipped, whether it has come or not.
     #[inline(always)]
-    pub fn seek(&mut self, seq: u32, len: u32) -> Seek {
+    pub fn seek(&mut self, seq: u32, len: u32) -> SeekResult {
         if self.at == at::ANCHOR {
             self.at = at::FRAME;
             self.next = seq;
@@ -191,32 +191,32 @@ impl Side {
         // Signed, since sequence numbers wrap (RFC 9293 §3.4).
         let behind = self.next.wrapping_sub(seq) as i32;
         if (behind >= 0 && behind as u32 >= len) || self.at == at::FOREIGN {
-            return Seek::Done;
+            return SeekResult::Done;
         }
         if self.at >= at::LOST {
             // `next` follows the segments although none is read, so that later distances stay small.
             self.next = seq.wrapping_add(len);
-            return Seek::Done;
+            return SeekResult::Done;
         }
         // A gap inside a skipped payload does no harm: its bytes would not be read anyway.
         if behind < 0 && behind.unsigned_abs() > self.skip {
-            return Seek::Gap;
+            return SeekResult::Gap;
         }
         let end = seq.wrapping_add(len);
         let ahead = end.wrapping_sub(self.next);
         if self.skip >= ahead {
             self.skip -= ahead;
             self.next = end;
-            return Seek::Done;
+            return SeekResult::Done;
         }
         self.next = self.next.wrapping_add(self.skip);
         self.skip = 0;
-        Seek::Read(self.next.wrapping_sub(seq))
+        SeekResult::Read(self.next.wrapping_sub(seq))
     }
 
     /// Returns the frame whose payload has just ended, if one has. To be called after every [`seek`](Self::seek).
     #[inline(always)]
-    pub fn ended(&mut self) -> Ended {
+    pub fn ended(&mut self) -> EndedFrame {
         let (mut what, mut ends) = (u32::from(ended::NOTHING), 0);
         if self.at == at::PAYLOAD && self.skip == 0 {
             self.at = at::FRAME;
@@ -227,7 +227,7 @@ impl Side {
             }
         }
         // 32-bit values that the compiler stores in memory: the verifier forgets them there, and merges the paths.
-        Ended { what: black_box(what) as u8, ends: black_box(ends) != 0, stream: self.stream }
+        EndedFrame { what: black_box(what) as u8, ends: black_box(ends) != 0, stream: self.stream }
     }
 
     /// Continues in a frame: `window` holds `len` (1 to [`super::PEEK`]) bytes that begin at `next`. Consumes at least
@@ -267,9 +267,9 @@ impl Side {
 
     /// Returns the begin of the header block that has just ended.
     #[inline(always)]
-    pub(super) fn payload(&self) -> Block {
+    pub(super) fn payload(&self) -> HeaderBlockPrefix {
         let words = self.peek.map(u64::from_le);
-        Block::new(words, u32::from(self.block), u32::from(self.block_len))
+        HeaderBlockPrefix::new(words, u32::from(self.block), u32::from(self.block_len))
     }
 
     /// Appends bytes to the stored ones, as far as they fit.

@@ -32,12 +32,12 @@ const WORDS: usize = 3;
 
 /// First bytes of a header block, the first one lowest.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
+pub(super) struct HeaderBlockPrefix {
     words: [u64; WORDS],
     len: u32,
 }
 
-impl Block {
+impl HeaderBlockPrefix {
     /// Returns the bytes of `peek` from `begin` (9 to 15) on, `len` of them, followed by zeros.
     #[inline(always)]
     pub(super) fn new(peek: [u64; 4], begin: u32, len: u32) -> Self {
@@ -84,7 +84,7 @@ const DYNAMIC: u8 = 0x80 + 62;
 /// Returns a stream's note after this header block of its response, the last block if it `ends`. `seen` is the
 /// connection's state.
 #[inline(always)]
-pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> u8 {
+pub(super) fn noted(mut note: u8, block: &HeaderBlockPrefix, ends: bool, seen: &mut u32) -> u8 {
     let first = note & HEAD == 0;
     if first {
         let class = class(block, seen);
@@ -108,7 +108,7 @@ pub(super) fn noted(mut note: u8, block: &Block, ends: bool, seen: &mut u32) -> 
 
 /// Registers a header block on a stream that is not counted: later references may be to its headers.
 #[inline(always)]
-pub(super) fn missed(block: &Block, ends: bool, seen: &mut u32) {
+pub(super) fn missed(block: &HeaderBlockPrefix, ends: bool, seen: &mut u32) {
     let first = block.byte(0);
     if first < 0x80 {
         *seen |= UNSEEN_CLASS | UNSEEN;
@@ -123,7 +123,7 @@ const UNSEEN_CLASS: u32 = 1;
 
 /// Returns the class of the status with which a block begins; 0: not seen. `seen` is the connection's state.
 #[inline(always)]
-fn class(block: &Block, seen: &mut u32) -> u8 {
+fn class(block: &HeaderBlockPrefix, seen: &mut u32) -> u8 {
     let first = block.byte(0);
     match first {
         // Entries 8 to 14 of the static table (RFC 7541 appendix A).
@@ -183,7 +183,7 @@ const PLAIN: [u8; 12] = *b"\x0bgrpc-status";
 
 /// Returns the gRPC outcome in the last header block of a response, as one of [`grpc`]. `first`: it is the only block.
 #[inline(always)]
-fn outcome(block: &Block, first: bool, seen: &mut u32) -> u8 {
+fn outcome(block: &HeaderBlockPrefix, first: bool, seen: &mut u32) -> u8 {
     if !first {
         return trailers(block, seen);
     }
@@ -204,7 +204,7 @@ fn is_grpc(seen: u32) -> bool {
 }
 
 #[inline(always)]
-fn trailers(block: &Block, seen: &mut u32) -> u8 {
+fn trailers(block: &HeaderBlockPrefix, seen: &mut u32) -> u8 {
     let is_grpc = is_grpc(*seen);
     let is_ok = match block.byte(0) {
         0x00 | 0x10 | 0x40 if is_coded(block) => is_zero(block.byte(10), block.byte(11)),
@@ -245,14 +245,14 @@ const fn word(bytes: &[u8], from: usize) -> u64 {
 }
 
 #[inline(always)]
-fn is_coded(block: &Block) -> bool {
+fn is_coded(block: &HeaderBlockPrefix) -> bool {
     let (low, high) = (word(&CODED, 0), word(&CODED, 7));
     let [a, b, _] = block.words;
     block.len > 11 && a >> 8 == low << 8 >> 8 && b as u16 == high as u16
 }
 
 #[inline(always)]
-fn is_plain(block: &Block) -> bool {
+fn is_plain(block: &HeaderBlockPrefix) -> bool {
     let (low, high) = (word(&PLAIN, 0), word(&PLAIN, 7));
     let [a, b, _] = block.words;
     block.len > 14 && a >> 8 == low << 8 >> 8 && b << 24 == high << 24

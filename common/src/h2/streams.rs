@@ -15,7 +15,7 @@ const OPEN: u32 = 1 << 31;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Stream {
+struct StreamSlot {
     /// Number of the stream, with [`OPEN`] or without; 0: there was none.
     id: u32,
     /// Begin of the stream, in ticks.
@@ -24,14 +24,14 @@ struct Stream {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Table {
-    streams: [Stream; PLACES],
+pub(super) struct StreamTable {
+    streams: [StreamSlot; PLACES],
     notes: [u8; PLACES],
     /// Place that was found; `PLACES`: none. It is in memory, where the verifier merges the paths of all places.
     found: u64,
 }
 
-impl Table {
+impl StreamTable {
     /// Stores a stream. Returns false if all of its places are taken.
     #[inline(always)]
     pub(super) fn insert(&mut self, id: u32, began: u32) -> bool {
@@ -40,7 +40,7 @@ impl Table {
         if place >= PLACES {
             return false;
         }
-        self.streams[place & (PLACES - 1)] = Stream { id: id | OPEN, began };
+        self.streams[place & (PLACES - 1)] = StreamSlot { id: id | OPEN, began };
         self.notes[place & (PLACES - 1)] = 0;
         true
     }
@@ -124,8 +124,8 @@ impl Table {
     }
 }
 
-impl Default for Table {
+impl Default for StreamTable {
     fn default() -> Self {
-        Self { streams: [Stream::default(); PLACES], notes: [0; PLACES], found: 0 }
+        Self { streams: [StreamSlot::default(); PLACES], notes: [0; PLACES], found: 0 }
     }
 }

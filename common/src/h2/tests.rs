@@ -3,7 +3,7 @@
 use std::{string::String, vec, vec::Vec};
 
 use super::{ended, *};
-use crate::h1::Seek;
+use crate::h1::SeekResult;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const END_STREAM: u8 = 1;
@@ -35,18 +35,21 @@ fn head(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
 }
 
 /// Connection with its driver, as the eBPF programs have it.
-struct Wire {
-    conn: Conn,
+struct Http2Fixture {
+    conn: Http2Connection,
     sent: [u32; 2],
     log: String,
     now_ns: u64,
 }
 
-impl Wire {
+impl Http2Fixture {
     fn new() -> Self {
         let sent = [u32::MAX - 30, u32::MAX - 7];
         let mut conn = blank();
-        conn.open(&Begun { rx_next: sent[0], tx_next: sent[1], ..Begun::default() }, None);
+        conn.open(
+            &Http2Handoff { rx_next: sent[0], tx_next: sent[1], ..Http2Handoff::default() },
+            None,
+        );
         Self { conn, sent, log: String::new(), now_ns: 1 << 40 }
     }
 
@@ -60,7 +63,7 @@ impl Wire {
     fn hear(&mut self, side: usize, seq: u32, bytes: &[u8]) -> bool {
         let all = self.read(side, seq, bytes);
         let cut = self.conn.leave_out();
-        self.note(Change { cut, ..Change::default() });
+        self.note(StreamChange { cut, ..StreamChange::default() });
         all
     }
 
@@ -72,9 +75,9 @@ impl Wire {
             self.conn.take(ended, side == 0, self.now_ns);
             self.note(self.conn.change);
             let offset = match seek {
-                Seek::Read(offset) => offset as usize,
-                Seek::Done => return true,
-                Seek::Gap => return false,
+                SeekResult::Read(offset) => offset as usize,
+                SeekResult::Done => return true,
+                SeekResult::Gap => return false,
             };
             let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
             let len = (bytes.len() - offset).min(PEEK);
@@ -92,7 +95,7 @@ impl Wire {
         }
     }
 
-    fn note(&mut self, change: Change) {
+    fn note(&mut self, change: StreamChange) {
         for _ in 0..change.started {
             self.log.push_str("S ");
         }
@@ -107,11 +110,11 @@ impl Wire {
     }
 }
 
-fn blank() -> Conn {
-    let side = Side::default();
-    let (streams, open, newest) = (streams::Table::default(), 0, 0);
-    let change = Change::default();
-    Conn {
+fn blank() -> Http2Connection {
+    let side = Http2Direction::default();
+    let (streams, open, newest) = (streams::StreamTable::default(), 0, 0);
+    let change = StreamChange::default();
+    Http2Connection {
         rx: side,
         tx: side,
         newest,
@@ -127,11 +130,11 @@ fn blank() -> Conn {
     }
 }
 
-type Said<'a> = &'a [(char, Vec<u8>)];
+type ConversationCase<'a> = &'a [(char, Vec<u8>)];
 
 /// Returns the log of a conversation behind the preface, in pieces of at most `piece` bytes.
-fn talk(conversation: Said<'_>, piece: usize) -> String {
-    let mut wire = Wire::new();
+fn talk(conversation: ConversationCase<'_>, piece: usize) -> String {
+    let mut wire = Http2Fixture::new();
     for part in PREFACE.chunks(piece) {
         wire.say(0, part);
     }
@@ -149,7 +152,7 @@ fn talk(conversation: Said<'_>, piece: usize) -> String {
     wire.log.trim_end().into()
 }
 
-fn said(conversation: Said<'_>) -> String {
+fn said(conversation: ConversationCase<'_>) -> String {
     let whole = talk(conversation, usize::MAX);
     for piece in 1..40 {
         assert_eq!(talk(conversation, piece), whole, "in pieces of {piece}");
@@ -319,7 +322,7 @@ fn a_reference_to_an_outcome_that_nobody_saw_is_not_guessed() {
 
 #[test]
 fn a_stream_that_lasts_does_not_get_in_the_way_of_thousands() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, PREFACE);
     wire.say(0, &ask(1));
     for id in (3..10_001).step_by(2) {
@@ -334,7 +337,7 @@ fn a_stream_that_lasts_does_not_get_in_the_way_of_thousands() {
 
 #[test]
 fn more_streams_than_there_are_places_still_end_one_by_one() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, PREFACE);
     let ids: Vec<u32> = (0..2_000).map(|it| it * 2 + 1).collect();
     ids.iter().for_each(|id| wire.say(0, &ask(*id)));
@@ -349,7 +352,7 @@ fn more_streams_than_there_are_places_still_end_one_by_one() {
 
 #[test]
 fn a_stream_that_has_ended_does_not_end_another_that_found_no_place() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, PREFACE);
     let ids: Vec<u32> = (0..300).map(|it| it * 2 + 1).collect();
     ids.iter().for_each(|id| wire.say(0, &ask(*id)));
@@ -366,11 +369,11 @@ fn a_stream_that_has_ended_does_not_end_another_that_found_no_place() {
 
 #[test]
 fn how_long_it_took_is_known_to_a_tick() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, &[PREFACE, &ask(1)].concat());
     wire.now_ns += 50_000_000;
     assert_eq!(wire.conn.youngest_ns(wire.now_ns).expect("one is open") >> 20, 50_000_000 >> 20);
-    let (ended, now) = (Ended { what: ended::DATA, ends: true, stream: 1 }, wire.now_ns);
+    let (ended, now) = (EndedFrame { what: ended::DATA, ends: true, stream: 1 }, wire.now_ns);
     wire.conn.take(ended, false, now);
     let took = wire.conn.change.took_ns;
     assert!(took.abs_diff(50_000_000) <= 1 << TICK_BITS, "{took}");
@@ -378,7 +381,7 @@ fn how_long_it_took_is_known_to_a_tick() {
 
 #[test]
 fn retransmissions_and_gaps_in_payload_do_no_harm() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, PREFACE);
     let first = wire.sent[0];
     let bytes = [head(1, 0, &[0x82]), data(1, true, 4_000), ask(3)].concat();
@@ -393,7 +396,7 @@ fn retransmissions_and_gaps_in_payload_do_no_harm() {
 
 #[test]
 fn what_is_given_up_is_not_read_on() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, PREFACE);
     let next = wire.conn.rx.next;
     assert!(wire.conn.rx.reads_at(next) && !wire.conn.rx.reads_at(next.wrapping_add(1)));
@@ -408,7 +411,7 @@ fn something_else_than_a_preface_is_told_at_once() {
     for wrong in 0..24 {
         let mut bytes = PREFACE.to_vec();
         bytes[wrong] ^= 1;
-        let mut wire = Wire::new();
+        let mut wire = Http2Fixture::new();
         wire.say(0, &bytes[..wrong]);
         assert!(!wire.conn.is_foreign());
         wire.say(0, &bytes[wrong..=wrong]);
@@ -421,7 +424,7 @@ fn a_frame_on_a_stream_where_none_may_be_is_no_frame() {
     for bytes in
         [head(0, 0, &[0x82]), frame(4, 0, 1, &[]), frame(7, 0, 3, &[0; 8]), data(0, true, 4)]
     {
-        let mut wire = Wire::new();
+        let mut wire = Http2Fixture::new();
         wire.say(0, PREFACE);
         wire.say(0, &bytes);
         assert!(wire.conn.is_foreign());
@@ -430,11 +433,11 @@ fn a_frame_on_a_stream_where_none_may_be_is_no_frame() {
 
 #[test]
 fn an_upgraded_request_is_stream_1() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     let settings = frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]);
     let (rx_next, tx_next) = (wire.sent[0], wire.sent[1]);
     // Length and type of the frame with settings.
-    let begun = Begun { rx_next, preface: 8, tx_next, settings: 4, first: 0x0406_0000 };
+    let begun = Http2Handoff { rx_next, preface: 8, tx_next, settings: 4, first: 0x0406_0000 };
     wire.conn.open(&begun, Some(wire.now_ns));
     assert_eq!(wire.conn.open, 1);
     wire.say(0, &[&PREFACE[8..], &ask(3)].concat());
@@ -454,7 +457,7 @@ fn begin_of(bytes: &[u8]) -> ([u64; PEEK_WORDS], u32) {
     (words, have as u32)
 }
 
-impl Wire {
+impl Http2Fixture {
     /// Loses this number of the client's bytes.
     fn lose(&mut self, bytes: u32) {
         assert!(self.conn.lose_requests());
@@ -472,7 +475,7 @@ impl Wire {
 
 #[test]
 fn answers_tell_of_requests_that_were_not_seen() {
-    let mut wire = Wire::new();
+    let mut wire = Http2Fixture::new();
     wire.say(0, PREFACE);
     wire.say(0, &ask(1));
     wire.lose(1_000);
@@ -496,7 +499,7 @@ fn reading_goes_on_where_a_segment_surely_begins_with_a_frame() {
         ask(7),
     ];
     for bytes in sure {
-        let mut wire = Wire::new();
+        let mut wire = Http2Fixture::new();
         wire.say(0, PREFACE);
         wire.say(0, &ask(1));
         wire.lose(77);
@@ -526,7 +529,7 @@ fn nothing_begins_where_a_frame_only_may() {
         ask(7)[..8].to_vec(),
     ];
     for bytes in unsure {
-        let mut wire = Wire::new();
+        let mut wire = Http2Fixture::new();
         wire.say(0, PREFACE);
         wire.say(0, &ask(1));
         wire.lose(77);

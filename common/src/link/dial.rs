@@ -11,8 +11,8 @@ use tonic::transport::{self, Channel};
 
 use super::LinkError;
 use crate::{
-    replicas::Endpoint,
-    tls::{Credentials, client_config, peer::Holder},
+    replicas::ReplicaEndpoint,
+    tls::{TlsCredentials, client_config, peer::CertificateRole},
 };
 
 /// Keepalive interval and timeout: a dead TCP peer is found within their sum; Unix sockets report it at once.
@@ -20,14 +20,14 @@ pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Connect timeout, since a machine that is down does not answer at all.
 const CONNECT: Duration = Duration::from_secs(3);
 
-fn endpoint(endpoint: &Endpoint, uri: String) -> Result<transport::Endpoint, LinkError> {
+fn endpoint(endpoint: &ReplicaEndpoint, uri: String) -> Result<transport::Endpoint, LinkError> {
     let bad = |_| LinkError::Endpoint { endpoint: endpoint.to_string() };
     let to = transport::Endpoint::from_shared(uri).map_err(bad)?.connect_timeout(CONNECT);
     Ok(to.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE))
 }
 
 /// Opens a connection without TLS.
-pub(super) async fn plain(to: &Endpoint) -> Result<Channel, LinkError> {
+pub(super) async fn plain(to: &ReplicaEndpoint) -> Result<Channel, LinkError> {
     let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
     endpoint(to, to.to_string())?.connect().await.map_err(failed)
 }
@@ -35,11 +35,11 @@ pub(super) async fn plain(to: &Endpoint) -> Result<Channel, LinkError> {
 /// Opens a TLS connection to a replica whose certificate has the role `holder`; `named`: with a client certificate.
 pub(crate) async fn secure(
     address: SocketAddr,
-    credentials: &Arc<Credentials>,
-    holder: Holder,
+    credentials: &Arc<TlsCredentials>,
+    holder: CertificateRole,
     named: bool,
 ) -> Result<Channel, LinkError> {
-    let to = Endpoint::Tcp { address, tls: true };
+    let to = ReplicaEndpoint::Tcp { address, tls: true };
     let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
     let tls = TlsConnector::from(Arc::new(client_config(credentials, holder, named)));
     let connect = tower::service_fn(move |_: Uri| {

@@ -13,8 +13,8 @@ use tracing::{error, info, warn};
 
 use super::{LinkError, chance, dial};
 use crate::{
-    replicas::{Endpoint, Known, Setting},
-    tls::{Credentials, peer::Holder},
+    replicas::{EndpointSetting, KnownReplicas, ReplicaEndpoint},
+    tls::{TlsCredentials, peer::CertificateRole},
 };
 
 /// Interval of lookups while no stream breaks.
@@ -26,17 +26,17 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Resolver of DNS names, which tests replace.
 #[tonic::async_trait]
-pub trait Lookup: Send + Sync + std::fmt::Debug {
+pub trait DnsResolver: Send + Sync + std::fmt::Debug {
     /// Returns every address of `name`, with `port`.
     async fn lookup(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
 /// Resolver as configured on this machine: A and AAAA records.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SystemLookup;
+pub struct SystemDnsResolver;
 
 #[tonic::async_trait]
-impl Lookup for SystemLookup {
+impl DnsResolver for SystemDnsResolver {
     async fn lookup(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         Ok(tokio::net::lookup_host((name, port)).await?.collect())
     }
@@ -44,12 +44,12 @@ impl Lookup for SystemLookup {
 
 /// Replica resolver of one component, shared by all links to it.
 #[derive(Debug)]
-pub struct Finder {
-    setting: Setting,
-    known: watch::Sender<Known>,
+pub struct ReplicaResolver {
+    setting: EndpointSetting,
+    known: watch::Sender<KnownReplicas>,
     /// Role that the replicas must prove, and the certificate to present to them.
-    identity: Option<(Holder, Arc<Credentials>)>,
-    lookup: Arc<dyn Lookup>,
+    identity: Option<(CertificateRole, Arc<TlsCredentials>)>,
+    lookup: Arc<dyn DnsResolver>,
     /// Held by the one task that looks names up for all links.
     looking: Mutex<()>,
     again: Notify,
@@ -57,30 +57,30 @@ pub struct Finder {
     trouble: RwLock<Option<String>>,
 }
 
-impl Finder {
+impl ReplicaResolver {
     /// Returns a resolver for a setting's text, without TLS.
     pub fn of(text: &str) -> Arc<Self> {
-        Self::new(setting(text), Arc::new(SystemLookup), None)
+        Self::new(setting(text), Arc::new(SystemDnsResolver), None)
     }
 
     /// Returns a resolver for a setting's text. It uses TLS if there are credentials, to replicas that prove to be
     /// `holder`s.
     pub fn known_as(
-        holder: Holder,
+        holder: CertificateRole,
         text: &str,
-        credentials: Option<&Arc<Credentials>>,
+        credentials: Option<&Arc<TlsCredentials>>,
     ) -> Arc<Self> {
         let identity = credentials.map(|it| (holder, Arc::clone(it)));
-        Self::new(setting(text), Arc::new(SystemLookup), identity)
+        Self::new(setting(text), Arc::new(SystemDnsResolver), identity)
     }
 
     /// Returns a resolver for a parsed setting.
     pub fn new(
-        setting: Setting,
-        lookup: Arc<dyn Lookup>,
-        identity: Option<(Holder, Arc<Credentials>)>,
+        setting: EndpointSetting,
+        lookup: Arc<dyn DnsResolver>,
+        identity: Option<(CertificateRole, Arc<TlsCredentials>)>,
     ) -> Arc<Self> {
-        let known = watch::Sender::new(Known::new(&setting));
+        let known = watch::Sender::new(KnownReplicas::new(&setting));
         Arc::new(Self {
             setting,
             known,
@@ -93,11 +93,11 @@ impl Finder {
     }
 
     /// Returns a receiver of the known replicas, which is notified of each change.
-    pub(super) fn known(&self) -> watch::Receiver<Known> {
+    pub(super) fn known(&self) -> watch::Receiver<KnownReplicas> {
         self.known.subscribe()
     }
 
-    pub(super) fn knows(&self, endpoint: &Endpoint) -> bool {
+    pub(super) fn knows(&self, endpoint: &ReplicaEndpoint) -> bool {
         self.known.borrow().contains(endpoint)
     }
 
@@ -112,14 +112,14 @@ impl Finder {
         self.known.send_if_modified(|known| known.tell(told));
     }
 
-    fn endpoint(&self, address: SocketAddr) -> Endpoint {
-        Endpoint::Tcp { address, tls: self.is_tls() }
+    fn endpoint(&self, address: SocketAddr) -> ReplicaEndpoint {
+        ReplicaEndpoint::Tcp { address, tls: self.is_tls() }
     }
 
     fn is_tls(&self) -> bool {
         match &self.setting {
-            Setting::Fixed(_) => self.setting.needs_identity(),
-            Setting::Dns { .. } => self.identity.is_some(),
+            EndpointSetting::Fixed(_) => self.setting.needs_identity(),
+            EndpointSetting::Dns { .. } => self.identity.is_some(),
         }
     }
 
@@ -130,7 +130,7 @@ impl Finder {
 
     /// Repeats lookups of the name. Several links may call it; one of them does the work.
     pub(crate) async fn keep_looking(&self) {
-        let Setting::Dns { name, port } = &self.setting else {
+        let EndpointSetting::Dns { name, port } = &self.setting else {
             return std::future::pending().await;
         };
         // The others wait here, and one of them takes over when the link that holds the lock ends.
@@ -172,8 +172,8 @@ impl Finder {
     }
 
     /// Opens a connection to one replica.
-    pub(super) async fn dial(&self, endpoint: &Endpoint) -> Result<Channel, LinkError> {
-        let &Endpoint::Tcp { address, tls: true } = endpoint else {
+    pub(super) async fn dial(&self, endpoint: &ReplicaEndpoint) -> Result<Channel, LinkError> {
+        let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else {
             return dial::plain(endpoint).await;
         };
         let (holder, credentials) = self.identity(endpoint)?;
@@ -202,7 +202,7 @@ impl Finder {
         let mut failed = None;
         for endpoint in &all {
             // A certificate is requested over TLS only: the request carries a token.
-            let &Endpoint::Tcp { address, tls: true } = endpoint else { continue };
+            let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else { continue };
             let (holder, credentials) = self.identity(endpoint)?;
             if named {
                 credentials.ready().await;
@@ -217,16 +217,19 @@ impl Finder {
         Err(failed.unwrap_or(LinkError::Endpoint { endpoint: setting }))
     }
 
-    fn identity(&self, endpoint: &Endpoint) -> Result<(Holder, &Arc<Credentials>), LinkError> {
+    fn identity(
+        &self,
+        endpoint: &ReplicaEndpoint,
+    ) -> Result<(CertificateRole, &Arc<TlsCredentials>), LinkError> {
         let none = || LinkError::NoIdentity { endpoint: endpoint.to_string() };
         self.identity.as_ref().map(|(holder, it)| (*holder, it)).ok_or_else(none)
     }
 }
 
 /// Parses a setting. An invalid one, which configurations have checked before, yields no replicas.
-fn setting(text: &str) -> Setting {
+fn setting(text: &str) -> EndpointSetting {
     text.parse().unwrap_or_else(|bad| {
         error!(error = %bad, "no replica can be found");
-        Setting::Fixed([].into())
+        EndpointSetting::Fixed([].into())
     })
 }

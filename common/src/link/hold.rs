@@ -4,36 +4,36 @@ use futures::{Stream, StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{Link, LinkError, broke, serve};
+use super::{ComponentLink, LinkError, broke, serve};
 use crate::{
-    outbox::{Cursor, Outbox},
-    replicas::Endpoint,
+    outbox::{Outbox, OutboxCursor},
+    replicas::ReplicaEndpoint,
     wire::{
-        Claim, ClaimItem, Grant, GrantItem, Name,
+        NamespacedName, SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem,
         raw::{self, slots_client::SlotsClient},
     },
 };
 
 /// Event of the stream to an owner.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard {
+pub enum SlotStreamEvent {
     /// No process listens there: the owner has ended, or its release grants no slots.
     Refused,
     /// The stream is open: Revisions that the owner does not name before the first `Synced` have no grant.
     Opened,
     /// Grant or removal from the owner.
-    Item(GrantItem),
+    Item(SlotGrantItem),
 }
 
-impl Link {
+impl ComponentLink {
     /// Sends `claims` to an owner and passes its grants to `each`. Ends with shutdown, after `bye` has been sent to the
     /// owner, or at the first end of a stream after `last`.
     pub async fn hold(
         &self,
-        claims: &Outbox<Name, Claim>,
+        claims: &Outbox<NamespacedName, SlotClaim>,
         bye: &CancellationToken,
         last: &CancellationToken,
-        each: impl Fn(Heard),
+        each: impl Fn(SlotStreamEvent),
     ) {
         let (each, over) = (&each, &CancellationToken::new());
         let streams = self.to_all(|endpoint| async move {
@@ -57,29 +57,30 @@ impl Link {
 
     async fn hold_one(
         &self,
-        endpoint: &Endpoint,
-        claims: &Outbox<Name, Claim>,
+        endpoint: &ReplicaEndpoint,
+        claims: &Outbox<NamespacedName, SlotClaim>,
         bye: &CancellationToken,
-        each: &impl Fn(Heard),
+        each: &impl Fn(SlotStreamEvent),
     ) -> Result<(), LinkError> {
         let broke = |status| broke(endpoint, status);
         let channel = self.to.dial(endpoint).await.inspect_err(|error| {
             if error.is_refused() {
-                each(Heard::Refused);
+                each(SlotStreamEvent::Refused);
             }
         })?;
-        let first = vec![ClaimItem::Sender(self.who.clone())];
-        let (cursor, synced) = (claims.subscribe(), ClaimItem::Synced);
-        let items = serve::outgoing(first, cursor, ClaimItem::Claim, ClaimItem::Gone, synced, None);
-        let goodbye = stream::once(async { raw::ClaimItem::from(ClaimItem::Bye) });
+        let first = vec![SlotClaimItem::Sender(self.who.clone())];
+        let (cursor, synced) = (claims.subscribe(), SlotClaimItem::Synced);
+        let items =
+            serve::outgoing(first, cursor, SlotClaimItem::Claim, SlotClaimItem::Gone, synced, None);
+        let goodbye = stream::once(async { raw::ClaimItem::from(SlotClaimItem::Bye) });
         // `Bye` follows the last claim on the same stream, so the owner takes back all slots in order.
         let items = items.take_until(bye.clone().cancelled_owned()).chain(goodbye);
         let mut grants = SlotsClient::new(channel).hold(items).await.map_err(broke)?.into_inner();
         let _up = self.opened(endpoint, "slots");
-        each(Heard::Opened);
+        each(SlotStreamEvent::Opened);
         while let Some(item) = grants.message().await.map_err(broke)? {
-            if let Some(item) = serve::accept::<_, GrantItem>(item) {
-                each(Heard::Item(item));
+            if let Some(item) = serve::accept::<_, SlotGrantItem>(item) {
+                each(SlotStreamEvent::Item(item));
             }
         }
         Ok(())
@@ -88,10 +89,10 @@ impl Link {
 
 /// Returns the stream of an owner to one holder from a cursor, until `ended`.
 pub fn grant_stream(
-    cursor: Cursor<Name, Grant>,
+    cursor: OutboxCursor<NamespacedName, SlotGrant>,
     ended: CancellationToken,
 ) -> impl Stream<Item = Result<raw::GrantItem, Status>> + Send + 'static {
-    let (gone, synced) = (GrantItem::Gone, GrantItem::Synced);
-    let items = serve::outgoing(Vec::new(), cursor, GrantItem::Grant, gone, synced, None);
+    let (gone, synced) = (SlotGrantItem::Gone, SlotGrantItem::Synced);
+    let items = serve::outgoing(Vec::new(), cursor, SlotGrantItem::Grant, gone, synced, None);
     items.map(Ok).take_until(ended.cancelled_owned())
 }

@@ -7,15 +7,15 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::PodKey;
+use super::PodReportKey;
 use crate::{
     outbox::Outbox,
-    replicas::Endpoint,
-    wire::{Name, PodItem, PodPhase, RouteChange, RouteItem, RouteKey},
+    replicas::ReplicaEndpoint,
+    wire::{NamespacedName, PodReportItem, RouteChange, RouteItem, RouteKey, RoutingPhase},
 };
 
 /// Newest states of changed subjects, by key.
-pub type Changes = BTreeMap<RouteKey, RouteChange>;
+pub type RouteChanges = BTreeMap<RouteKey, RouteChange>;
 
 /// Time by which a newly followed replica may lag behind the former one.
 const LAG: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ pub struct RouteBatch {
     /// True for the first batch of a stream: every subject that it does not name is removed.
     pub is_whole: bool,
     /// Newest state of each subject that changed.
-    pub changes: Changes,
+    pub changes: RouteChanges,
 }
 
 impl RouteBatch {
@@ -49,21 +49,21 @@ impl RouteBatch {
 /// the drain yet. Such a pod stays draining for a second, unless the new replica sends its state again after its first
 /// table.
 #[derive(Debug, Default)]
-pub(super) struct InForce {
+pub(super) struct RouteStreamState {
     /// Replica whose table is in force.
-    from: Option<Endpoint>,
+    from: Option<ReplicaEndpoint>,
     /// Replica whose open stream has not sent its first whole table.
-    next: Option<Endpoint>,
+    next: Option<ReplicaEndpoint>,
     version: u64,
-    changes: Changes,
+    changes: RouteChanges,
     draining: BTreeSet<String>,
-    held: Changes,
+    held: RouteChanges,
     until: Option<Instant>,
 }
 
-impl InForce {
+impl RouteStreamState {
     /// Begins a stream from this replica.
-    pub(super) fn restart(&mut self, from: &Endpoint) {
+    pub(super) fn restart(&mut self, from: &ReplicaEndpoint) {
         self.next = Some(from.clone());
         self.changes.clear();
     }
@@ -92,7 +92,7 @@ impl InForce {
             // Streams that broke before their first table, or while it was held, do not count as followed.
             // A replica that was followed before cannot lag behind itself.
             let may_lag = !self.held.is_empty() || self.from.is_some() && self.from != next;
-            (self.from, self.held, self.until) = (next, Changes::new(), None);
+            (self.from, self.held, self.until) = (next, RouteChanges::new(), None);
             if may_lag {
                 self.hold(&mut changes);
             }
@@ -113,30 +113,30 @@ impl InForce {
         RouteBatch { version: self.version, is_whole: false, changes }
     }
 
-    fn hold(&mut self, changes: &mut Changes) {
+    fn hold(&mut self, changes: &mut RouteChanges) {
         for uid in &self.draining {
             let Some(RouteChange::Pod(pod)) = changes.get_mut(&RouteKey::Pod(uid.clone())) else {
                 continue;
             };
             // Only the phase is held back; address and probe of the new table hold at once.
-            if pod.phase != PodPhase::Draining {
+            if pod.phase != RoutingPhase::Draining {
                 self.held.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(pod.clone()));
-                pod.phase = PodPhase::Draining;
+                pod.phase = RoutingPhase::Draining;
             }
         }
         self.until = (!self.held.is_empty()).then(|| Instant::now() + LAG);
     }
 
-    fn note(&mut self, changes: &Changes) {
+    fn note(&mut self, changes: &RouteChanges) {
         note(&mut self.draining, changes);
     }
 }
 
-fn note(draining: &mut BTreeSet<String>, changes: &Changes) {
+fn note(draining: &mut BTreeSet<String>, changes: &RouteChanges) {
     for (key, change) in changes {
         let RouteKey::Pod(uid) = key else { continue };
         match change {
-            RouteChange::Pod(pod) if pod.phase == PodPhase::Draining => {
+            RouteChange::Pod(pod) if pod.phase == RoutingPhase::Draining => {
                 draining.insert(uid.clone());
             }
             _ => drop(draining.remove(uid)),
@@ -148,12 +148,12 @@ fn note(draining: &mut BTreeSet<String>, changes: &Changes) {
 ///
 /// An acknowledgement means the same to every replica, whereas table versions compare only within one stream.
 #[derive(Debug, Default)]
-pub struct Draining {
+pub struct DrainAckReporter {
     wanted: BTreeSet<String>,
     said: BTreeSet<String>,
 }
 
-impl Draining {
+impl DrainAckReporter {
     /// Records a batch that is about to be put in force.
     pub fn follow(&mut self, batch: &RouteBatch) {
         if batch.is_whole {
@@ -163,12 +163,12 @@ impl Draining {
     }
 
     /// Acknowledges every draining pod, once all recorded batches are in force.
-    pub fn in_force(&mut self, reports: &Outbox<PodKey, PodItem>) {
+    pub fn in_force(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
         for uid in self.said.difference(&self.wanted) {
-            reports.remove(&PodKey::Avoided(uid.clone()));
+            reports.remove(&PodReportKey::Avoided(uid.clone()));
         }
         for uid in self.wanted.difference(&self.said) {
-            reports.set(PodKey::Avoided(uid.clone()), PodItem::Avoided(uid.clone()));
+            reports.set(PodReportKey::Avoided(uid.clone()), PodReportItem::Avoided(uid.clone()));
         }
         self.said.clone_from(&self.wanted);
     }
@@ -176,13 +176,13 @@ impl Draining {
 
 /// Services that a receiver's table routes to some Revision, and those among them that it has reported.
 #[derive(Debug, Default)]
-pub struct Routed {
-    changed: BTreeMap<Name, bool>,
+pub struct RoutedServiceReporter {
+    changed: BTreeMap<NamespacedName, bool>,
     is_whole: bool,
-    said: BTreeSet<Name>,
+    said: BTreeSet<NamespacedName>,
 }
 
-impl Routed {
+impl RoutedServiceReporter {
     /// Records a batch that is about to be put in force.
     pub fn follow(&mut self, batch: &RouteBatch) {
         if batch.is_whole {
@@ -196,8 +196,8 @@ impl Routed {
     }
 
     /// Reports each routed service, once all recorded batches are in force.
-    pub fn in_force(&mut self, reports: &Outbox<PodKey, PodItem>) {
-        reports.set(PodKey::NamesRouted, PodItem::NamesRouted);
+    pub fn in_force(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
+        reports.set(PodReportKey::NamesRouted, PodReportItem::NamesRouted);
         let mut changed = std::mem::take(&mut self.changed);
         if std::mem::take(&mut self.is_whole) {
             // A subject that a whole table omits is removed.
@@ -205,9 +205,9 @@ impl Routed {
         }
         for (name, leads) in changed {
             if leads && self.said.insert(name.clone()) {
-                reports.set(PodKey::Routed(name.clone()), PodItem::Routed(name));
+                reports.set(PodReportKey::Routed(name.clone()), PodReportItem::Routed(name));
             } else if !leads && self.said.remove(&name) {
-                reports.remove(&PodKey::Routed(name));
+                reports.remove(&PodReportKey::Routed(name));
             }
         }
     }
@@ -218,18 +218,20 @@ mod tests {
     use std::{net::SocketAddr, num::NonZeroU16};
 
     use super::*;
-    use crate::wire::{Name, Path, Pod, Probe, Service, Target};
+    use crate::wire::{
+        ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RouteTarget, ServiceEntry,
+    };
 
-    fn replica(last: u8) -> Endpoint {
-        Endpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
+    fn replica(last: u8) -> ReplicaEndpoint {
+        ReplicaEndpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
     }
 
-    fn pod(phase: PodPhase) -> RouteChange {
-        let probe = Probe::listens();
-        RouteChange::Pod(Box::new(Pod {
+    fn pod(phase: RoutingPhase) -> RouteChange {
+        let probe = ReadinessProbe::listens();
+        RouteChange::Pod(Box::new(PodEntry {
             uid: "p".into(),
             name: "p".into(),
-            revision: Name::new("a", "b"),
+            revision: NamespacedName::new("a", "b"),
             node: "n".into(),
             zone: String::new(),
             phase,
@@ -241,12 +243,16 @@ mod tests {
         }))
     }
 
-    fn says(table: &mut InForce, change: RouteChange) -> Option<RouteBatch> {
+    fn says(table: &mut RouteStreamState, change: RouteChange) -> Option<RouteBatch> {
         table.absorb(RouteItem { version: 1, change })
     }
 
     /// Sends the replica's whole table with the pod, and returns the phase that is passed on.
-    fn whole(table: &mut InForce, from: &Endpoint, phase: PodPhase) -> PodPhase {
+    fn whole(
+        table: &mut RouteStreamState,
+        from: &ReplicaEndpoint,
+        phase: RoutingPhase,
+    ) -> RoutingPhase {
         table.restart(from);
         says(table, pod(phase));
         let batch = says(table, RouteChange::Synced).expect("a batch");
@@ -259,42 +265,43 @@ mod tests {
     #[test]
     fn a_pod_stays_draining_although_the_move_takes_two_streams() {
         let (ahead, behind) = (replica(1), replica(2));
-        let mut table = InForce::default();
-        whole(&mut table, &ahead, PodPhase::Draining);
+        let mut table = RouteStreamState::default();
+        whole(&mut table, &ahead, RoutingPhase::Draining);
         table.restart(&behind);
-        says(&mut table, pod(PodPhase::Ready));
+        says(&mut table, pod(RoutingPhase::Ready));
         // The stream broke in the middle of its table.
-        assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Draining);
+        assert_eq!(whole(&mut table, &behind, RoutingPhase::Ready), RoutingPhase::Draining);
         // This one breaks before the replica had time to catch up.
-        assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Draining);
+        assert_eq!(whole(&mut table, &behind, RoutingPhase::Ready), RoutingPhase::Draining);
         assert!(table.held_until().is_some());
         table.release();
-        assert_eq!(whole(&mut table, &behind, PodPhase::Ready), PodPhase::Ready);
+        assert_eq!(whole(&mut table, &behind, RoutingPhase::Ready), RoutingPhase::Ready);
     }
 
     #[test]
     fn a_replica_is_believed_at_once_where_it_was_followed_before() {
         let (one, other) = (replica(1), replica(2));
-        let mut table = InForce::default();
-        whole(&mut table, &one, PodPhase::Draining);
+        let mut table = RouteStreamState::default();
+        whole(&mut table, &one, RoutingPhase::Draining);
         table.restart(&other);
-        assert_eq!(whole(&mut table, &one, PodPhase::Ready), PodPhase::Ready);
+        assert_eq!(whole(&mut table, &one, RoutingPhase::Ready), RoutingPhase::Ready);
     }
 
     #[test]
     fn every_service_that_leads_somewhere_is_named_once_it_is_in_force() {
         let service = |name: &str, leads: bool| {
-            let name = Name::new("default", name);
-            let target = Target { revision: Name::new("default", "r"), percent: 100 };
+            let name = NamespacedName::new("default", name);
+            let target =
+                RouteTarget { revision: NamespacedName::new("default", "r"), percent: 100 };
             let targets = leads.then_some(target).into_iter().collect();
             let key = RouteKey::Service(name.clone());
-            let service = Service {
+            let service = ServiceEntry {
                 name,
                 addresses: Vec::new(),
                 port: NonZeroU16::MIN,
                 activator_port: NonZeroU16::MIN,
                 targets,
-                path: Path::Direct,
+                path: ConnectionPath::Direct,
                 hosts: Vec::new(),
                 ingress: None,
             };
@@ -305,14 +312,14 @@ mod tests {
             is_whole,
             changes: changes.into_iter().collect(),
         };
-        let (reports, mut routed) = (Outbox::new(), Routed::default());
-        let said = |reports: &Outbox<PodKey, PodItem>, name: &str| {
-            reports.get(&PodKey::Routed(Name::new("default", name))).is_some()
+        let (reports, mut routed) = (Outbox::new(), RoutedServiceReporter::default());
+        let said = |reports: &Outbox<PodReportKey, PodReportItem>, name: &str| {
+            reports.get(&PodReportKey::Routed(NamespacedName::new("default", name))).is_some()
         };
         routed.follow(&batch(true, vec![service("a", true), service("b", false)]));
         assert!(!said(&reports, "a"), "it is not in force yet");
         routed.in_force(&reports);
-        assert_eq!(reports.get(&PodKey::NamesRouted), Some(PodItem::NamesRouted));
+        assert_eq!(reports.get(&PodReportKey::NamesRouted), Some(PodReportItem::NamesRouted));
         assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, false]);
         routed.follow(&batch(false, vec![service("b", true)]));
         routed.in_force(&reports);
@@ -321,7 +328,7 @@ mod tests {
         routed.follow(&batch(true, vec![service("b", true)]));
         routed.in_force(&reports);
         assert_eq!([said(&reports, "a"), said(&reports, "b")], [false, true]);
-        let gone = RouteKey::Service(Name::new("default", "b"));
+        let gone = RouteKey::Service(NamespacedName::new("default", "b"));
         routed.follow(&batch(false, vec![(gone.clone(), RouteChange::Gone(gone))]));
         routed.in_force(&reports);
         assert!(!said(&reports, "b"));

@@ -17,12 +17,12 @@ use tracing::warn;
 
 use super::{LinkError, dial::KEEPALIVE};
 use crate::{
-    outbox::{Batch, Cursor},
+    outbox::{OutboxBatch, OutboxCursor},
     tls::{
-        Credentials,
-        accept::{self, Bounds},
+        TlsCredentials,
+        accept::{self, AcceptLimits},
     },
-    wire::{Refused, RouteChange, RouteItem, RouteKey, raw},
+    wire::{RouteChange, RouteItem, RouteKey, WireError, raw},
 };
 
 /// Returns a server that finds dead peers by keepalive pings, as its clients do.
@@ -35,7 +35,7 @@ pub fn server() -> Server {
 /// batch follows each such pause, so that the receiver can tell a quiet sender from one that is stuck.
 pub(super) fn outgoing<K, V, T, R>(
     first: Vec<T>,
-    cursor: Cursor<K, V>,
+    cursor: OutboxCursor<K, V>,
     state: impl Fn(K, V) -> T + Send + 'static,
     gone: impl Fn(K) -> T + Send + 'static,
     synced: T,
@@ -60,9 +60,9 @@ where
 }
 
 fn batches<K, V>(
-    cursor: Cursor<K, V>,
+    cursor: OutboxCursor<K, V>,
     beat: Option<Duration>,
-) -> impl Stream<Item = Batch<K, V>> + Send + 'static
+) -> impl Stream<Item = OutboxBatch<K, V>> + Send + 'static
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
@@ -72,7 +72,10 @@ where
             Some(beat) => {
                 let news = tokio::time::timeout(beat, cursor.next()).await;
                 // A timeout drops only the wait, so the cursor keeps its position.
-                news.unwrap_or_else(|_| Batch { version: cursor.version(), steps: Vec::new() })
+                news.unwrap_or_else(|_| OutboxBatch {
+                    version: cursor.version(),
+                    steps: Vec::new(),
+                })
             }
             None => cursor.next().await,
         };
@@ -97,11 +100,11 @@ where
 /// Where `shape` returns `None`, the subscriber receives a removal, which has no effect unless it knew the subject
 /// before. `shutdown` ends the stream, so that a server can stop.
 pub fn route_stream(
-    cursor: Cursor<RouteKey, RouteChange>,
+    cursor: OutboxCursor<RouteKey, RouteChange>,
     shutdown: CancellationToken,
     shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items = batches(cursor, None).flat_map(move |Batch { version, steps }| {
+    let items = batches(cursor, None).flat_map(move |OutboxBatch { version, steps }| {
         let changes = steps
             .into_iter()
             .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Gone(key)));
@@ -121,7 +124,7 @@ pub async fn receive<R, T>(
     mut each: impl FnMut(T),
 ) -> Result<(), Status>
 where
-    T: TryFrom<R, Error = Refused>,
+    T: TryFrom<R, Error = WireError>,
 {
     while let Some(item) = shutdown.run_until_cancelled(items.message()).await {
         match item?.map(accept) {
@@ -132,26 +135,26 @@ where
     Err(Status::unavailable("shutting down"))
 }
 
-pub(super) fn accept<R, T: TryFrom<R, Error = Refused>>(item: R) -> Option<T> {
+pub(super) fn accept<R, T: TryFrom<R, Error = WireError>>(item: R) -> Option<T> {
     T::try_from(item).inspect_err(|refused| warn!(%refused, "message refused")).ok()
 }
 
 /// Admission rules of a server with TLS.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub struct TlsAdmission {
     /// Certificate presented to clients, and the authorities that must have signed theirs.
-    pub credentials: Arc<Credentials>,
+    pub credentials: Arc<TlsCredentials>,
     /// True if clients without a certificate may connect, to request one.
     pub open: bool,
     /// Limits on handshakes and on connections without a certificate.
-    pub bounds: Bounds,
+    pub bounds: AcceptLimits,
 }
 
 /// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to clients that `door` admits.
 pub async fn serve_to(
     endpoint: &str,
     router: Router,
-    door: Option<&Door>,
+    door: Option<&TlsAdmission>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
     let Some(address) = endpoint.strip_prefix("https://") else {
@@ -161,7 +164,7 @@ pub async fn serve_to(
     let listen = |source| LinkError::Listen { endpoint: endpoint.to_owned(), source };
     let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
     let listener = TcpListener::bind(address).await.map_err(listen)?;
-    let Door { credentials, open, bounds } = door;
+    let TlsAdmission { credentials, open, bounds } = door;
     // Shutdown ends only the accepting here; open streams end by their own handlers.
     let incoming = accept::incoming(listener, credentials, *open, *bounds, shutdown.child_token());
     let stop = shutdown.cancelled_owned();

@@ -11,19 +11,19 @@ use tonic::{Request, Response, transport::Server};
 
 use super::*;
 use crate::wire::{
-    Activator, Levels, Role, Settings,
+    ActivatorEntry, ComponentRole, GlobalSettings, LogLevels,
     raw::routes_server::{Routes, RoutesServer},
 };
 
 mod replicas;
 
-struct Fake {
+struct FakeRouteServer {
     outbox: Outbox<RouteKey, RouteChange>,
     stop: CancellationToken,
 }
 
 #[tonic::async_trait]
-impl Routes for Fake {
+impl Routes for FakeRouteServer {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
 
     async fn watch(
@@ -40,13 +40,14 @@ fn socket(name: &str) -> PathBuf {
 
 fn set(outbox: &Outbox<RouteKey, RouteChange>, name: &str) {
     let addresses = vec!["10.0.0.1".parse().expect("an address")];
-    let it = Activator { name: name.into(), node: String::new(), zone: String::new(), addresses };
+    let it =
+        ActivatorEntry { name: name.into(), node: String::new(), zone: String::new(), addresses };
     outbox.set(RouteKey::Activator(name.into()), RouteChange::Activator(it));
 }
 
 fn serve_fake(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> CancellationToken {
     let stop = CancellationToken::new();
-    let fake = Fake { outbox: outbox.clone(), stop: stop.clone() };
+    let fake = FakeRouteServer { outbox: outbox.clone(), stop: stop.clone() };
     let router = Server::builder().add_service(RoutesServer::new(fake));
     let (endpoint, token) = (endpoint.to_owned(), stop.clone());
     tokio::spawn(async move { serve(&endpoint, router, token).await });
@@ -62,9 +63,9 @@ async fn changes_name_what_a_new_stream_does_not() {
     set(&first, "a");
     set(&first, "b");
     let (send, mut batches) = mpsc::channel(16);
-    let who = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    let who = ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
     let shutdown = CancellationToken::new();
-    let link = Link::new(endpoint.clone(), who, shutdown.clone());
+    let link = ComponentLink::new(endpoint.clone(), who, shutdown.clone());
     let watcher = tokio::spawn(async move {
         let named = |view: &RouteView, changed: &BTreeSet<RouteKey>| {
             let there: BTreeSet<_> = view.table.states().filter_map(|it| it.key()).collect();
@@ -105,9 +106,9 @@ async fn a_table_follows_over_a_broken_stream() {
 
     let (send, mut tables) = mpsc::channel(16);
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
-    let who = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    let who = ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
     let shutdown = CancellationToken::new();
-    let link = Arc::new(Link::new(endpoint.clone(), who, shutdown.clone()));
+    let link = Arc::new(ComponentLink::new(endpoint.clone(), who, shutdown.clone()));
     let watcher = tokio::spawn({
         let (link, seen) = (Arc::clone(&link), Arc::clone(&seen));
         async move {
@@ -146,27 +147,28 @@ async fn a_part_hears_how_much_to_log() {
     let endpoint = format!("unix:{}", path.display());
     let outbox = Outbox::new();
     let say = |autoscaler| {
-        let levels = Levels { autoscaler, agent: Level::Warn, ..Levels::default() };
-        let settings = Settings { levels, ..Settings::default() };
+        let levels = LogLevels { autoscaler, agent: LogLevel::Warn, ..LogLevels::default() };
+        let settings = GlobalSettings { levels, ..GlobalSettings::default() };
         outbox.set(RouteKey::Settings, RouteChange::Settings(settings));
     };
-    say(Level::Debug);
+    say(LogLevel::Debug);
     let (send, mut heard) = mpsc::channel(16);
     log::listen(move |levels| {
-        let mine = levels.iter().find(|(it, _)| *it == Speaker::Autoscaler);
+        let mine = levels.iter().find(|(it, _)| *it == LogComponent::Autoscaler);
         mine.into_iter().for_each(|(_, level)| send.try_send(*level).expect("room"));
     });
     // No other test of this process logs as an autoscaler.
-    let who = Subscriber { role: Role::Autoscaler, name: "a".into(), node: String::new() };
+    let who =
+        ComponentReplica { role: ComponentRole::Autoscaler, name: "a".into(), node: String::new() };
     let shutdown = CancellationToken::new();
-    let link = Link::new(endpoint.clone(), who, shutdown.clone());
+    let link = ComponentLink::new(endpoint.clone(), who, shutdown.clone());
     let watcher = tokio::spawn(async move { link.watch_batches(drop).await });
     let stop = serve_fake(&endpoint, &outbox);
-    assert_eq!(heard.recv().await, Some(Level::Debug));
-    say(Level::Error);
-    assert_eq!(heard.recv().await, Some(Level::Error));
+    assert_eq!(heard.recv().await, Some(LogLevel::Debug));
+    say(LogLevel::Error);
+    assert_eq!(heard.recv().await, Some(LogLevel::Error));
     outbox.remove(&RouteKey::Settings);
-    assert_eq!(heard.recv().await, Some(Level::Info), "as usual");
+    assert_eq!(heard.recv().await, Some(LogLevel::Info), "as usual");
 
     shutdown.cancel();
     watcher.await.expect("no panic");

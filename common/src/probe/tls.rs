@@ -19,7 +19,7 @@ pub(super) async fn wrap(stream: TcpStream, host: String) -> Result<TlsStream<Tc
         .with_safe_default_protocol_versions()
         .map_err(|error| failed(&error))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Unchecked(provider)))
+        .with_custom_certificate_verifier(Arc::new(UncheckedCertVerifier(provider)))
         .with_no_client_auth();
     let name = ServerName::try_from(host).map_err(|error| failed(&error))?;
     let connector = TlsConnector::from(Arc::new(config));
@@ -27,9 +27,9 @@ pub(super) async fn wrap(stream: TcpStream, host: String) -> Result<TlsStream<Tc
 }
 
 #[derive(Debug)]
-struct Unchecked(Arc<CryptoProvider>);
+struct UncheckedCertVerifier(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Unchecked {
+impl ServerCertVerifier for UncheckedCertVerifier {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

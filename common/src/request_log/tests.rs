@@ -3,13 +3,17 @@ use proptest::prelude::*;
 use super::*;
 
 /// Calls `then` with a request that has these headers.
-fn with<T>(target: &str, headers: &[(&str, &str)], then: impl FnOnce(&Request<'_>) -> T) -> T {
+fn with<T>(
+    target: &str,
+    headers: &[(&str, &str)],
+    then: impl FnOnce(&LoggedRequest<'_>) -> T,
+) -> T {
     let all = |name: &str| {
         let named = headers.iter().filter(|(it, _)| it.eq_ignore_ascii_case(name));
         named.map(|(_, value)| (*value).to_owned()).collect()
     };
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    then(&Request {
+    then(&LoggedRequest {
         method: "GET",
         target,
         path,
@@ -22,10 +26,10 @@ fn with<T>(target: &str, headers: &[(&str, &str)], then: impl FnOnce(&Request<'_
     })
 }
 
-const ANSWER: Response = Response { code: 200, size: 5, latency: 0.25 };
+const ANSWER: LoggedResponse = LoggedResponse { code: 200, size: 5, latency: 0.25 };
 
-fn revision() -> Revision<'static> {
-    Revision {
+fn revision() -> LoggedRevision<'static> {
+    LoggedRevision {
         name: "hello-00001",
         namespace: "default",
         service: "hello",
@@ -35,8 +39,12 @@ fn revision() -> Revision<'static> {
     }
 }
 
-fn line_of(source: &str, target: &str, headers: &[(&str, &str)]) -> Result<String, BadTemplate> {
-    let template = Template::parse(source)?;
+fn line_of(
+    source: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+) -> Result<String, LogTemplateError> {
+    let template = LogTemplate::parse(source)?;
     let taken = with(target, headers, |request| template.take(request));
     let mut line = template.line(&taken, &ANSWER, &revision());
     assert_eq!(line.pop(), Some('\n'), "{source}");
@@ -44,7 +52,7 @@ fn line_of(source: &str, target: &str, headers: &[(&str, &str)]) -> Result<Strin
 }
 
 /// Fills a template with a request of usual headers.
-fn line(source: &str) -> Result<String, BadTemplate> {
+fn line(source: &str) -> Result<String, LogTemplateError> {
     line_of(source, "/a%20b?c=d", &[("User-Agent", "curl/8"), ("X-A", "1"), ("x-a", "2")])
 }
 
@@ -123,14 +131,14 @@ fn what_cannot_be_carried_out_is_refused_with_its_place() {
         ("{{js .TraceID | js | js}}", (1, 22), "a value goes through at most 2 functions"),
     ] {
         let (line, column) = at;
-        let want = BadTemplate { line, column, what: what.to_owned() };
-        assert_eq!(Template::parse(source), Err(want), "{source}");
+        let want = LogTemplateError { line, column, what: what.to_owned() };
+        assert_eq!(LogTemplate::parse(source), Err(want), "{source}");
     }
     let long = "a".repeat(LONGEST + 1);
-    assert_eq!(Template::parse(&long).unwrap_err().what, "it is longer than 4096 bytes");
+    assert_eq!(LogTemplate::parse(&long).unwrap_err().what, "it is longer than 4096 bytes");
     let many = "{{.TraceID}}".repeat(MOST_VALUES + 1);
-    assert_eq!(Template::parse(&many).unwrap_err().what, "it has more than 32 values");
-    let said = Template::parse("{{with .TraceID}}").unwrap_err().to_string();
+    assert_eq!(LogTemplate::parse(&many).unwrap_err().what, "it has more than 32 values");
+    let said = LogTemplate::parse("{{with .TraceID}}").unwrap_err().to_string();
     let start = "template: requestLog:1:3: \"with\" is not supported; a template may have .Request (Method,";
     assert!(said.starts_with(start) && said.contains(".TraceID"), "{said}");
 }
@@ -139,9 +147,9 @@ fn what_cannot_be_carried_out_is_refused_with_its_place() {
 fn free_text_that_nothing_escapes_is_named() {
     let source =
         r#"{{.Request.Method}}{{.Request.Host}}{{js .Request.URL}}{{index .Request.Header "X"}}"#;
-    let template = Template::parse(source).unwrap();
+    let template = LogTemplate::parse(source).unwrap();
     assert_eq!(template.unescaped(), [".Request.Host", "the header X"]);
-    assert_eq!(Template::parse(USUAL).unwrap().unescaped(), [] as [&str; 0]);
+    assert_eq!(LogTemplate::parse(USUAL).unwrap().unescaped(), [] as [&str; 0]);
 }
 
 #[test]
@@ -203,7 +211,7 @@ proptest! {
     fn no_template_panics_and_every_good_one_makes_a_line(
         source in templates(), target in any::<String>(), value in any::<String>(),
     ) {
-        if let Ok(template) = Template::parse(&source) {
+        if let Ok(template) = LogTemplate::parse(&source) {
             let headers = [("a", value.as_str())];
             let taken = with(&target, &headers, |request| template.take(request));
             let line = template.line(&taken, &ANSWER, &revision());

@@ -22,11 +22,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use super::{Credentials, identity_of, peer::Peer, server_config};
+use super::{TlsCredentials, identity_of, peer::TlsPeer, server_config};
 
 /// Limits on handshakes and on connections without a certificate.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct AcceptLimits {
     /// Timeout of a handshake.
     pub handshake: Duration,
     /// Lifetime of a connection without a certificate.
@@ -37,7 +37,7 @@ pub struct Bounds {
     pub strangers_each: usize,
 }
 
-impl Default for Bounds {
+impl Default for AcceptLimits {
     fn default() -> Self {
         Self {
             handshake: Duration::from_secs(5),
@@ -56,34 +56,36 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Accepts connections until `shutdown`. `open`: also from clients that have no certificate yet.
 pub fn incoming(
     listener: TcpListener,
-    credentials: &Arc<Credentials>,
+    credentials: &Arc<TlsCredentials>,
     open: bool,
-    bounds: Bounds,
+    bounds: AcceptLimits,
     shutdown: CancellationToken,
-) -> impl Stream<Item = io::Result<Connection>> + Send + 'static {
+) -> impl Stream<Item = io::Result<TlsServerConnection>> + Send + 'static {
     let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, open)));
     let (send, receive) = mpsc::channel(WAITING);
     let credentials = Arc::clone(credentials);
     tokio::spawn(shutdown.run_until_cancelled_owned(async move {
         // Before there is a certificate every handshake would fail, so clients wait in the listen queue.
         credentials.ready().await;
-        Doorkeeper { acceptor, bounds, strangers: Strangers::default(), send }.work(listener).await;
+        TlsAcceptLoop { acceptor, bounds, strangers: AnonymousConnections::default(), send }
+            .work(listener)
+            .await;
     }));
-    let next = async |mut receive: mpsc::Receiver<Connection>| {
+    let next = async |mut receive: mpsc::Receiver<TlsServerConnection>| {
         let connection = receive.recv().await?;
         Some((Ok(connection), receive))
     };
     stream::unfold(receive, next)
 }
 
-struct Doorkeeper {
+struct TlsAcceptLoop {
     acceptor: TlsAcceptor,
-    bounds: Bounds,
-    strangers: Strangers,
-    send: mpsc::Sender<Connection>,
+    bounds: AcceptLimits,
+    strangers: AnonymousConnections,
+    send: mpsc::Sender<TlsServerConnection>,
 }
 
-impl Doorkeeper {
+impl TlsAcceptLoop {
     async fn work(self, listener: TcpListener) {
         let handshakes = TaskTracker::new();
         loop {
@@ -119,9 +121,9 @@ async fn shake(
     acceptor: TlsAcceptor,
     socket: TcpStream,
     from: SocketAddr,
-    place: Place,
-    bounds: Bounds,
-) -> io::Result<Connection> {
+    place: AnonymousPermit,
+    bounds: AcceptLimits,
+) -> io::Result<TlsServerConnection> {
     socket.set_nodelay(true)?;
     let stream = acceptor.accept(socket).await?;
     let (_, session) = stream.get_ref();
@@ -129,23 +131,23 @@ async fn shake(
     let identity = shown.map(identity_of).transpose().map_err(io::Error::other)?;
     // A known peer returns its place at once; the limits hold for the others only.
     let (peer, leash) = match identity {
-        Some(identity) => (Peer::Known(Arc::new(identity)), None),
-        None => (Peer::Anonymous, Some((Box::pin(sleep(bounds.anonymous)), place))),
+        Some(identity) => (TlsPeer::Known(Arc::new(identity)), None),
+        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(bounds.anonymous)), place))),
     };
     debug!(%from, ?peer, "connection accepted");
-    Ok(Connection { stream: Box::new(stream), peer, leash })
+    Ok(TlsServerConnection { stream: Box::new(stream), peer, leash })
 }
 
 /// Number of connections without a certificate, by address.
 #[derive(Clone, Debug, Default)]
-struct Strangers(Arc<Mutex<HashMap<IpAddr, usize>>>);
+struct AnonymousConnections(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
 /// Place of one connection without a certificate, taken as long as the value lives.
 #[derive(Debug)]
-struct Place(Strangers, IpAddr);
+struct AnonymousPermit(AnonymousConnections, IpAddr);
 
-impl Strangers {
-    fn enter(&self, from: IpAddr, bounds: &Bounds) -> Option<Place> {
+impl AnonymousConnections {
+    fn enter(&self, from: IpAddr, bounds: &AcceptLimits) -> Option<AnonymousPermit> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = all.values().sum();
         let same = all.get(&from).copied().unwrap_or_default();
@@ -153,11 +155,11 @@ impl Strangers {
             return None;
         }
         all.insert(from, same + 1);
-        Some(Place(self.clone(), from))
+        Some(AnonymousPermit(self.clone(), from))
     }
 }
 
-impl Drop for Place {
+impl Drop for AnonymousPermit {
     fn drop(&mut self) {
         let mut all = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.1) {
@@ -171,21 +173,21 @@ impl Drop for Place {
 
 /// Connection that has finished its handshake. Without a certificate it has a time limit (`leash`).
 #[derive(Debug)]
-pub struct Connection {
+pub struct TlsServerConnection {
     stream: Box<TlsStream<TcpStream>>,
-    peer: Peer,
-    leash: Option<(Pin<Box<Sleep>>, Place)>,
+    peer: TlsPeer,
+    leash: Option<(Pin<Box<Sleep>>, AnonymousPermit)>,
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Peer;
+impl Connected for TlsServerConnection {
+    type ConnectInfo = TlsPeer;
 
-    fn connect_info(&self) -> Peer {
+    fn connect_info(&self) -> TlsPeer {
         self.peer.clone()
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for TlsServerConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -201,7 +203,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for TlsServerConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

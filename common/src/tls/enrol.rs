@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tracing::{info, warn};
 
-use super::{Credentials, TlsError};
+use super::{TlsCredentials, TlsError};
 use crate::{
-    link::{Finder, LinkError, chain},
+    link::{LinkError, ReplicaResolver, chain},
     wire::raw::{IssueRequest, identity_client::IdentityClient},
 };
 
@@ -28,14 +28,14 @@ const REREAD: Duration = Duration::from_secs(30);
 
 /// Files by which the platform identifies this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
+pub struct EnrollmentFiles {
     /// Projected service-account token, audience `rouse`. The kubelet replaces it before it expires.
     pub token: PathBuf,
     /// Authorities of the controller in PEM: a mounted ConfigMap.
     pub authorities: PathBuf,
 }
 
-impl Files {
+impl EnrollmentFiles {
     /// Returns `token` and `ca.pem` in one folder, as a projected volume holds them.
     pub fn below(folder: &Path) -> Self {
         Self { token: folder.join("token"), authorities: folder.join("ca.pem") }
@@ -44,7 +44,7 @@ impl Files {
 
 /// Error of a certificate request.
 #[derive(Debug, thiserror::Error)]
-pub enum EnrolError {
+pub enum EnrollmentError {
     /// A file of the platform could not be read.
     #[error("cannot read {}", path.display())]
     File {
@@ -79,12 +79,13 @@ pub enum EnrolError {
 
 /// Keeps `credentials` valid until `shutdown`.
 pub async fn keep(
-    credentials: Arc<Credentials>,
-    controllers: Arc<Finder>,
-    files: Files,
+    credentials: Arc<TlsCredentials>,
+    controllers: Arc<ReplicaResolver>,
+    files: EnrollmentFiles,
     shutdown: CancellationToken,
 ) {
-    let mut enrolment = Enrolment { credentials, controllers, files, told: Vec::new(), tries: 0 };
+    let mut enrolment =
+        EnrollmentTask { credentials, controllers, files, told: Vec::new(), tries: 0 };
     let controllers = Arc::clone(&enrolment.controllers);
     tokio::select! {
         () = enrolment.run() => {}
@@ -93,16 +94,16 @@ pub async fn keep(
     }
 }
 
-struct Enrolment {
-    credentials: Arc<Credentials>,
-    controllers: Arc<Finder>,
-    files: Files,
+struct EnrollmentTask {
+    credentials: Arc<TlsCredentials>,
+    controllers: Arc<ReplicaResolver>,
+    files: EnrollmentFiles,
     /// Authorities that the controller named with its latest signature.
     told: Vec<CertificateDer<'static>>,
     tries: u32,
 }
 
-impl Enrolment {
+impl EnrollmentTask {
     async fn run(&mut self) {
         loop {
             let wait = match self.once().await {
@@ -140,20 +141,20 @@ impl Enrolment {
     }
 
     /// Trusts the authorities in the file and those that the controller named: during a rotation either may be ahead.
-    async fn trust(&self) -> Result<(), EnrolError> {
+    async fn trust(&self) -> Result<(), EnrollmentError> {
         let path = &self.files.authorities;
         let text = read(path).await?;
         let read = CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok);
         let mut all: Vec<_> = read.map(CertificateDer::into_owned).collect();
         if all.is_empty() {
-            return Err(EnrolError::NoAuthority { path: path.clone() });
+            return Err(EnrollmentError::NoAuthority { path: path.clone() });
         }
         all.extend(self.told.iter().filter(|it| !all.contains(it)).cloned().collect::<Vec<_>>());
         Ok(self.credentials.trust(&all)?)
     }
 
     /// Requests a certificate for a new key. Returns its lifetime.
-    async fn once(&mut self) -> Result<Duration, EnrolError> {
+    async fn once(&mut self) -> Result<Duration, EnrollmentError> {
         self.trust().await?;
         let token = read(&self.files.token).await?.trim().to_owned();
         let key = KeyPair::generate()?;
@@ -163,8 +164,9 @@ impl Enrolment {
         // Without a client certificate: the first request has none, and an expired one would be refused.
         let channel = self.controllers.dial_nameless().await?;
         let asked = timeout(PATIENCE, async { IdentityClient::new(channel).issue(request).await });
-        let answer = asked.await.map_err(|_elapsed| EnrolError::Silent)?;
-        let reply = answer.map_err(|status| EnrolError::Refused(Box::new(status)))?.into_inner();
+        let answer = asked.await.map_err(|_elapsed| EnrollmentError::Silent)?;
+        let reply =
+            answer.map_err(|status| EnrollmentError::Refused(Box::new(status)))?.into_inner();
         // The new authorities are trusted before the certificate is presented: peers may have theirs from the new one
         // already.
         self.told = reply.authorities.into_iter().map(CertificateDer::from).collect();
@@ -190,14 +192,14 @@ fn has_ended(began: SystemTime, lasts: Duration, now: SystemTime) -> bool {
     now.duration_since(began).map_or(true, |passed| passed >= lasts)
 }
 
-async fn read(path: &Path) -> Result<String, EnrolError> {
+async fn read(path: &Path) -> Result<String, EnrollmentError> {
     // Mounted files are local, but a read may still block on a busy disk.
     let read = tokio::task::spawn_blocking({
         let path = path.to_owned();
         move || std::fs::read_to_string(path)
     });
     let text = read.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)));
-    text.map_err(|source| EnrolError::File { path: path.to_owned(), source })
+    text.map_err(|source| EnrollmentError::File { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

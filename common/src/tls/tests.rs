@@ -18,12 +18,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::{accept::Bounds, peer::*, *};
+use super::{accept::AcceptLimits, peer::*, *};
 use crate::{
-    link::{self, Door, Finder, Link, PodKey},
+    link::{self, ComponentLink, PodReportKey, ReplicaResolver, TlsAdmission},
     outbox::Outbox,
     wire::{
-        PodItem, Role, Subscriber,
+        ComponentReplica, ComponentRole, PodReportItem,
         raw::{
             self,
             identity_server::{Identity as Issuing, IdentityServer},
@@ -34,9 +34,9 @@ use crate::{
 };
 
 /// Certificate authority of one test.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+struct AuthorityFixture(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl AuthorityFixture {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -64,14 +64,14 @@ impl Authority {
     }
 
     /// Returns credentials that present `name` and trust this authority.
-    fn credentials(&self, name: &str) -> Arc<Credentials> {
-        let all = Credentials::new();
+    fn credentials(&self, name: &str) -> Arc<TlsCredentials> {
+        let all = TlsCredentials::new();
         all.trust(&[self.der()]).expect("trusted");
         self.give(&all, name, later());
         all
     }
 
-    fn give(&self, to: &Credentials, name: &str, end: SystemTime) {
+    fn give(&self, to: &TlsCredentials, name: &str, end: SystemTime) {
         let key = KeyPair::generate().expect("a key");
         let chain = vec![self.sign(&key, &[name], end)];
         to.show(chain, PrivatePkcs8KeyDer::from(key.serialize_der())).expect("shown");
@@ -88,16 +88,16 @@ const ACTIVATOR: &str = "spiffe://rouse/activator/n1/activator-1/b1";
 
 /// Server that records the sender of each report, or the reason of its refusal. It issues certificates for the token.
 #[derive(Clone)]
-struct Server {
-    word: mpsc::Sender<(Peer, String)>,
-    authority: Arc<Authority>,
+struct FakeTlsServer {
+    word: mpsc::Sender<(TlsPeer, String)>,
+    authority: Arc<AuthorityFixture>,
     issued: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
     lifetime: Duration,
 }
 
 #[tonic::async_trait]
-impl Pods for Server {
+impl Pods for FakeTlsServer {
     async fn report(
         &self,
         request: Request<Streaming<raw::PodItem>>,
@@ -105,7 +105,7 @@ impl Pods for Server {
         let peer = peer(&request);
         let mut items = request.into_inner();
         while let Some(item) = items.message().await? {
-            let Ok(PodItem::Sender(who)) = PodItem::try_from(item) else { continue };
+            let Ok(PodReportItem::Sender(who)) = PodReportItem::try_from(item) else { continue };
             peer.may_be(&who).map_err(|denied| status(&denied))?;
             let _full = self.word.try_send((peer.clone(), who.name));
         }
@@ -114,7 +114,7 @@ impl Pods for Server {
 }
 
 #[tonic::async_trait]
-impl Issuing for Server {
+impl Issuing for FakeTlsServer {
     async fn issue(
         &self,
         request: Request<raw::IssueRequest>,
@@ -141,28 +141,28 @@ impl Issuing for Server {
     }
 }
 
-struct Bed {
-    authority: Arc<Authority>,
+struct TlsFixture {
+    authority: Arc<AuthorityFixture>,
     at: SocketAddr,
-    word: mpsc::Receiver<(Peer, String)>,
+    word: mpsc::Receiver<(TlsPeer, String)>,
     issued: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
-    shown: Arc<Credentials>,
+    shown: Arc<TlsCredentials>,
     stop: CancellationToken,
 }
 
-impl Bed {
+impl TlsFixture {
     async fn new() -> Self {
-        Self::with(Bounds::default(), Duration::from_secs(3_600)).await
+        Self::with(AcceptLimits::default(), Duration::from_secs(3_600)).await
     }
 
-    async fn with(bounds: Bounds, lifetime: Duration) -> Self {
-        let authority = Arc::new(Authority::new());
+    async fn with(bounds: AcceptLimits, lifetime: Duration) -> Self {
+        let authority = Arc::new(AuthorityFixture::new());
         let shown = authority.credentials(CONTROLLER);
         let stop = CancellationToken::new();
         let (send, word) = mpsc::channel(16);
         let (issued, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let server = Server {
+        let server = FakeTlsServer {
             word: send,
             authority: Arc::clone(&authority),
             issued: Arc::clone(&issued),
@@ -174,7 +174,7 @@ impl Bed {
         let router = link::server()
             .add_service(PodsServer::new(server.clone()))
             .add_service(IdentityServer::new(server));
-        let door = Door { credentials: Arc::clone(&shown), open: true, bounds };
+        let door = TlsAdmission { credentials: Arc::clone(&shown), open: true, bounds };
         let (to, ending) = (format!("https://{at}"), stop.clone());
         tokio::spawn(async move { link::serve_to(&to, router, Some(&door), ending).await });
         while TcpStream::connect(at).await.is_err() {
@@ -183,54 +183,64 @@ impl Bed {
         Self { authority, at, word, issued, refused, shown, stop }
     }
 
-    fn finder(&self, credentials: &Arc<Credentials>) -> Arc<Finder> {
-        Finder::known_as(Holder::Controller, &format!("https://{}", self.at), Some(credentials))
+    fn finder(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
+        ReplicaResolver::known_as(
+            CertificateRole::Controller,
+            &format!("https://{}", self.at),
+            Some(credentials),
+        )
     }
 
     /// Reports as `who`. Returns the result of the call.
-    async fn report(&self, credentials: &Arc<Credentials>, who: Subscriber) -> Result<(), Code> {
-        let channel = link::dial::secure(self.at, credentials, Holder::Controller, true).await;
+    async fn report(
+        &self,
+        credentials: &Arc<TlsCredentials>,
+        who: ComponentReplica,
+    ) -> Result<(), Code> {
+        let channel =
+            link::dial::secure(self.at, credentials, CertificateRole::Controller, true).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
-        let items = futures::stream::iter([raw::PodItem::from(PodItem::Sender(who))]);
+        let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(who))]);
         let done = PodsClient::new(channel).report(items).await;
         done.map(drop).map_err(|status| status.code())
     }
 
     /// Returns a link that reports until the test ends.
-    fn link(&self, credentials: &Arc<Credentials>) -> Arc<Link> {
-        let link = Arc::new(Link::to(self.finder(credentials), agent("n1"), self.stop.clone()));
-        let (outbox, reporting) = (Outbox::<PodKey, PodItem>::new(), Arc::clone(&link));
+    fn link(&self, credentials: &Arc<TlsCredentials>) -> Arc<ComponentLink> {
+        let link =
+            Arc::new(ComponentLink::to(self.finder(credentials), agent("n1"), self.stop.clone()));
+        let (outbox, reporting) = (Outbox::<PodReportKey, PodReportItem>::new(), Arc::clone(&link));
         tokio::spawn(async move { reporting.report_pods(&outbox).await });
         link
     }
 }
 
-impl Drop for Bed {
+impl Drop for TlsFixture {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-fn agent(node: &str) -> Subscriber {
-    Subscriber { role: Role::Agent, name: node.into(), node: node.into() }
+fn agent(node: &str) -> ComponentReplica {
+    ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() }
 }
 
-fn activator(name: &str) -> Subscriber {
-    Subscriber { role: Role::Activator, name: name.into(), node: "n1".into() }
+fn activator(name: &str) -> ComponentReplica {
+    ComponentReplica { role: ComponentRole::Activator, name: name.into(), node: "n1".into() }
 }
 
 #[tokio::test]
 async fn both_sides_know_each_other() {
-    let mut bed = Bed::new().await;
+    let mut bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
     let identity = Arc::new(AGENT.parse().expect("an identity"));
-    assert_eq!(bed.word.recv().await, Some((Peer::Known(identity), "n1".into())));
+    assert_eq!(bed.word.recv().await, Some((TlsPeer::Known(identity), "n1".into())));
 }
 
 #[tokio::test]
 async fn nobody_may_be_somebody_else() {
-    let bed = Bed::new().await;
+    let bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     for other in [agent("n2"), activator("agent-1"), activator("activator-1")] {
         assert_eq!(bed.report(&credentials, other).await, Err(Code::PermissionDenied));
@@ -242,20 +252,20 @@ async fn nobody_may_be_somebody_else() {
 
 #[tokio::test]
 async fn without_a_certificate_nothing_can_be_said() {
-    let bed = Bed::new().await;
-    let nobody = Credentials::new();
+    let bed = TlsFixture::new().await;
+    let nobody = TlsCredentials::new();
     nobody.trust(&[bed.authority.der()]).expect("trusted");
     assert_eq!(bed.report(&nobody, agent("n1")).await, Err(Code::Unauthenticated));
 }
 
 #[tokio::test]
 async fn a_certificate_that_no_authority_vouches_for_now_is_refused() {
-    let bed = Bed::new().await;
-    let refused = async |credentials: &Arc<Credentials>| {
+    let bed = TlsFixture::new().await;
+    let refused = async |credentials: &Arc<TlsCredentials>| {
         bed.report(credentials, agent("n1")).await.expect_err("refused");
     };
     // Signed by another authority, though its holder trusts this one.
-    let foreign = Authority::new().credentials(AGENT);
+    let foreign = AuthorityFixture::new().credentials(AGENT);
     foreign.trust(&[bed.authority.der()]).expect("trusted");
     refused(&foreign).await;
     // An expired certificate.
@@ -277,7 +287,7 @@ async fn a_certificate_that_no_authority_vouches_for_now_is_refused() {
 
 #[tokio::test]
 async fn who_holds_a_certificate_cannot_sign_others() {
-    let bed = Bed::new().await;
+    let bed = TlsFixture::new().await;
     let key = KeyPair::generate().expect("a key");
     let own = bed.authority.sign(&key, &[AGENT], later());
     let issuer = rcgen::Issuer::from_ca_cert_der(&own, key).expect("an issuer");
@@ -285,7 +295,7 @@ async fn who_holds_a_certificate_cannot_sign_others() {
     let mut params = CertificateParams::default();
     params.subject_alt_names = vec![SanType::URI(CONTROLLER.try_into().expect("ASCII"))];
     let certificate = params.signed_by(&forged, &issuer).expect("signed").der().clone();
-    let credentials = Credentials::new();
+    let credentials = TlsCredentials::new();
     credentials.trust(&[bed.authority.der()]).expect("trusted");
     let chain = vec![certificate, own];
     credentials.show(chain, PrivatePkcs8KeyDer::from(forged.serialize_der())).expect("shown");
@@ -294,13 +304,13 @@ async fn who_holds_a_certificate_cannot_sign_others() {
 
 #[tokio::test]
 async fn a_client_talks_to_no_impostor() {
-    let bed = Bed::new().await;
+    let bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     // The server has a valid certificate, but not of a controller.
     bed.authority.give(&bed.shown, ACTIVATOR, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
     // A controller's certificate of another authority.
-    let foreign = Authority::new();
+    let foreign = AuthorityFixture::new();
     foreign.give(&bed.shown, CONTROLLER, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
     bed.authority.give(&bed.shown, CONTROLLER, later());
@@ -309,31 +319,32 @@ async fn a_client_talks_to_no_impostor() {
 
 #[tokio::test]
 async fn activators_know_each_other_by_what_they_show_as_clients() {
-    let bed = Bed::new().await;
+    let bed = TlsFixture::new().await;
     let own = bed.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
     let dials = async |to| link::dial::secure(bed.at, &own, to, true).await.is_ok();
     bed.authority.give(&bed.shown, ACTIVATOR, later());
-    assert!(dials(Holder::Activator).await);
-    for other in [Holder::Controller, Holder::Autoscaler, Holder::Agent] {
+    assert!(dials(CertificateRole::Activator).await);
+    for other in [CertificateRole::Controller, CertificateRole::Autoscaler, CertificateRole::Agent]
+    {
         assert!(!dials(other).await, "an activator is no {other}");
     }
     for other in [AGENT, CONTROLLER] {
         bed.authority.give(&bed.shown, other, later());
-        assert!(!dials(Holder::Activator).await, "{other} is no activator");
+        assert!(!dials(CertificateRole::Activator).await, "{other} is no activator");
     }
-    Authority::new().give(&bed.shown, ACTIVATOR, later());
-    assert!(!dials(Holder::Activator).await, "on another authority's word");
+    AuthorityFixture::new().give(&bed.shown, ACTIVATOR, later());
+    assert!(!dials(CertificateRole::Activator).await, "on another authority's word");
 }
 
 #[tokio::test]
 async fn who_says_nothing_is_shown_the_door() {
-    let bounds = Bounds {
+    let bounds = AcceptLimits {
         handshake: Duration::from_millis(200),
         anonymous: Duration::from_millis(200),
         strangers: 4,
         strangers_each: 2,
     };
-    let mut bed = Bed::with(bounds, Duration::from_secs(3_600)).await;
+    let mut bed = TlsFixture::with(bounds, Duration::from_secs(3_600)).await;
     // Connections without a handshake are closed, with or without a free place.
     let mut buffer = [0; 1];
     for _ in 0..3 {
@@ -342,9 +353,9 @@ async fn who_says_nothing_is_shown_the_door() {
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     }
     // A connection without a certificate is closed too, although its handshake succeeded.
-    let nobody = Credentials::new();
+    let nobody = TlsCredentials::new();
     nobody.trust(&[bed.authority.der()]).expect("trusted");
-    let config = client_config(&nobody, Holder::Controller, false);
+    let config = client_config(&nobody, CertificateRole::Controller, false);
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let socket = TcpStream::connect(bed.at).await.expect("accepted");
     let name = ServerName::from(bed.at.ip());
@@ -359,30 +370,36 @@ async fn who_says_nothing_is_shown_the_door() {
 }
 
 /// Files in the form in which the platform mounts them.
-struct Folder(PathBuf);
+struct MountedFilesFixture(PathBuf);
 
-impl Folder {
-    fn new(name: &str, token: &str, authority: &Authority) -> (Self, enrol::Files) {
+impl MountedFilesFixture {
+    fn new(
+        name: &str,
+        token: &str,
+        authority: &AuthorityFixture,
+    ) -> (Self, enrol::EnrollmentFiles) {
         let folder = std::env::temp_dir().join(format!("rouse-tls-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        let files =
-            enrol::Files { token: folder.join("token"), authorities: folder.join("ca.pem") };
+        let files = enrol::EnrollmentFiles {
+            token: folder.join("token"),
+            authorities: folder.join("ca.pem"),
+        };
         std::fs::write(&files.token, token).expect("written");
         std::fs::write(&files.authorities, authority.0.pem()).expect("written");
         (Self(folder), files)
     }
 }
 
-impl Drop for Folder {
+impl Drop for MountedFilesFixture {
     fn drop(&mut self) {
         let _gone = std::fs::remove_dir_all(&self.0);
     }
 }
 
 fn keep(
-    bed: &Bed,
-    credentials: &Arc<Credentials>,
-    files: &enrol::Files,
+    bed: &TlsFixture,
+    credentials: &Arc<TlsCredentials>,
+    files: &enrol::EnrollmentFiles,
 ) -> impl Future<Output = ()> + Send + 'static {
     let (credentials, finder) = (Arc::clone(credentials), bed.finder(credentials));
     enrol::keep(credentials, finder, files.clone(), bed.stop.clone())
@@ -391,9 +408,9 @@ fn keep(
 #[tokio::test]
 async fn a_part_gets_its_certificate_and_its_stream_goes_on_over_the_next_ones() {
     // Certificates of two seconds are replaced about every second.
-    let mut bed = Bed::with(Bounds::default(), Duration::from_secs(2)).await;
-    let (_folder, files) = Folder::new("rotate", "good\n", &bed.authority);
-    let credentials = Credentials::new();
+    let mut bed = TlsFixture::with(AcceptLimits::default(), Duration::from_secs(2)).await;
+    let (_folder, files) = MountedFilesFixture::new("rotate", "good\n", &bed.authority);
+    let credentials = TlsCredentials::new();
     tokio::spawn(keep(&bed, &credentials, &files));
     let link = bed.link(&credentials);
     assert!(bed.word.recv().await.is_some());
@@ -410,9 +427,9 @@ async fn a_part_gets_its_certificate_and_its_stream_goes_on_over_the_next_ones()
 
 #[tokio::test]
 async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another() {
-    let bed = Bed::new().await;
-    let (_folder, files) = Folder::new("refused", "stolen", &bed.authority);
-    let credentials = Credentials::new();
+    let bed = TlsFixture::new().await;
+    let (_folder, files) = MountedFilesFixture::new("refused", "stolen", &bed.authority);
+    let credentials = TlsCredentials::new();
     tokio::spawn(keep(&bed, &credentials, &files));
     while bed.refused.load(Ordering::Relaxed) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -425,9 +442,9 @@ async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another
 
 #[tokio::test]
 async fn a_controller_of_another_authority_is_shown_no_token() {
-    let bed = Bed::new().await;
-    let (_folder, files) = Folder::new("impostor", "good", &Authority::new());
-    let credentials = Credentials::new();
+    let bed = TlsFixture::new().await;
+    let (_folder, files) = MountedFilesFixture::new("impostor", "good", &AuthorityFixture::new());
+    let credentials = TlsCredentials::new();
     let _elapsed =
         tokio::time::timeout(Duration::from_millis(500), keep(&bed, &credentials, &files)).await;
     assert_eq!(bed.issued.load(Ordering::Relaxed), 0);
@@ -435,12 +452,12 @@ async fn a_controller_of_another_authority_is_shown_no_token() {
 
 #[tokio::test]
 async fn authorities_change_with_an_overlap_and_no_stream_breaks() {
-    let mut bed = Bed::new().await;
+    let mut bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     let link = bed.link(&credentials);
     assert!(bed.word.recv().await.is_some());
     // Both trust both authorities; then each moves to the new one at its own time.
-    let next = Authority::new();
+    let next = AuthorityFixture::new();
     for side in [&credentials, &bed.shown] {
         side.trust(&[bed.authority.der(), next.der()]).expect("trusted");
     }

@@ -12,50 +12,50 @@ mod usage;
 /// Error of a message that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field {field} is {value:?}: {rule}")]
-pub struct Refused {
+pub struct WireError {
     field: &'static str,
     value: String,
     rule: &'static str,
 }
 
-impl Refused {
+impl WireError {
     /// Builds the error for `value` in `field`, which must obey `rule`.
     pub fn new(field: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
         Self { field, value: value.to_string(), rule }
     }
 }
 
-type Checked<T> = Result<T, Refused>;
+type WireResult<T> = Result<T, WireError>;
 
-fn need<T>(field: &'static str, value: Option<T>) -> Checked<T> {
-    value.ok_or_else(|| Refused::new(field, "", "must be set"))
+fn need<T>(field: &'static str, value: Option<T>) -> WireResult<T> {
+    value.ok_or_else(|| WireError::new(field, "", "must be set"))
 }
 
-fn nonempty(field: &'static str, value: String) -> Checked<String> {
-    if value.is_empty() { Err(Refused::new(field, "", "must not be empty")) } else { Ok(value) }
+fn nonempty(field: &'static str, value: String) -> WireResult<String> {
+    if value.is_empty() { Err(WireError::new(field, "", "must not be empty")) } else { Ok(value) }
 }
 
-fn port(field: &'static str, value: u32) -> Checked<NonZeroU16> {
+fn port(field: &'static str, value: u32) -> WireResult<NonZeroU16> {
     let checked = u16::try_from(value).ok().and_then(NonZeroU16::new);
-    checked.ok_or_else(|| Refused::new(field, value, "must be a port, 1 to 65535"))
+    checked.ok_or_else(|| WireError::new(field, value, "must be a port, 1 to 65535"))
 }
 
-fn address(field: &'static str, bytes: &[u8]) -> Checked<IpAddr> {
+fn address(field: &'static str, bytes: &[u8]) -> WireResult<IpAddr> {
     if let Ok(four) = <[u8; 4]>::try_from(bytes) {
         return Ok(IpAddr::from(four));
     }
     let sixteen = <[u8; 16]>::try_from(bytes).ok();
     sixteen
         .map(IpAddr::from)
-        .ok_or_else(|| Refused::new(field, bytes.len(), "must have 4 or 16 bytes"))
+        .ok_or_else(|| WireError::new(field, bytes.len(), "must have 4 or 16 bytes"))
 }
 
 /// Parses an address that may be absent, which is sent as no bytes.
-fn maybe(field: &'static str, bytes: &[u8]) -> Checked<Option<IpAddr>> {
+fn maybe(field: &'static str, bytes: &[u8]) -> WireResult<Option<IpAddr>> {
     if bytes.is_empty() { Ok(None) } else { address(field, bytes).map(Some) }
 }
 
-fn addresses(field: &'static str, all: &[Vec<u8>]) -> Checked<Vec<IpAddr>> {
+fn addresses(field: &'static str, all: &[Vec<u8>]) -> WireResult<Vec<IpAddr>> {
     all.iter().map(|bytes| address(field, bytes)).collect()
 }
 
@@ -66,23 +66,23 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn socket(field: &'static str, bytes: &[u8], at: u32) -> Checked<Option<SocketAddr>> {
+fn socket(field: &'static str, bytes: &[u8], at: u32) -> WireResult<Option<SocketAddr>> {
     if bytes.is_empty() {
         return Ok(None);
     }
     Ok(Some(SocketAddr::new(address(field, bytes)?, port(field, at)?.get())))
 }
 
-fn positive(field: &'static str, value: f64) -> Checked<f64> {
+fn positive(field: &'static str, value: f64) -> WireResult<f64> {
     if value.is_finite() && value > 0.0 {
         Ok(value)
     } else {
-        Err(Refused::new(field, value, "must be finite and above 0"))
+        Err(WireError::new(field, value, "must be finite and above 0"))
     }
 }
 
-fn finite(field: &'static str, value: f64) -> Checked<f64> {
-    if value.is_finite() { Ok(value) } else { Err(Refused::new(field, value, "must be finite")) }
+fn finite(field: &'static str, value: f64) -> WireResult<f64> {
+    if value.is_finite() { Ok(value) } else { Err(WireError::new(field, value, "must be finite")) }
 }
 
 fn ms(duration: Duration) -> u64 {
@@ -93,36 +93,36 @@ fn maybe_ms(value: u64) -> Option<Duration> {
     (value > 0).then(|| Duration::from_millis(value))
 }
 
-impl TryFrom<raw::Subscriber> for Subscriber {
-    type Error = Refused;
-    fn try_from(it: raw::Subscriber) -> Checked<Self> {
+impl TryFrom<raw::Subscriber> for ComponentReplica {
+    type Error = WireError;
+    fn try_from(it: raw::Subscriber) -> WireResult<Self> {
         let role = match it.role() {
             // A sender of an unknown role could not be given the subjects that it needs, so there is no default.
-            raw::Role::Agent => Role::Agent,
-            raw::Role::Activator => Role::Activator,
-            raw::Role::Autoscaler => Role::Autoscaler,
+            raw::Role::Agent => ComponentRole::Agent,
+            raw::Role::Activator => ComponentRole::Activator,
+            raw::Role::Autoscaler => ComponentRole::Autoscaler,
             raw::Role::Unspecified => {
-                return Err(Refused::new("subscriber.role", it.role, "must be a known role"));
+                return Err(WireError::new("subscriber.role", it.role, "must be a known role"));
             }
         };
         Ok(Self { role, name: nonempty("subscriber.name", it.name)?, node: it.node })
     }
 }
 
-impl From<Subscriber> for raw::Subscriber {
-    fn from(it: Subscriber) -> Self {
+impl From<ComponentReplica> for raw::Subscriber {
+    fn from(it: ComponentReplica) -> Self {
         let role = match it.role {
-            Role::Agent => raw::Role::Agent,
-            Role::Activator => raw::Role::Activator,
-            Role::Autoscaler => raw::Role::Autoscaler,
+            ComponentRole::Agent => raw::Role::Agent,
+            ComponentRole::Activator => raw::Role::Activator,
+            ComponentRole::Autoscaler => raw::Role::Autoscaler,
         };
         Self { role: role.into(), name: it.name, node: it.node }
     }
 }
 
 impl TryFrom<raw::RouteItem> for RouteItem {
-    type Error = Refused;
-    fn try_from(it: raw::RouteItem) -> Checked<Self> {
+    type Error = WireError;
+    fn try_from(it: raw::RouteItem) -> WireResult<Self> {
         use raw::route_item::What;
         // An unknown kind of change decodes as an absent `what` and is refused: a later sender's new subjects do not
         // stop the stream.
@@ -158,8 +158,8 @@ impl From<RouteItem> for raw::RouteItem {
 }
 
 impl TryFrom<raw::RouteGone> for RouteKey {
-    type Error = Refused;
-    fn try_from(it: raw::RouteGone) -> Checked<Self> {
+    type Error = WireError;
+    fn try_from(it: raw::RouteGone) -> WireResult<Self> {
         use raw::route_gone::Key;
         Ok(match need("gone.key", it.key)? {
             Key::Service(name) => Self::Service(name.parse()?),
@@ -187,30 +187,31 @@ impl From<RouteKey> for raw::RouteGone {
     }
 }
 
-fn path(field: &'static str, it: raw::Path) -> Checked<Path> {
+fn path(field: &'static str, it: raw::Path) -> WireResult<ConnectionPath> {
     match it {
-        raw::Path::Direct => Ok(Path::Direct),
-        raw::Path::Activator => Ok(Path::Activator),
-        raw::Path::Unspecified => Err(Refused::new(field, "unspecified", "must be a known path")),
+        raw::Path::Direct => Ok(ConnectionPath::Direct),
+        raw::Path::Activator => Ok(ConnectionPath::Activator),
+        raw::Path::Unspecified => Err(WireError::new(field, "unspecified", "must be a known path")),
     }
 }
 
-fn raw_path(it: Path) -> i32 {
+fn raw_path(it: ConnectionPath) -> i32 {
     match it {
-        Path::Direct => raw::Path::Direct.into(),
-        Path::Activator => raw::Path::Activator.into(),
+        ConnectionPath::Direct => raw::Path::Direct.into(),
+        ConnectionPath::Activator => raw::Path::Activator.into(),
     }
 }
 
-impl TryFrom<raw::Service> for Service {
-    type Error = Refused;
-    fn try_from(it: raw::Service) -> Checked<Self> {
+impl TryFrom<raw::Service> for ServiceEntry {
+    type Error = WireError;
+    fn try_from(it: raw::Service) -> WireResult<Self> {
         let path = path("service.path", it.path())?;
-        let targets = it.targets.into_iter().map(Target::try_from).collect::<Checked<Vec<_>>>()?;
+        let targets =
+            it.targets.into_iter().map(RouteTarget::try_from).collect::<WireResult<Vec<_>>>()?;
         let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
         // A service without targets is valid: it exists before its first Revision is ready, and answers 503.
         if !targets.is_empty() && total != 100 {
-            return Err(Refused::new("service.targets", total, "percents must add up to 100"));
+            return Err(WireError::new("service.targets", total, "percents must add up to 100"));
         }
         Ok(Self {
             name: it.name.parse()?,
@@ -225,8 +226,8 @@ impl TryFrom<raw::Service> for Service {
     }
 }
 
-impl From<Service> for raw::Service {
-    fn from(it: Service) -> Self {
+impl From<ServiceEntry> for raw::Service {
+    fn from(it: ServiceEntry) -> Self {
         Self {
             name: it.name.to_string(),
             addresses: it.addresses.into_iter().map(octets).collect(),
@@ -240,25 +241,27 @@ impl From<Service> for raw::Service {
     }
 }
 
-impl TryFrom<raw::Ingress> for Ingress {
-    type Error = Refused;
-    fn try_from(it: raw::Ingress) -> Checked<Self> {
+impl TryFrom<raw::Ingress> for GatewayRules {
+    type Error = WireError;
+    fn try_from(it: raw::Ingress) -> WireResult<Self> {
         use raw::ingress::Tags;
         let tags = match it.tags {
             None => None,
             Some(Tags::Choice(among)) => {
-                let tags = among.tags.into_iter().map(Tag::try_from).collect::<Checked<_>>()?;
+                let tags =
+                    among.tags.into_iter().map(RouteTag::try_from).collect::<WireResult<_>>()?;
                 Some(TagRouting::Choice(tags))
             }
             Some(Tags::Tag(own)) => Some(TagRouting::Tag(nonempty("ingress.tag", own)?)),
         };
-        let domains = it.domains.into_iter().map(Domain::try_from).collect::<Checked<_>>()?;
+        let domains =
+            it.domains.into_iter().map(MappedDomain::try_from).collect::<WireResult<_>>()?;
         Ok(Self { redirects: it.redirects, domains, tags })
     }
 }
 
-impl From<Ingress> for raw::Ingress {
-    fn from(it: Ingress) -> Self {
+impl From<GatewayRules> for raw::Ingress {
+    fn from(it: GatewayRules) -> Self {
         use raw::ingress::Tags;
         let tags = it.tags.map(|it| match it {
             TagRouting::Choice(tags) => {
@@ -271,9 +274,9 @@ impl From<Ingress> for raw::Ingress {
     }
 }
 
-impl TryFrom<raw::Domain> for Domain {
-    type Error = Refused;
-    fn try_from(it: raw::Domain) -> Checked<Self> {
+impl TryFrom<raw::Domain> for MappedDomain {
+    type Error = WireError;
+    fn try_from(it: raw::Domain) -> WireResult<Self> {
         let host = nonempty("domain.host", it.host)?;
         // proto3 has no null for strings: empty stands for "as the client asked".
         let rewrite = (!it.rewrite.is_empty()).then_some(it.rewrite);
@@ -281,51 +284,51 @@ impl TryFrom<raw::Domain> for Domain {
     }
 }
 
-impl From<Domain> for raw::Domain {
-    fn from(it: Domain) -> Self {
+impl From<MappedDomain> for raw::Domain {
+    fn from(it: MappedDomain) -> Self {
         let rewrite = it.rewrite.unwrap_or_default();
         Self { host: it.host, rewrite, redirects: it.redirects }
     }
 }
 
-impl TryFrom<raw::Tag> for Tag {
-    type Error = Refused;
-    fn try_from(it: raw::Tag) -> Checked<Self> {
+impl TryFrom<raw::Tag> for RouteTag {
+    type Error = WireError;
+    fn try_from(it: raw::Tag) -> WireResult<Self> {
         Ok(Self { name: nonempty("tag.name", it.name)?, service: it.service.parse()? })
     }
 }
 
-impl From<Tag> for raw::Tag {
-    fn from(it: Tag) -> Self {
+impl From<RouteTag> for raw::Tag {
+    fn from(it: RouteTag) -> Self {
         Self { name: it.name, service: it.service.to_string() }
     }
 }
 
-impl TryFrom<raw::Target> for Target {
-    type Error = Refused;
-    fn try_from(it: raw::Target) -> Checked<Self> {
+impl TryFrom<raw::Target> for RouteTarget {
+    type Error = WireError;
+    fn try_from(it: raw::Target) -> WireResult<Self> {
         let percent = u8::try_from(it.percent).ok().filter(|percent| (1..=100).contains(percent));
         let rule = "must be 1 to 100";
-        let percent = percent.ok_or_else(|| Refused::new("target.percent", it.percent, rule))?;
+        let percent = percent.ok_or_else(|| WireError::new("target.percent", it.percent, rule))?;
         Ok(Self { revision: it.revision.parse()?, percent })
     }
 }
 
-impl From<Target> for raw::Target {
-    fn from(it: Target) -> Self {
+impl From<RouteTarget> for raw::Target {
+    fn from(it: RouteTarget) -> Self {
         Self { revision: it.revision.to_string(), percent: it.percent.into() }
     }
 }
 
-impl TryFrom<raw::Revision> for Revision {
-    type Error = Refused;
-    fn try_from(it: raw::Revision) -> Checked<Self> {
+impl TryFrom<raw::Revision> for RevisionEntry {
+    type Error = WireError;
+    fn try_from(it: raw::Revision) -> WireResult<Self> {
         // An unknown protocol is refused: a request in the wrong protocol would fail in a less obvious way.
         let protocol = match it.protocol() {
-            raw::Protocol::Http1 => Protocol::Http1,
-            raw::Protocol::H2c => Protocol::H2c,
+            raw::Protocol::Http1 => AppProtocol::Http1,
+            raw::Protocol::H2c => AppProtocol::H2c,
             raw::Protocol::Unspecified => {
-                return Err(Refused::new(
+                return Err(WireError::new(
                     "revision.protocol",
                     it.protocol,
                     "must be a known protocol",
@@ -339,7 +342,7 @@ impl TryFrom<raw::Revision> for Revision {
             configuration: it.configuration.into(),
             container_concurrency: it.container_concurrency,
             timeout: timeout
-                .ok_or_else(|| Refused::new("revision.timeout_ms", 0, "must be above 0"))?,
+                .ok_or_else(|| WireError::new("revision.timeout_ms", 0, "must be above 0"))?,
             response_start_timeout: maybe_ms(it.response_start_timeout_ms),
             idle_timeout: maybe_ms(it.idle_timeout_ms),
             protocol,
@@ -347,16 +350,16 @@ impl TryFrom<raw::Revision> for Revision {
             policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
-            sources: it.sources.map(Sources::try_from).transpose()?.map(Arc::new),
+            sources: it.sources.map(AllowedSources::try_from).transpose()?.map(Arc::new),
         })
     }
 }
 
-impl From<Revision> for raw::Revision {
-    fn from(it: Revision) -> Self {
+impl From<RevisionEntry> for raw::Revision {
+    fn from(it: RevisionEntry) -> Self {
         let protocol = match it.protocol {
-            Protocol::Http1 => raw::Protocol::Http1,
-            Protocol::H2c => raw::Protocol::H2c,
+            AppProtocol::Http1 => raw::Protocol::Http1,
+            AppProtocol::H2c => raw::Protocol::H2c,
         };
         Self {
             name: it.name.to_string(),
@@ -376,24 +379,24 @@ impl From<Revision> for raw::Revision {
 }
 
 impl TryFrom<raw::ScalePolicy> for ScalePolicy {
-    type Error = Refused;
-    fn try_from(it: raw::ScalePolicy) -> Checked<Self> {
+    type Error = WireError;
+    fn try_from(it: raw::ScalePolicy) -> WireResult<Self> {
         let metric = match it.metric() {
-            raw::Metric::Concurrency => Metric::Concurrency,
-            raw::Metric::Rps => Metric::Rps,
+            raw::Metric::Concurrency => ScaleMetric::Concurrency,
+            raw::Metric::Rps => ScaleMetric::Rps,
             raw::Metric::Unspecified => {
-                return Err(Refused::new("policy.metric", it.metric, "must be a known metric"));
+                return Err(WireError::new("policy.metric", it.metric, "must be a known metric"));
             }
         };
         // Unspecified counts as `Linear`, which is the default of Knative, so a sender may omit it.
         let aggregation = match it.aggregation() {
-            raw::Aggregation::WeightedExponential => Aggregation::WeightedExponential,
-            raw::Aggregation::Linear | raw::Aggregation::Unspecified => Aggregation::Linear,
+            raw::Aggregation::WeightedExponential => WindowAggregation::WeightedExponential,
+            raw::Aggregation::Linear | raw::Aggregation::Unspecified => WindowAggregation::Linear,
         };
         // Zero would divide by zero in every average.
         let window = maybe_ms(it.stable_window_ms);
-        let window =
-            window.ok_or_else(|| Refused::new("policy.stable_window_ms", 0, "must be above 0"))?;
+        let window = window
+            .ok_or_else(|| WireError::new("policy.stable_window_ms", 0, "must be above 0"))?;
         Ok(Self {
             metric,
             total: positive("policy.total", it.total)?,
@@ -428,12 +431,12 @@ impl TryFrom<raw::ScalePolicy> for ScalePolicy {
 impl From<ScalePolicy> for raw::ScalePolicy {
     fn from(it: ScalePolicy) -> Self {
         let metric = match it.metric {
-            Metric::Concurrency => raw::Metric::Concurrency,
-            Metric::Rps => raw::Metric::Rps,
+            ScaleMetric::Concurrency => raw::Metric::Concurrency,
+            ScaleMetric::Rps => raw::Metric::Rps,
         };
         let aggregation = match it.aggregation {
-            Aggregation::Linear => raw::Aggregation::Linear,
-            Aggregation::WeightedExponential => raw::Aggregation::WeightedExponential,
+            WindowAggregation::Linear => raw::Aggregation::Linear,
+            WindowAggregation::WeightedExponential => raw::Aggregation::WeightedExponential,
         };
         Self {
             metric: metric.into(),
@@ -460,21 +463,21 @@ impl From<ScalePolicy> for raw::ScalePolicy {
     }
 }
 
-impl TryFrom<raw::Pod> for Pod {
-    type Error = Refused;
-    fn try_from(it: raw::Pod) -> Checked<Self> {
+impl TryFrom<raw::Pod> for PodEntry {
+    type Error = WireError;
+    fn try_from(it: raw::Pod) -> WireResult<Self> {
         let phase = match it.phase() {
-            raw::PodPhase::Starting => PodPhase::Starting,
-            raw::PodPhase::Ready => PodPhase::Ready,
-            raw::PodPhase::Draining => PodPhase::Draining,
+            raw::PodPhase::Starting => RoutingPhase::Starting,
+            raw::PodPhase::Ready => RoutingPhase::Ready,
+            raw::PodPhase::Draining => RoutingPhase::Draining,
             raw::PodPhase::Unspecified => {
-                return Err(Refused::new("pod.phase", it.phase, "must be a known phase"));
+                return Err(WireError::new("pod.phase", it.phase, "must be a known phase"));
             }
         };
         let at = socket("pod.address", &it.address, it.port)?;
         // Receivers route to each ready pod without checking again that it has an address.
-        if phase == PodPhase::Ready && at.is_none() {
-            return Err(Refused::new("pod.address", "", "a ready pod has an address"));
+        if phase == RoutingPhase::Ready && at.is_none() {
+            return Err(WireError::new("pod.address", "", "a ready pod has an address"));
         }
         Ok(Self {
             uid: nonempty("pod.uid", it.uid)?,
@@ -492,12 +495,12 @@ impl TryFrom<raw::Pod> for Pod {
     }
 }
 
-impl From<Pod> for raw::Pod {
-    fn from(it: Pod) -> Self {
+impl From<PodEntry> for raw::Pod {
+    fn from(it: PodEntry) -> Self {
         let phase = match it.phase {
-            PodPhase::Starting => raw::PodPhase::Starting,
-            PodPhase::Ready => raw::PodPhase::Ready,
-            PodPhase::Draining => raw::PodPhase::Draining,
+            RoutingPhase::Starting => raw::PodPhase::Starting,
+            RoutingPhase::Ready => raw::PodPhase::Ready,
+            RoutingPhase::Draining => raw::PodPhase::Draining,
         };
         Self {
             uid: it.uid,
@@ -515,14 +518,14 @@ impl From<Pod> for raw::Pod {
     }
 }
 
-impl TryFrom<raw::Probe> for Probe {
-    type Error = Refused;
-    fn try_from(it: raw::Probe) -> Checked<Self> {
+impl TryFrom<raw::Probe> for ReadinessProbe {
+    type Error = WireError;
+    fn try_from(it: raw::Probe) -> WireResult<Self> {
         use raw::probe::How;
         let how = match need("probe.how", it.how)? {
-            How::Listen(_) => ProbeHow::Listen,
-            How::Tcp(_) => ProbeHow::Tcp,
-            How::Http(http) => ProbeHow::Http {
+            How::Listen(_) => ProbeHandler::Listen,
+            How::Tcp(_) => ProbeHandler::Tcp,
+            How::Http(http) => ProbeHandler::Http {
                 path: http.path,
                 headers: http
                     .headers
@@ -532,7 +535,7 @@ impl TryFrom<raw::Probe> for Probe {
                 host: http.host,
                 https: http.https,
             },
-            How::Grpc(grpc) => ProbeHow::Grpc { service: grpc.service },
+            How::Grpc(grpc) => ProbeHandler::Grpc { service: grpc.service },
         };
         // 0 is no port, so it can stand for the serving port.
         let at = if it.port == 0 { None } else { Some(port("probe.port", it.port)?) };
@@ -548,20 +551,20 @@ impl TryFrom<raw::Probe> for Probe {
     }
 }
 
-impl From<Probe> for raw::Probe {
-    fn from(it: Probe) -> Self {
+impl From<ReadinessProbe> for raw::Probe {
+    fn from(it: ReadinessProbe) -> Self {
         use raw::probe::How;
         let header = |(name, value)| raw::Header { name, value };
         let how = match it.how {
-            ProbeHow::Listen => How::Listen(raw::Empty {}),
-            ProbeHow::Tcp => How::Tcp(raw::Empty {}),
-            ProbeHow::Http { path, headers, host, https } => How::Http(raw::HttpProbe {
+            ProbeHandler::Listen => How::Listen(raw::Empty {}),
+            ProbeHandler::Tcp => How::Tcp(raw::Empty {}),
+            ProbeHandler::Http { path, headers, host, https } => How::Http(raw::HttpProbe {
                 path,
                 headers: headers.into_iter().map(header).collect(),
                 host,
                 https,
             }),
-            ProbeHow::Grpc { service } => How::Grpc(raw::GrpcProbe { service }),
+            ProbeHandler::Grpc { service } => How::Grpc(raw::GrpcProbe { service }),
         };
         Self {
             how: Some(how),
@@ -574,9 +577,9 @@ impl From<Probe> for raw::Probe {
     }
 }
 
-impl TryFrom<raw::Activator> for Activator {
-    type Error = Refused;
-    fn try_from(it: raw::Activator) -> Checked<Self> {
+impl TryFrom<raw::Activator> for ActivatorEntry {
+    type Error = WireError;
+    fn try_from(it: raw::Activator) -> WireResult<Self> {
         Ok(Self {
             name: nonempty("activator.name", it.name)?,
             node: it.node,
@@ -586,42 +589,48 @@ impl TryFrom<raw::Activator> for Activator {
     }
 }
 
-impl From<Activator> for raw::Activator {
-    fn from(it: Activator) -> Self {
+impl From<ActivatorEntry> for raw::Activator {
+    fn from(it: ActivatorEntry) -> Self {
         let addresses = it.addresses.into_iter().map(octets).collect();
         Self { name: it.name, node: it.node, zone: it.zone, addresses }
     }
 }
 
-fn part(field: &'static str, it: i32) -> Checked<Part> {
+fn part(field: &'static str, it: i32) -> WireResult<ServerComponent> {
     match raw::Part::try_from(it) {
-        Ok(raw::Part::Controller) => Ok(Part::Controller),
-        Ok(raw::Part::Autoscaler) => Ok(Part::Autoscaler),
-        Ok(raw::Part::Unspecified) | Err(_) => Err(Refused::new(field, it, "must be a known part")),
+        Ok(raw::Part::Controller) => Ok(ServerComponent::Controller),
+        Ok(raw::Part::Autoscaler) => Ok(ServerComponent::Autoscaler),
+        Ok(raw::Part::Unspecified) | Err(_) => {
+            Err(WireError::new(field, it, "must be a known part"))
+        }
     }
 }
 
-fn raw_part(it: Part) -> i32 {
+fn raw_part(it: ServerComponent) -> i32 {
     match it {
-        Part::Controller => raw::Part::Controller.into(),
-        Part::Autoscaler => raw::Part::Autoscaler.into(),
+        ServerComponent::Controller => raw::Part::Controller.into(),
+        ServerComponent::Autoscaler => raw::Part::Autoscaler.into(),
     }
 }
 
-impl TryFrom<raw::Replicas> for Replicas {
-    type Error = Refused;
-    fn try_from(it: raw::Replicas) -> Checked<Self> {
+impl TryFrom<raw::Replicas> for ServerReplicas {
+    type Error = WireError;
+    fn try_from(it: raw::Replicas) -> WireResult<Self> {
         Ok(Self {
             part: part("replicas.part", it.part)?,
-            members: it.members.into_iter().map(Replica::try_from).collect::<Checked<_>>()?,
+            members: it
+                .members
+                .into_iter()
+                .map(ServerReplica::try_from)
+                .collect::<WireResult<_>>()?,
             // Empty stands for none: names of replicas are never empty.
             chosen: (!it.chosen.is_empty()).then_some(it.chosen),
         })
     }
 }
 
-impl From<Replicas> for raw::Replicas {
-    fn from(it: Replicas) -> Self {
+impl From<ServerReplicas> for raw::Replicas {
+    fn from(it: ServerReplicas) -> Self {
         Self {
             part: raw_part(it.part),
             members: it.members.into_iter().map(Into::into).collect(),
@@ -630,25 +639,25 @@ impl From<Replicas> for raw::Replicas {
     }
 }
 
-impl TryFrom<raw::Replica> for Replica {
-    type Error = Refused;
-    fn try_from(it: raw::Replica) -> Checked<Self> {
+impl TryFrom<raw::Replica> for ServerReplica {
+    type Error = WireError;
+    fn try_from(it: raw::Replica) -> WireResult<Self> {
         let ip = address("replica.address", &it.address)?;
         let address = SocketAddr::new(ip, port("replica.port", it.port)?.get());
         Ok(Self { name: nonempty("replica.name", it.name)?, address })
     }
 }
 
-impl From<Replica> for raw::Replica {
-    fn from(it: Replica) -> Self {
+impl From<ServerReplica> for raw::Replica {
+    fn from(it: ServerReplica) -> Self {
         let (address, port) = (octets(it.address.ip()), it.address.port().into());
         Self { name: it.name, address, port }
     }
 }
 
-impl TryFrom<raw::PodItem> for PodItem {
-    type Error = Refused;
-    fn try_from(it: raw::PodItem) -> Checked<Self> {
+impl TryFrom<raw::PodItem> for PodReportItem {
+    type Error = WireError;
+    fn try_from(it: raw::PodItem) -> WireResult<Self> {
         use raw::pod_item::What;
         Ok(match need("pod_item.what", it.what)? {
             What::Sender(it) => Self::Sender(it.try_into()?),
@@ -669,20 +678,20 @@ impl TryFrom<raw::PodItem> for PodItem {
     }
 }
 
-impl From<PodItem> for raw::PodItem {
-    fn from(it: PodItem) -> Self {
+impl From<PodReportItem> for raw::PodItem {
+    fn from(it: PodReportItem) -> Self {
         use raw::pod_item::What;
         let what = match it {
-            PodItem::Sender(it) => What::Sender(it.into()),
-            PodItem::Seen(it) => What::Pod(it.into()),
-            PodItem::Gone(uid) => What::Gone(uid),
-            PodItem::Applied(version) => What::Applied(raw::Applied { version }),
-            PodItem::Avoided(uid) => What::Avoided(avoided(uid, false)),
-            PodItem::AvoidedNoMore(uid) => What::Avoided(avoided(uid, true)),
-            PodItem::NamesRouted => What::Avoided(routed(EVERY_ROUTE.into(), false)),
-            PodItem::Routed(name) => What::Avoided(routed(name.to_string(), false)),
-            PodItem::RoutedNoMore(name) => What::Avoided(routed(name.to_string(), true)),
-            PodItem::Synced => What::Synced(raw::Empty {}),
+            PodReportItem::Sender(it) => What::Sender(it.into()),
+            PodReportItem::Seen(it) => What::Pod(it.into()),
+            PodReportItem::Gone(uid) => What::Gone(uid),
+            PodReportItem::Applied(version) => What::Applied(raw::Applied { version }),
+            PodReportItem::Avoided(uid) => What::Avoided(avoided(uid, false)),
+            PodReportItem::AvoidedNoMore(uid) => What::Avoided(avoided(uid, true)),
+            PodReportItem::NamesRouted => What::Avoided(routed(EVERY_ROUTE.into(), false)),
+            PodReportItem::Routed(name) => What::Avoided(routed(name.to_string(), false)),
+            PodReportItem::RoutedNoMore(name) => What::Avoided(routed(name.to_string(), true)),
+            PodReportItem::Synced => What::Synced(raw::Empty {}),
         };
         Self { what: Some(what) }
     }
@@ -700,13 +709,13 @@ fn routed(routed: String, ended: bool) -> raw::Avoided {
     raw::Avoided { uid: "-".into(), ended, routed }
 }
 
-impl TryFrom<raw::PodSeen> for PodSeen {
-    type Error = Refused;
-    fn try_from(it: raw::PodSeen) -> Checked<Self> {
+impl TryFrom<raw::PodSeen> for PodObservation {
+    type Error = WireError;
+    fn try_from(it: raw::PodSeen) -> WireResult<Self> {
         let at = socket("pod_seen.address", &it.address, it.port)?;
         // A replica of the controller turns this into a ready pod of the table, which must have an address.
         if it.ready && (at.is_none() || !it.listening) {
-            return Err(Refused::new(
+            return Err(WireError::new(
                 "pod_seen.ready",
                 true,
                 "a ready pod listens and has an address",
@@ -726,8 +735,8 @@ impl TryFrom<raw::PodSeen> for PodSeen {
     }
 }
 
-impl From<PodSeen> for raw::PodSeen {
-    fn from(it: PodSeen) -> Self {
+impl From<PodObservation> for raw::PodSeen {
+    fn from(it: PodObservation) -> Self {
         Self {
             uid: it.uid,
             address: it.address.map(|at| octets(at.ip())).unwrap_or_default(),

@@ -4,20 +4,20 @@ use std::{fmt, net::IpAddr, string::String, vec::Vec};
 
 use ipnet::IpNet;
 
-use crate::request_log::Template;
+use crate::request_log::LogTemplate;
 
 /// Settings of operators for all services at once. The table omits them while all have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct GlobalSettings {
     /// Request log of activators; `None`: requests are not logged.
-    pub request_log: Option<RequestLog>,
+    pub request_log: Option<RequestLogSettings>,
     /// Log level of each component.
-    pub levels: Levels,
+    pub levels: LogLevels,
     /// Treatment of requests from outside by gateways.
-    pub edge: Edge,
+    pub edge: EdgeSettings,
 }
 
-impl Settings {
+impl GlobalSettings {
     /// Returns the settings for the table: `None` while all have their defaults.
     pub fn said(&self) -> Option<Self> {
         (*self != Self::default()).then(|| self.clone())
@@ -26,20 +26,20 @@ impl Settings {
 
 /// Log level of each component.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Levels {
+pub struct LogLevels {
     /// Log level of controllers.
-    pub controller: Level,
+    pub controller: LogLevel,
     /// Log level of agents.
-    pub agent: Level,
+    pub agent: LogLevel,
     /// Log level of activators.
-    pub activator: Level,
+    pub activator: LogLevel,
     /// Log level of autoscalers.
-    pub autoscaler: Level,
+    pub autoscaler: LogLevel,
 }
 
 /// Lowest severity that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Level {
+pub enum LogLevel {
     /// Details that only developers need.
     Debug,
     /// Every change of state.
@@ -51,7 +51,7 @@ pub enum Level {
     Error,
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for LogLevel {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Debug => "debug",
@@ -64,16 +64,16 @@ impl fmt::Display for Level {
 
 /// Request log of activators: one line for each finished request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestLog {
+pub struct RequestLogSettings {
     /// Template of the line.
-    pub template: Template,
+    pub template: LogTemplate,
     /// True if probes that the platform answers are logged too.
     pub probes: bool,
 }
 
 /// Treatment of requests from outside, and the protocols that requests may switch to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Edge {
+pub struct EdgeSettings {
     /// Networks of trusted proxies, whose headers about the client are kept. Empty: no proxy is trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// True if each connection from a trusted proxy begins with a header of the PROXY protocol.
@@ -84,7 +84,7 @@ pub struct Edge {
     pub underscores: bool,
 }
 
-impl Edge {
+impl EdgeSettings {
     /// Returns true if `peer` is a trusted proxy.
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();

@@ -4,64 +4,64 @@ use std::{collections::BTreeSet, net::IpAddr, string::ToString as _, vec::Vec};
 
 use ipnet::IpNet;
 
-use super::{Refused, raw};
+use super::{WireError, raw};
 
 /// Addresses that may send requests to a Revision's pods, as NetworkPolicies select them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sources {
+pub struct AllowedSources {
     /// Single addresses, which are those of selected pods.
     pub addresses: BTreeSet<IpAddr>,
     /// Networks from `ipBlock` rules.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<IpBlock>,
 }
 
 /// Network with exceptions (`ipBlock` of a NetworkPolicy).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct IpBlock {
     /// Network whose addresses are allowed.
     pub net: IpNet,
     /// Subnets of `net` that are not allowed.
     pub except: Vec<IpNet>,
 }
 
-impl Sources {
+impl AllowedSources {
     /// Returns true if a client with this address may send requests.
     pub fn contain(&self, client: IpAddr) -> bool {
         // A socket of both families reports an IPv4 client as an IPv4-mapped address.
         let client = client.to_canonical();
-        let within = |block: &Block| {
+        let within = |block: &IpBlock| {
             block.net.contains(&client) && !block.except.iter().any(|it| it.contains(&client))
         };
         self.addresses.contains(&client) || self.blocks.iter().any(within)
     }
 }
 
-fn network(text: &str) -> Result<IpNet, Refused> {
-    let refused = || Refused::new("source.net", text, "must be ADDRESS/LENGTH");
+fn network(text: &str) -> Result<IpNet, WireError> {
+    let refused = || WireError::new("source.net", text, "must be ADDRESS/LENGTH");
     text.parse().ok().ok_or_else(refused)
 }
 
-impl TryFrom<raw::Sources> for Sources {
-    type Error = Refused;
-    fn try_from(it: raw::Sources) -> Result<Self, Refused> {
+impl TryFrom<raw::Sources> for AllowedSources {
+    type Error = WireError;
+    fn try_from(it: raw::Sources) -> Result<Self, WireError> {
         let address = |text: String| match text.parse::<IpAddr>() {
             Ok(address) => Ok(address.to_canonical()),
-            Err(_) => Err(Refused::new("source.address", text, "must be an IP address")),
+            Err(_) => Err(WireError::new("source.address", text, "must be an IP address")),
         };
         let block = |it: raw::SourceBlock| {
             let except = it.except.iter().map(|it| network(it)).collect::<Result<_, _>>()?;
-            Ok(Block { net: network(&it.net)?, except })
+            Ok(IpBlock { net: network(&it.net)?, except })
         };
         Ok(Self {
             addresses: it.addresses.into_iter().map(address).collect::<Result<_, _>>()?,
-            blocks: it.blocks.into_iter().map(block).collect::<Result<_, Refused>>()?,
+            blocks: it.blocks.into_iter().map(block).collect::<Result<_, WireError>>()?,
         })
     }
 }
 
-impl From<&Sources> for raw::Sources {
-    fn from(it: &Sources) -> Self {
-        let block = |it: &Block| raw::SourceBlock {
+impl From<&AllowedSources> for raw::Sources {
+    fn from(it: &AllowedSources) -> Self {
+        let block = |it: &IpBlock| raw::SourceBlock {
             net: it.net.to_string(),
             except: it.except.iter().map(ToString::to_string).collect(),
         };
@@ -89,20 +89,22 @@ mod tests {
     fn a_client_is_let_in_by_its_address_or_its_network() {
         let blocks: [(&str, &[&str]); 2] =
             [("10.1.0.0/16", &["10.1.2.0/24"]), ("fd00:1::/32", &[])];
-        let it = Sources::try_from(sources(&["10.9.0.7"], &blocks)).expect("it is well formed");
+        let it =
+            AllowedSources::try_from(sources(&["10.9.0.7"], &blocks)).expect("it is well formed");
         let may = |client: &str| it.contain(client.parse().expect("an address"));
         assert!(may("10.9.0.7") && may("::ffff:10.9.0.7"), "as a socket of both families has it");
         assert!(may("10.1.1.1") && may("fd00:1::7"));
         assert!(!may("10.1.2.3"), "a hole in the network");
         assert!(!may("10.9.0.8") && !may("fd00:2::7"));
-        assert!(!Sources::default().contain([10, 0, 0, 1].into()), "nobody");
-        assert_eq!(Sources::try_from(raw::Sources::from(&it)).expect("as it was"), it);
+        assert!(!AllowedSources::default().contain([10, 0, 0, 1].into()), "nobody");
+        assert_eq!(AllowedSources::try_from(raw::Sources::from(&it)).expect("as it was"), it);
     }
 
     #[test]
     fn what_is_no_address_is_refused() {
-        let why =
-            |it: raw::Sources| Sources::try_from(it).expect_err("it is malformed").to_string();
+        let why = |it: raw::Sources| {
+            AllowedSources::try_from(it).expect_err("it is malformed").to_string()
+        };
         assert!(why(sources(&["10.0.0"], &[])).contains("must be an IP address"));
         assert!(why(sources(&[], &[("10.0.0.0/33", &[])])).contains("ADDRESS/LENGTH"));
         assert!(why(sources(&[], &[("10.0.0.0/8", &["x"])])).contains("ADDRESS/LENGTH"));

@@ -1,12 +1,17 @@
 use super::*;
-use crate::request_log::Template;
+use crate::request_log::LogTemplate;
 
-fn name(text: &str) -> Name {
+fn name(text: &str) -> NamespacedName {
     text.parse().expect("a valid name")
 }
 
-fn activator(which: &str) -> Activator {
-    Activator { name: which.into(), node: "n1".into(), zone: String::new(), addresses: Vec::new() }
+fn activator(which: &str) -> ActivatorEntry {
+    ActivatorEntry {
+        name: which.into(),
+        node: "n1".into(),
+        zone: String::new(),
+        addresses: Vec::new(),
+    }
 }
 
 fn item(version: u64, change: RouteChange) -> RouteItem {
@@ -15,9 +20,9 @@ fn item(version: u64, change: RouteChange) -> RouteItem {
 
 #[test]
 fn names_refuse_what_kubernetes_refuses() {
-    assert_eq!(name("default/hello.v1"), Name::new("default", "hello.v1"));
+    assert_eq!(name("default/hello.v1"), NamespacedName::new("default", "hello.v1"));
     for bad in ["", "hello", "default/", "/hello", "Default/hello", "a/b/c", "default/-x"] {
-        assert!(bad.parse::<Name>().is_err(), "{bad:?} must be refused");
+        assert!(bad.parse::<NamespacedName>().is_err(), "{bad:?} must be refused");
     }
 }
 
@@ -71,11 +76,11 @@ fn a_ready_pod_needs_an_address() {
         }),
         ..raw::Pod::default()
     };
-    let refused = Pod::try_from(raw.clone()).expect_err("no address");
+    let refused = PodEntry::try_from(raw.clone()).expect_err("no address");
     assert_eq!(refused.to_string(), "field pod.address is \"\": a ready pod has an address");
     let also = std::vec![7; 16];
     let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], also, confirmed: true, ..raw };
-    let pod = Pod::try_from(addressed.clone()).expect("an address");
+    let pod = PodEntry::try_from(addressed.clone()).expect("an address");
     let back = raw::Pod::from(pod);
     assert_eq!((&back.address, &back.also), (&addressed.address, &addressed.also));
     assert!(back.confirmed);
@@ -92,28 +97,31 @@ fn a_neighbour_that_knows_no_ingress_is_understood() {
         hosts: std::vec!["hello.default.example.com".into()],
         ..raw::Service::default()
     };
-    assert_eq!(Service::try_from(old).expect("valid").ingress, None);
+    assert_eq!(ServiceEntry::try_from(old).expect("valid").ingress, None);
 }
 
 #[test]
 fn what_a_gateway_does_for_a_service_comes_back_as_it_was_sent() {
-    let tag = |tag: &str| Tag { name: tag.into(), service: Name::new("default", "blue-hello") };
+    let tag = |tag: &str| RouteTag {
+        name: tag.into(),
+        service: NamespacedName::new("default", "blue-hello"),
+    };
     for tags in
         [None, Some(TagRouting::Choice(std::vec![tag("blue")])), Some(TagRouting::Tag("b".into()))]
     {
-        let domain = |rewrite| Domain { host: "a.example".into(), rewrite, redirects: true };
+        let domain = |rewrite| MappedDomain { host: "a.example".into(), rewrite, redirects: true };
         let domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
-        let ingress = Ingress { redirects: true, domains, tags };
-        assert_eq!(Ingress::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
+        let ingress = GatewayRules { redirects: true, domains, tags };
+        assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
     let nameless = raw::Domain::default();
-    let refused = Domain::try_from(nameless).expect_err("no host");
+    let refused = MappedDomain::try_from(nameless).expect_err("no host");
     assert_eq!(refused.to_string(), "field domain.host is \"\": must not be empty");
 }
 
 #[test]
 fn the_integral_counts_open_and_closed_requests() {
-    let mut totals = Totals::default();
+    let mut totals = RequestTotals::default();
     totals.start(10);
     assert_eq!(totals.integral(15), 5);
     totals.start(20);
@@ -125,16 +133,20 @@ fn the_integral_counts_open_and_closed_requests() {
 
 #[test]
 fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
-    let template = Template::parse("{{.Request.Method}}").expect("a good template");
-    let levels = Levels { agent: Level::Debug, autoscaler: Level::Error, ..Levels::default() };
-    let edge = Edge {
+    let template = LogTemplate::parse("{{.Request.Method}}").expect("a good template");
+    let levels =
+        LogLevels { agent: LogLevel::Debug, autoscaler: LogLevel::Error, ..LogLevels::default() };
+    let edge = EdgeSettings {
         trusted_proxies: vec!["10.0.0.0/8".parse().expect("a network")],
         proxy_protocol: true,
         upgrades: vec!["foo/2".into()],
         underscores: true,
     };
-    let settings =
-        Settings { request_log: Some(RequestLog { template, probes: true }), levels, edge };
+    let settings = GlobalSettings {
+        request_log: Some(RequestLogSettings { template, probes: true }),
+        levels,
+        edge,
+    };
     let usual = RouteTable::default();
     let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };
     let said = RouteChange::Settings(settings);
@@ -163,20 +175,20 @@ fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
 fn a_template_that_this_part_cannot_carry_out_is_refused() {
     let log = raw::RequestLog { template: "{{if}}".into(), probes: false };
     let settings = raw::Settings { request_log: Some(log), ..raw::Settings::default() };
-    let refused = Settings::try_from(settings).expect_err("no such function");
+    let refused = GlobalSettings::try_from(settings).expect_err("no such function");
     assert!(refused.to_string().starts_with("field request_log.template is "), "{refused}");
 }
 
 #[test]
 fn earlier_releases_read_a_heartbeat_as_what_they_know() {
-    let alive = Alive {
+    let alive = AutoscalerHeartbeat {
         since_ms: 7,
         heard_ms: 61_000,
         is_full: true,
         reporters: 4,
         counts: Some("autoscaler-1".into()),
     };
-    for alive in [alive.clone(), Alive { counts: None, ..alive }] {
+    for alive in [alive.clone(), AutoscalerHeartbeat { counts: None, ..alive }] {
         let item = raw::ScaleItem::from(ScaleItem::Alive(alive.clone()));
         assert_eq!(item.what, Some(raw::scale_item::What::SinceMs(7)));
         assert_eq!(ScaleItem::try_from(item), Ok(ScaleItem::Alive(alive)));
@@ -187,19 +199,23 @@ fn earlier_releases_read_a_heartbeat_as_what_they_know() {
 
 #[test]
 fn earlier_releases_take_in_what_is_routed_unread() {
-    let name = || Name::new("default", "hello");
-    for item in [PodItem::NamesRouted, PodItem::Routed(name()), PodItem::RoutedNoMore(name())] {
+    let name = || NamespacedName::new("default", "hello");
+    for item in [
+        PodReportItem::NamesRouted,
+        PodReportItem::Routed(name()),
+        PodReportItem::RoutedNoMore(name()),
+    ] {
         let raw = raw::PodItem::from(item.clone());
         let Some(raw::pod_item::What::Avoided(avoided)) = &raw.what else { panic!("{raw:?}") };
         assert_ne!(avoided.uid, "", "they refuse an item without a uid");
-        assert_eq!(PodItem::try_from(raw), Ok(item));
+        assert_eq!(PodReportItem::try_from(raw), Ok(item));
     }
 }
 
 /// A decision keeps its inputs across the wire, and a decision of an older sender has none.
 #[test]
 fn a_decision_explains_itself_across_the_wire() {
-    let inputs = Inputs {
+    let inputs = ScaleDecisionInputs {
         in_flight: 300,
         waiting: 140,
         stable_window: Duration::from_secs(60),
@@ -208,15 +224,15 @@ fn a_decision_explains_itself_across_the_wire() {
         min_scale: 1,
         max_scale: 3,
         bound: "max-scale".into(),
-        sight: Sight::Partial,
+        sight: UsageCoverage::Partial,
     };
     for inputs in [Some(inputs), None] {
-        let decision = Decision {
-            revision: Name::new("default", "hello-00001"),
+        let decision = ScaleDecision {
+            revision: NamespacedName::new("default", "hello-00001"),
             wanted: Some(3),
-            path: Path::Direct,
+            path: ConnectionPath::Direct,
             activators: 2,
-            activity: Activity::Active,
+            activity: RevisionActivity::Active,
             stable: 300.0,
             panic: 300.0,
             target: 70.0,
@@ -226,15 +242,15 @@ fn a_decision_explains_itself_across_the_wire() {
             reason: "max-scale".into(),
             inputs,
         };
-        let told = Decision::try_from(raw::Decision::from(decision.clone())).unwrap();
+        let told = ScaleDecision::try_from(raw::Decision::from(decision.clone())).unwrap();
         assert_eq!(told, decision);
     }
 }
 
 #[test]
 fn slots_arrive_as_they_were_said() {
-    let held = Held::from([("p".into(), 2), ("q".into(), 1)]);
-    let claim = Claim {
+    let held = SlotsByPod::from([("p".into(), 2), ("q".into(), 1)]);
+    let claim = SlotClaim {
         epoch: 7,
         seen: 3,
         held: held.clone(),
@@ -243,28 +259,29 @@ fn slots_arrive_as_they_were_said() {
         former: [("b".into(), held.clone())].into(),
         known: ["c".into()].into(),
     };
-    let who = Subscriber { role: Role::Activator, name: "a".into(), node: "n".into() };
+    let who =
+        ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
     let revision = name("default/hello-1");
     for item in [
-        ClaimItem::Sender(who),
-        ClaimItem::Claim(revision.clone(), claim),
-        ClaimItem::Gone(revision.clone()),
-        ClaimItem::Synced,
-        ClaimItem::Bye,
+        SlotClaimItem::Sender(who),
+        SlotClaimItem::Claim(revision.clone(), claim),
+        SlotClaimItem::Gone(revision.clone()),
+        SlotClaimItem::Synced,
+        SlotClaimItem::Bye,
     ] {
-        assert_eq!(ClaimItem::try_from(raw::ClaimItem::from(item.clone())), Ok(item));
+        assert_eq!(SlotClaimItem::try_from(raw::ClaimItem::from(item.clone())), Ok(item));
     }
     for keep in [None, Some(0), Some(2)] {
-        let grant = Grant { epoch: 7, number: 4, held: held.clone(), keep, acts: true };
+        let grant = SlotGrant { epoch: 7, number: 4, held: held.clone(), keep, acts: true };
         for item in [
-            GrantItem::Grant(revision.clone(), grant),
-            GrantItem::Gone(revision.clone()),
-            GrantItem::Synced,
+            SlotGrantItem::Grant(revision.clone(), grant),
+            SlotGrantItem::Gone(revision.clone()),
+            SlotGrantItem::Synced,
         ] {
-            assert_eq!(GrantItem::try_from(raw::GrantItem::from(item.clone())), Ok(item));
+            assert_eq!(SlotGrantItem::try_from(raw::GrantItem::from(item.clone())), Ok(item));
         }
     }
     let empty = raw::ClaimItem { what: Some(raw::claim_item::What::Claim(raw::Claim::default())) };
-    assert!(ClaimItem::try_from(empty).is_err(), "a claim names its revision");
-    assert!(GrantItem::try_from(raw::GrantItem { what: None }).is_err());
+    assert!(SlotClaimItem::try_from(empty).is_err(), "a claim names its revision");
+    assert!(SlotGrantItem::try_from(raw::GrantItem { what: None }).is_err());
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Name, Path, Subscriber};
+use super::{ComponentReplica, ConnectionPath, NamespacedName};
 
 // --- UsageReport ----------------------------------------------------------------------------------------
 
@@ -10,9 +10,9 @@ use super::{Name, Path, Subscriber};
 #[derive(Clone, Debug, PartialEq)]
 pub enum UsageItem {
     /// Replica that sends the report.
-    Sender(Subscriber),
+    Sender(ComponentReplica),
     /// Totals of one subject at one moment.
-    Seen(UsageSeen),
+    Seen(UsageSample),
     /// The subject no longer exists; its last totals count up to now.
     Gone(UsageKey),
     /// The sender has named every subject.
@@ -23,20 +23,20 @@ pub enum UsageItem {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UsageKey {
     /// Revision that the requests belong to.
-    pub revision: Name,
+    pub revision: NamespacedName,
     /// Uid of the pod; `None`: the sender's own wait queue.
     pub pod: Option<String>,
 }
 
 /// Running totals of one subject at one moment. Every total only grows; the receiver subtracts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UsageSeen {
+pub struct UsageSample {
     /// Subject that the totals belong to.
     pub key: UsageKey,
     /// Time of the reading, in ns of the sender's clock.
     pub at_ns: u64,
     /// Totals of requests since the subject began.
-    pub totals: Totals,
+    pub totals: RequestTotals,
     /// Responses by class: 1xx, 2xx, 3xx, 4xx, 5xx; empty for a wait queue.
     pub status: Vec<u64>,
     /// Responses by latency bucket, with the bounds of `abi::LATENCY_BOUNDS_US`; empty for a wait queue.
@@ -45,7 +45,7 @@ pub struct UsageSeen {
 
 /// Running totals from which the requests in flight and their average over any window follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct RequestTotals {
     /// Requests that have begun.
     pub started: u64,
     /// Requests that have ended.
@@ -59,7 +59,7 @@ pub struct Totals {
     pub left: u64,
 }
 
-impl Totals {
+impl RequestTotals {
     /// Records the begin of one request at `now_ns`.
     pub fn start(&mut self, now_ns: u64) {
         self.started += 1;
@@ -96,23 +96,23 @@ impl Totals {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScaleItem {
     /// Autoscaler that sends the decisions.
-    Sender(Subscriber),
+    Sender(ComponentReplica),
     /// Time since which the sender has received usage, in ms since 1970. Only controllers of earlier releases use it,
     /// since clocks of different hosts differ.
     Since(u64),
     /// Heartbeat, sent several times a second.
-    Alive(Alive),
+    Alive(AutoscalerHeartbeat),
     /// Decision for one Revision.
-    Decision(Decision),
+    Decision(ScaleDecision),
     /// The Revision no longer exists.
-    Gone(Name),
+    Gone(NamespacedName),
     /// The sender has named every Revision.
     Synced,
 }
 
 /// Heartbeat of an autoscaler, with the facts by which controllers elect the active one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Alive {
+pub struct AutoscalerHeartbeat {
     /// Value of [`ScaleItem::Since`], for controllers of earlier releases.
     pub since_ms: u64,
     /// Time for which the autoscaler has received usage without a pause of its own, in ms.
@@ -127,17 +127,17 @@ pub struct Alive {
 
 /// Pods and path decided for one Revision, with the inputs of the decision.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decision {
+pub struct ScaleDecision {
     /// Revision that the decision applies to.
-    pub revision: Name,
+    pub revision: NamespacedName,
     /// Requested pods; `None`: not known yet, keep the present number.
     pub wanted: Option<u32>,
     /// Path of new connections: direct only if the burst capacity allows it.
-    pub path: Path,
+    pub path: ConnectionPath,
     /// Number of activators to place in front of the Revision; 0: all.
     pub activators: u32,
     /// Activity, reported in Knative's `Active` condition.
-    pub activity: Activity,
+    pub activity: RevisionActivity,
     /// Average load over the stable window.
     pub stable: f64,
     /// Average load over the panic window.
@@ -153,12 +153,12 @@ pub struct Decision {
     /// Name of the deciding rule, for the log.
     pub reason: String,
     /// Inputs of the decision; `None`: an older sender omits them.
-    pub inputs: Option<Inputs>,
+    pub inputs: Option<ScaleDecisionInputs>,
 }
 
 /// Inputs of a decision, which explain it to operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inputs {
+pub struct ScaleDecisionInputs {
     /// Requests in flight at pods, plus waiting ones.
     pub in_flight: u64,
     /// Requests among `in_flight` that wait for a pod.
@@ -176,12 +176,12 @@ pub struct Inputs {
     /// Name of the bound that applied; empty: load alone decided.
     pub bound: String,
     /// Coverage of the load by the usage reports.
-    pub sight: Sight,
+    pub sight: UsageCoverage,
 }
 
 /// Share of a Revision's load that usage reports cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum UsageCoverage {
     /// Every pod that may carry load, and every activator, reports.
     Whole,
     /// Some do not report: a decision may raise the pods, but never lower them.
@@ -192,7 +192,7 @@ pub enum Sight {
 
 /// Activity of a Revision, as Knative's `Active` condition reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
+pub enum RevisionActivity {
     /// Pods serve requests (True).
     Active,
     /// Pods are starting (Unknown, `Queued`).

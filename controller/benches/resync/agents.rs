@@ -13,9 +13,12 @@ use std::{
 
 use bytes::Buf as _;
 use common::{
-    link::{Link, PodKey},
+    link::{ComponentLink, PodReportKey},
     outbox::Outbox,
-    wire::{Alive, Decision, Name, PodItem, PodPhase, PodSeen, Role, Subscriber, raw},
+    wire::{
+        AutoscalerHeartbeat, ComponentReplica, ComponentRole, NamespacedName, PodObservation,
+        PodReportItem, RoutingPhase, ScaleDecision, raw,
+    },
 };
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
@@ -26,11 +29,11 @@ use tonic::{
     transport::Endpoint,
 };
 
-use super::cluster::{Cluster, Pod};
+use super::cluster::{DesiredCluster, ReportedPod};
 
 /// Counts of the agents' streams.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct AgentStreamCounts {
     /// Number of agents with a stream.
     pub(super) following: AtomicUsize,
     /// Number of agents that have had a whole table.
@@ -47,15 +50,15 @@ pub(super) struct Told {
 
 /// Starts all agents and an autoscaler; they connect until the controller answers.
 pub(super) fn start(
-    cluster: &mut Cluster,
+    cluster: &mut DesiredCluster,
     nodes: usize,
     endpoint: &str,
     stop: &CancellationToken,
-) -> Arc<Told> {
-    let told = Arc::new(Told::default());
+) -> Arc<AgentStreamCounts> {
+    let told = Arc::new(AgentStreamCounts::default());
     for node in 0..nodes {
         let who = agent(node);
-        let pods: Vec<Pod> =
+        let pods: Vec<ReportedPod> =
             cluster.pods.iter().filter(|it| it.node == who.node).cloned().collect();
         tokio::spawn(report(endpoint.to_owned(), who.clone(), pods, stop.clone()));
         // Agent 0 is the one that decodes its stream.
@@ -63,20 +66,25 @@ pub(super) fn start(
             tokio::spawn(follow(endpoint.to_owned(), who, Arc::clone(&told)));
         }
     }
-    tokio::spawn(read(Link::new(endpoint, agent(0), stop.clone()), Arc::clone(&told)));
+    tokio::spawn(read(ComponentLink::new(endpoint, agent(0), stop.clone()), Arc::clone(&told)));
     tokio::spawn(decide(endpoint.to_owned(), std::mem::take(&mut cluster.decisions), stop.clone()));
     told
 }
 
-fn agent(node: usize) -> Subscriber {
+fn agent(node: usize) -> ComponentReplica {
     let node = format!("node-{node}");
-    Subscriber { role: Role::Agent, name: node.clone(), node }
+    ComponentReplica { role: ComponentRole::Agent, name: node.clone(), node }
 }
 
-async fn report(endpoint: String, who: Subscriber, pods: Vec<Pod>, stop: CancellationToken) {
+async fn report(
+    endpoint: String,
+    who: ComponentReplica,
+    pods: Vec<ReportedPod>,
+    stop: CancellationToken,
+) {
     let outbox = Outbox::new();
-    for Pod { uid, address, .. } in pods {
-        let seen = PodSeen {
+    for ReportedPod { uid, address, .. } in pods {
+        let seen = PodObservation {
             uid: uid.clone(),
             address: format!("{address}:8080").parse().ok(),
             also: None,
@@ -87,24 +95,28 @@ async fn report(endpoint: String, who: Subscriber, pods: Vec<Pod>, stop: Cancell
             listening_since_ns: 1,
             trouble: String::new(),
         };
-        outbox.set(PodKey::Pod(uid), PodItem::Seen(seen));
+        outbox.set(PodReportKey::Pod(uid), PodReportItem::Seen(seen));
     }
-    Link::new(endpoint, who, stop).report_pods(&outbox).await;
+    ComponentLink::new(endpoint, who, stop).report_pods(&outbox).await;
 }
 
-async fn decide(endpoint: String, decisions: Vec<Decision>, stop: CancellationToken) {
-    let outbox: Outbox<Name, Decision> = Outbox::new();
+async fn decide(endpoint: String, decisions: Vec<ScaleDecision>, stop: CancellationToken) {
+    let outbox: Outbox<NamespacedName, ScaleDecision> = Outbox::new();
     decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
-    let who = Subscriber { role: Role::Autoscaler, name: "autoscaler".into(), node: String::new() };
+    let who = ComponentReplica {
+        role: ComponentRole::Autoscaler,
+        name: "autoscaler".into(),
+        node: String::new(),
+    };
     // The sender must live: the stream carries a heartbeat for as long as it does.
-    let (_heart, alive) = tokio::sync::watch::channel(Alive::default());
-    Link::new(endpoint, who, stop).decide(&outbox, &alive).await;
+    let (_heart, alive) = tokio::sync::watch::channel(AutoscalerHeartbeat::default());
+    ComponentLink::new(endpoint, who, stop).decide(&outbox, &alive).await;
 }
 
-async fn read(link: Link, told: Arc<Told>) {
+async fn read(link: ComponentLink, told: Arc<AgentStreamCounts>) {
     let mut first = true;
     link.watch_routes(|view, _| {
-        let ready = view.table.pods.values().filter(|it| it.phase == PodPhase::Ready).count();
+        let ready = view.table.pods.values().filter(|it| it.phase == RoutingPhase::Ready).count();
         told.services.store(view.table.services.len(), Ordering::Relaxed);
         told.ready.store(ready, Ordering::Relaxed);
         if std::mem::take(&mut first) {
@@ -115,7 +127,7 @@ async fn read(link: Link, told: Arc<Told>) {
     .await;
 }
 
-async fn follow(endpoint: String, who: Subscriber, told: Arc<Told>) {
+async fn follow(endpoint: String, who: ComponentReplica, told: Arc<AgentStreamCounts>) {
     let mut items = loop {
         match open(&endpoint, &who).await {
             Ok(items) => break items,
@@ -134,14 +146,14 @@ async fn follow(endpoint: String, who: Subscriber, told: Arc<Told>) {
     }
 }
 
-async fn open(endpoint: &str, who: &Subscriber) -> Result<tonic::Streaming<Item>, Status> {
+async fn open(endpoint: &str, who: &ComponentReplica) -> Result<tonic::Streaming<Item>, Status> {
     let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
     let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(failed)?;
     let mut client = Grpc::new(endpoint.connect().await.map_err(failed)?);
     client.ready().await.map_err(failed)?;
     let path = "/rouse.v1.Routes/Watch".parse().expect("a path");
     let request = Request::new(raw::Subscriber::from(who.clone()));
-    Ok(client.server_streaming(request, path, Light).await?.into_inner())
+    Ok(client.server_streaming(request, path, ItemSizeCodec).await?.into_inner())
 }
 
 /// Size of an item, and true in `ends` if the item is a `Synced`.
@@ -153,9 +165,9 @@ struct Item {
 
 /// Codec that reads the size of an item without decoding it.
 #[derive(Clone, Copy, Debug)]
-struct Light;
+struct ItemSizeCodec;
 
-impl Codec for Light {
+impl Codec for ItemSizeCodec {
     type Encode = raw::Subscriber;
     type Decode = Item;
     type Encoder = Self;
@@ -170,7 +182,7 @@ impl Codec for Light {
     }
 }
 
-impl Encoder for Light {
+impl Encoder for ItemSizeCodec {
     type Item = raw::Subscriber;
     type Error = Status;
 
@@ -179,7 +191,7 @@ impl Encoder for Light {
     }
 }
 
-impl Decoder for Light {
+impl Decoder for ItemSizeCodec {
     type Item = Item;
     type Error = Status;
 

@@ -17,15 +17,15 @@ use axum::{
     http::{Method, Request, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
 };
-use controller::children::Resource;
+use controller::children::ResourceKind;
 use futures::StreamExt as _;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use super::cluster::{Cluster, SYSTEM};
+use super::cluster::{DesiredCluster, SYSTEM};
 
 /// All objects, serialized for lists.
-pub(super) struct Objects {
+pub(super) struct FakeApiObjects {
     /// Objects by the path of their list.
     lists: BTreeMap<String, Vec<Box<str>>>,
     /// Number of requests to write anything but the Lease.
@@ -33,9 +33,9 @@ pub(super) struct Objects {
     lease: AtomicU64,
 }
 
-impl Objects {
+impl FakeApiObjects {
     /// Returns the objects of a cluster, with the metadata that an API server adds.
-    pub(super) fn of(cluster: Cluster) -> Self {
+    pub(super) fn of(cluster: DesiredCluster) -> Self {
         let mut lists: BTreeMap<String, Vec<Box<str>>> = BTreeMap::new();
         for (version, ((resource, name), mut object)) in cluster.objects.into_iter().enumerate() {
             object["metadata"]["resourceVersion"] = Value::from(version.to_string());
@@ -98,14 +98,14 @@ fn managed_fields(object: &Value) -> Value {
 }
 
 /// Returns the path of a kind's list, in the system namespace or in all namespaces.
-fn path(resource: Resource, system: bool) -> String {
+fn path(resource: ResourceKind, system: bool) -> String {
     let root = if resource.group().is_empty() { "api" } else { "apis" };
     let space = if system { format!("/namespaces/{SYSTEM}") } else { String::new() };
     format!("/{root}/{}{space}/{}", resource.api_version(), resource.plural())
 }
 
 /// Serves the objects; returns the address.
-pub(super) async fn serve(objects: Arc<Objects>) -> std::io::Result<SocketAddr> {
+pub(super) async fn serve(objects: Arc<FakeApiObjects>) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;
     let router = Router::new().fallback(answer).with_state(objects);
@@ -113,7 +113,7 @@ pub(super) async fn serve(objects: Arc<Objects>) -> std::io::Result<SocketAddr> 
     Ok(address)
 }
 
-async fn answer(State(objects): State<Arc<Objects>>, request: Request<Body>) -> Response {
+async fn answer(State(objects): State<Arc<FakeApiObjects>>, request: Request<Body>) -> Response {
     let (path, query) =
         (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
     let parameter = |name: &str| {

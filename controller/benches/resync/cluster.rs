@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use common::{
     outbox::Outbox,
-    wire::{Activity, Decision, Name, Path},
+    wire::{ConnectionPath, NamespacedName, RevisionActivity, ScaleDecision},
 };
 use controller::{
-    children::Resource,
+    children::ResourceKind,
     kube::{
-        Key,
-        cache::Seen,
-        decide::{Action, decide},
+        ObjectPartKey,
+        cache::ObservedObject,
+        decide::{WriteAction, decide},
     },
-    machine::{Event, Machine},
+    machine::{ControllerEvent, ControllerStateMachine},
     want::want,
-    world::{Platform, Settings, Stamp, World},
+    world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
 };
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ const CROWD: usize = 100;
 
 /// Size of the cluster to make.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
+pub(super) struct ClusterSize {
     /// Number of services, each with one Revision.
     pub(super) services: usize,
     /// Number of pods per Revision.
@@ -37,34 +37,38 @@ pub(super) struct Size {
 
 /// A pod's identity, as its agent reports it.
 #[derive(Clone, Debug)]
-pub(super) struct Pod {
+pub(super) struct ReportedPod {
     pub(super) uid: String,
     pub(super) node: String,
     pub(super) address: String,
 }
 
 /// All objects of the cluster, with the machine that planned them.
-pub(super) struct Cluster {
-    machine: Machine,
-    now: Stamp,
-    size: Size,
+pub(super) struct DesiredCluster {
+    machine: ControllerStateMachine,
+    now: UnixMillis,
+    size: ClusterSize,
     made: usize,
-    pub(super) objects: BTreeMap<(Resource, Name), Value>,
-    pub(super) pods: Vec<Pod>,
-    pub(super) decisions: Vec<Decision>,
+    pub(super) objects: BTreeMap<(ResourceKind, NamespacedName), Value>,
+    pub(super) pods: Vec<ReportedPod>,
+    pub(super) decisions: Vec<ScaleDecision>,
 }
 
-impl Cluster {
+impl DesiredCluster {
     /// Plays users, controller and Kubernetes until no write is left.
-    pub(super) fn new(size: Size, now: Stamp) -> Self {
-        let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
+    pub(super) fn new(size: ClusterSize, now: UnixMillis) -> Self {
+        let settings = ControllerSettings {
+            platform: PlatformKind::Kubernetes,
+            ..ControllerSettings::default()
+        };
         let settings =
-            Settings { domain: "example.com".into(), activators: Vec::new(), ..settings };
-        let world = World { settings: settings.into(), leads: false, ..World::default() };
-        let machine = Machine::new(world, Outbox::new());
+            ControllerSettings { domain: "example.com".into(), activators: Vec::new(), ..settings };
+        let world =
+            ClusterState { settings: settings.into(), leads: false, ..ClusterState::default() };
+        let machine = ControllerStateMachine::new(world, Outbox::new());
         let (objects, pods, decisions) = (BTreeMap::new(), Vec::new(), Vec::new());
         let mut all = Self { machine, now, size, made: 0, objects, pods, decisions };
-        all.rest(vec![Event::Lead(true)]);
+        all.rest(vec![ControllerEvent::Lead(true)]);
         (0..2).for_each(|at| all.activator(at));
         (0..size.nodes).for_each(|at| all.node(at));
         (0..size.services).for_each(|at| all.service(at));
@@ -72,12 +76,12 @@ impl Cluster {
     }
 
     /// Returns the number of objects of a kind.
-    pub(super) fn count(&self, resource: Resource) -> usize {
+    pub(super) fn count(&self, resource: ResourceKind) -> usize {
         self.objects.keys().filter(|(kind, _)| *kind == resource).count()
     }
 
     /// Handles events, and all events that follow from the resulting writes.
-    fn rest(&mut self, events: Vec<Event>) {
+    fn rest(&mut self, events: Vec<ControllerEvent>) {
         let (mut events, mut keys) = (VecDeque::from(events), BTreeSet::new());
         loop {
             if let Some(event) = events.pop_front() {
@@ -93,19 +97,21 @@ impl Cluster {
     }
 
     /// Returns empty digests, as for a registry that is skipped.
-    fn digests(&self, revision: &Name) -> Option<Event> {
+    fn digests(&self, revision: &NamespacedName) -> Option<ControllerEvent> {
         let wanted = self.machine.wanted_digests(revision)?;
         let none = wanted.images.into_iter().map(|(name, _)| (name, String::new()));
-        Some(Event::Resolved(revision.clone(), Ok(none.collect())))
+        Some(ControllerEvent::Resolved(revision.clone(), Ok(none.collect())))
     }
 
-    fn write(&mut self, key: &Key) -> Vec<Event> {
+    fn write(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
         let at = (key.resource, key.name.clone());
-        let seen = self.objects.get(&at).map(Seen::of);
+        let seen = self.objects.get(&at).map(ObservedObject::of);
         match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
-            Action::None => Vec::new(),
-            Action::Create(body) | Action::Apply(body) => self.apply(key.resource, &key.name, body),
-            Action::Status(body) => {
+            WriteAction::None => Vec::new(),
+            WriteAction::Create(body) | WriteAction::Apply(body) => {
+                self.apply(key.resource, &key.name, body)
+            }
+            WriteAction::Status(body) => {
                 self.objects.get_mut(&at).expect("it was seen")["status"] = body["status"].clone();
                 self.observed(at)
             }
@@ -114,13 +120,18 @@ impl Cluster {
         }
     }
 
-    fn observed(&self, at: (Resource, Name)) -> Vec<Event> {
+    fn observed(&self, at: (ResourceKind, NamespacedName)) -> Vec<ControllerEvent> {
         let object = Box::new(self.objects[&at].clone());
-        vec![Event::Observe(at.0, at.1, Some(object))]
+        vec![ControllerEvent::Observe(at.0, at.1, Some(object))]
     }
 
     /// Applies a body as the API server and Kubernetes' own controllers would.
-    fn apply(&mut self, resource: Resource, name: &Name, mut object: Value) -> Vec<Event> {
+    fn apply(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        mut object: Value,
+    ) -> Vec<ControllerEvent> {
         let at = (resource, name.clone());
         let before = self.objects.get(&at);
         let meta = |field: &str| before.map(|it| it["metadata"][field].clone());
@@ -140,7 +151,7 @@ impl Cluster {
             object["status"] = status;
         }
         // A Service without a selector is a placeholder, whose ClusterIP must not change.
-        if resource == Resource::Service && object["spec"].get("selector").is_none() {
+        if resource == ResourceKind::Service && object["spec"].get("selector").is_none() {
             let host = self.made;
             let fresh = || {
                 json!([format!("10.{}.{}.{}", 96 + (host >> 16), (host >> 8) & 255, host & 255)])
@@ -151,53 +162,56 @@ impl Cluster {
         self.objects.insert(at.clone(), object);
         let mut events = self.observed(at);
         // The Deployment's pods are made at once, and ready.
-        if resource == Resource::Deployment && is_new {
+        if resource == ResourceKind::Deployment && is_new {
             events.extend((0..self.size.pods).flat_map(|_| self.pod(name)).collect::<Vec<_>>());
         }
         events
     }
 
     fn service(&mut self, at: usize) {
-        let name = Name::new(format!("team-{}", at / CROWD), format!("shop-{at}"));
+        let name = NamespacedName::new(format!("team-{}", at / CROWD), format!("shop-{at}"));
         let own = json!({"name": name.name.as_str(), "namespace": name.namespace.as_str()});
         let body = json!({"metadata": own, "spec": {"template": template(at, self.size.pods)}});
-        let events = self.apply(Resource::KnativeService, &name, body);
+        let events = self.apply(ResourceKind::KnativeService, &name, body);
         self.rest(events);
-        let revision = Name::new(name.namespace, format!("{}-00001", name.name));
+        let revision = NamespacedName::new(name.namespace, format!("{}-00001", name.name));
         let decision = decision(revision, self.size.pods);
         self.decisions.push(decision.clone());
-        self.rest(vec![Event::Decide(decision)]);
+        self.rest(vec![ControllerEvent::Decide(decision)]);
     }
 
     fn node(&mut self, at: usize) {
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let body =
             json!({"metadata": {"name": format!("node-{at}")}, "status": {"conditions": ready}});
-        let events = self.apply(Resource::Node, &Name::new("", format!("node-{at}")), body);
+        let events =
+            self.apply(ResourceKind::Node, &NamespacedName::new("", format!("node-{at}")), body);
         self.rest(events);
     }
 
     fn activator(&mut self, at: usize) {
-        let name = Name::new(SYSTEM, format!("activator-{at}"));
+        let name = NamespacedName::new(SYSTEM, format!("activator-{at}"));
         let body = json!({
             "metadata": {"name": name.name.as_str(), "namespace": SYSTEM, "labels": {"app": "activator"}},
             "spec": {"nodeName": format!("node-{at}")},
             "status": {"podIP": format!("10.1.0.{at}"), "conditions": [{"type": "Ready", "status": "True"}]},
         });
-        let events = self.apply(Resource::Pod, &name, body);
+        let events = self.apply(ResourceKind::Pod, &name, body);
         self.rest(events);
     }
 
     /// Makes a pod that runs and is ready, as large as a pod of a real API server.
-    fn pod(&mut self, deployment: &Name) -> Vec<Event> {
+    fn pod(&mut self, deployment: &NamespacedName) -> Vec<ControllerEvent> {
         self.made += 1;
         let (made, number) = (self.made, self.pods.len());
         let address =
             format!("10.{}.{}.{}", 128 + (number >> 16), (number >> 8) & 255, number & 255);
         let node = format!("node-{}", number % self.size.nodes);
-        let name =
-            Name::new(deployment.namespace.clone(), format!("{}-{made:09}", deployment.name));
-        let of = &self.objects[&(Resource::Deployment, deployment.clone())];
+        let name = NamespacedName::new(
+            deployment.namespace.clone(),
+            format!("{}-{made:09}", deployment.name),
+        );
+        let of = &self.objects[&(ResourceKind::Deployment, deployment.clone())];
         let labels = &of["spec"]["template"]["metadata"]["labels"];
         let mut spec = of["spec"]["template"]["spec"].clone();
         spec["nodeName"] = json!(node);
@@ -216,8 +230,8 @@ impl Cluster {
             "spec": spec,
             "status": pod_status(&address, &self.now.rfc3339()),
         });
-        self.pods.push(Pod { uid, node, address });
-        let at = (Resource::Pod, name);
+        self.pods.push(ReportedPod { uid, node, address });
+        let at = (ResourceKind::Pod, name);
         self.objects.insert(at.clone(), object);
         self.observed(at)
     }
@@ -263,13 +277,13 @@ fn template(at: usize, pods: usize) -> Value {
     })
 }
 
-fn decision(revision: Name, pods: usize) -> Decision {
-    Decision {
+fn decision(revision: NamespacedName, pods: usize) -> ScaleDecision {
+    ScaleDecision {
         revision,
         wanted: u32::try_from(pods).ok(),
-        path: Path::Direct,
+        path: ConnectionPath::Direct,
         activators: 2,
-        activity: Activity::Active,
+        activity: RevisionActivity::Active,
         stable: 0.0,
         panic: 0.0,
         target: 70.0,

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use controller::{children::Resource, config, world::Stamp};
+use controller::{children::ResourceKind, config, world::UnixMillis};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -24,22 +24,22 @@ mod agents;
 mod apiserver;
 mod cluster;
 
-use agents::Told;
-use apiserver::Objects;
-use cluster::{Cluster, SYSTEM, Size};
+use agents::AgentStreamCounts;
+use apiserver::FakeApiObjects;
+use cluster::{ClusterSize, DesiredCluster, SYSTEM};
 
 /// The allocator that `rouse` uses.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-type Error = Box<dyn std::error::Error + Send + Sync>;
+type ResyncBenchError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Interval between two reads of the controller's metrics.
 const LOOK: Duration = Duration::from_millis(100);
 /// Time within which the controller must become idle.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), ResyncBenchError> {
     // Agents are refused until the controller listens, as expected, so these errors are not shown.
     let filter = env::var("RUST_LOG").unwrap_or_else(|_| "warn,common::link=error".into());
     tracing_subscriber::fmt()
@@ -63,22 +63,27 @@ fn end_with_parent() {
     std::process::exit(0);
 }
 
-fn size() -> Result<Size, Error> {
+fn size() -> Result<ClusterSize, ResyncBenchError> {
     let text = env::var("RESYNC").unwrap_or_else(|_| "10000,10,100".into());
     let numbers: Result<Vec<usize>, _> = text.split(',').map(str::parse).collect();
     match numbers?.as_slice() {
         [services, pods, nodes] if *nodes > 0 => {
-            Ok(Size { services: *services, pods: *pods, nodes: *nodes })
+            Ok(ClusterSize { services: *services, pods: *pods, nodes: *nodes })
         }
         _ => Err("RESYNC is SERVICES,PODS,NODES, such as 1000,10,100".into()),
     }
 }
 
 /// Runs the controller as it ships, but without TLS and without the webhook.
-async fn controller(kubeconfig: &str, listen: &str, admin: SocketAddr) -> Result<(), Error> {
+async fn controller(
+    kubeconfig: &str,
+    listen: &str,
+    admin: SocketAddr,
+) -> Result<(), ResyncBenchError> {
     let domain = "example.com".into();
-    let own = controller::Config { listen: listen.into(), admin, domain, ..Default::default() };
-    let cluster = config::Cluster {
+    let own =
+        controller::ControllerConfig { listen: listen.into(), admin, domain, ..Default::default() };
+    let cluster = config::KubernetesConfig {
         kubeconfig: Some(kubeconfig.into()),
         system_namespace: SYSTEM.into(),
         pod: "controller".into(),
@@ -89,23 +94,23 @@ async fn controller(kubeconfig: &str, listen: &str, admin: SocketAddr) -> Result
     Ok(controller::run_on_kubernetes(own, cluster, CancellationToken::new()).await?)
 }
 
-async fn measure(size: Size) -> Result<(), Error> {
+async fn measure(size: ClusterSize) -> Result<(), ResyncBenchError> {
     let began = Instant::now();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
-    let hour_ago = Stamp(u64::try_from(now)? - 3_600_000);
+    let hour_ago = UnixMillis(u64::try_from(now)? - 3_600_000);
     // A long computation, which must not hold up the runtime's other tasks.
-    let mut cluster = tokio::task::block_in_place(|| Cluster::new(size, hour_ago));
-    assert_eq!(cluster.count(Resource::Revision), size.services);
+    let mut cluster = tokio::task::block_in_place(|| DesiredCluster::new(size, hour_ago));
+    assert_eq!(cluster.count(ResourceKind::Revision), size.services);
     let stop = CancellationToken::new();
     let [listen, admin] = [free_port()?, free_port()?];
     let endpoint = format!("http://{listen}");
     let told = agents::start(&mut cluster, size.nodes, &endpoint, &stop);
-    let objects = Arc::new(Objects::of(cluster));
+    let objects = Arc::new(FakeApiObjects::of(cluster));
     let (count, bytes) = objects.size();
     eprintln!("{count} objects, {} MB, made in {:.1?}", bytes >> 20, began.elapsed());
     let api = apiserver::serve(Arc::clone(&objects)).await?;
     // The process starts last, so that its time includes nothing of the preparation.
-    let controller = Process::start(api, &endpoint, admin)?;
+    let controller = ControllerProcess::start(api, &endpoint, admin)?;
     let seen = rest(size, &controller, &told, admin).await;
     let (cpu, peak) = (controller.cpu_s()?, controller.peak_mib()?);
     stop.cancel();
@@ -123,7 +128,7 @@ async fn measure(size: Size) -> Result<(), Error> {
 
 /// Times of a start, in seconds since the controller's process was started.
 #[derive(Debug, Default)]
-struct Seen {
+struct StartupTimes {
     /// Time at which all objects were observed and the first agent had a stream.
     known: f64,
     /// Time at which every agent had a whole table.
@@ -133,8 +138,13 @@ struct Seen {
     is_complete: bool,
 }
 
-async fn rest(size: Size, controller: &Process, told: &Told, admin: SocketAddr) -> Seen {
-    let (mut seen, mut before) = (Seen::default(), Value::Null);
+async fn rest(
+    size: ClusterSize,
+    controller: &ControllerProcess,
+    told: &AgentStreamCounts,
+    admin: SocketAddr,
+) -> StartupTimes {
+    let (mut seen, mut before) = (StartupTimes::default(), Value::Null);
     let wanted = (size.services, size.services * size.pods);
     while controller.started.elapsed() < PATIENCE {
         tokio::time::sleep(LOOK).await;
@@ -185,14 +195,14 @@ fn counts(admin: SocketAddr) -> std::io::Result<Value> {
 }
 
 /// Process of the controller, which is killed when this value is dropped.
-struct Process {
+struct ControllerProcess {
     child: Child,
     started: Instant,
     folder: PathBuf,
 }
 
-impl Process {
-    fn start(api: SocketAddr, listen: &str, admin: SocketAddr) -> Result<Self, Error> {
+impl ControllerProcess {
+    fn start(api: SocketAddr, listen: &str, admin: SocketAddr) -> Result<Self, ResyncBenchError> {
         let folder = env::temp_dir().join(format!("rouse-resync-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
         let kubeconfig = folder.join("kubeconfig");
@@ -203,18 +213,18 @@ impl Process {
         Ok(Self { started: Instant::now(), child: command.spawn()?, folder })
     }
 
-    fn read(&self, file: &str) -> Result<String, Error> {
+    fn read(&self, file: &str) -> Result<String, ResyncBenchError> {
         Ok(fs::read_to_string(Path::new("/proc").join(self.child.id().to_string()).join(file))?)
     }
 
-    fn peak_mib(&self) -> Result<f64, Error> {
+    fn peak_mib(&self) -> Result<f64, ResyncBenchError> {
         let status = self.read("status")?;
         let peak = status.lines().find_map(|it| it.strip_prefix("VmHWM:")?.strip_suffix("kB"));
         Ok(peak.unwrap_or_default().trim().parse::<f64>()? / 1024.0)
     }
 
     /// Returns the CPU time of user and kernel in seconds, read in hundredths: `USER_HZ` is 100 on every platform.
-    fn cpu_s(&self) -> Result<f64, Error> {
+    fn cpu_s(&self) -> Result<f64, ResyncBenchError> {
         let stat = self.read("stat")?;
         let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
@@ -222,7 +232,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ControllerProcess {
     fn drop(&mut self) {
         // The process may have ended by itself; then the bench has failed already.
         let _ = self.child.kill();

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, task};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use common::wire::{
-    Role, RouteChange, RouteItem,
+    ComponentRole, RouteChange, RouteItem,
     raw::{self, routes_server},
 };
 use futures::{Stream, StreamExt as _, stream};
@@ -22,10 +22,10 @@ use tonic::{
     server::NamedService,
 };
 
-use crate::machine::Routes;
+use crate::machine::RouteMessageBatch;
 
 /// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
-pub type Encoded = Arc<[Bytes]>;
+pub type EncodedPieces = Arc<[Bytes]>;
 
 /// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
 const PIECE: usize = 64 * 1024;
@@ -40,10 +40,10 @@ const PREFIX: usize = 5;
 /// Where `shape` returns `None`, the subscriber receives `Gone` for the subject, which has no effect unless it knew the
 /// subject before.
 pub fn encode(
-    batch: &Routes,
-    role: Role,
-    shape: impl Fn(RouteChange, Role) -> Option<RouteChange>,
-) -> Encoded {
+    batch: &RouteMessageBatch,
+    role: ComponentRole,
+    shape: impl Fn(RouteChange, ComponentRole) -> Option<RouteChange>,
+) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
     let changes = batch.steps.iter().map(|(key, change)| {
         let seen = change.clone().and_then(|change| shape(change, role));
@@ -67,9 +67,9 @@ fn frame(item: &raw::RouteItem, out: &mut BytesMut) {
     item.encode(out).expect("the buffer grows");
 }
 
-/// Opens the RouteTable streams of a [`Server`].
+/// Opens the RouteTable streams of a [`RouteStreamServer`].
 #[tonic::async_trait]
-pub trait Watch: Send + Sync + 'static {
+pub trait RouteStreamSource: Send + Sync + 'static {
     /// Stream of [encoded](encode) pieces.
     type Items: Stream<Item = Bytes> + Send + 'static;
 
@@ -79,26 +79,26 @@ pub trait Watch: Send + Sync + 'static {
 
 /// gRPC server for `rouse.v1.Routes`, with the behaviour of the one generated from the protocol.
 #[derive(Debug)]
-pub struct Server<W>(Arc<W>);
+pub struct RouteStreamServer<W>(Arc<W>);
 
-impl<W> Server<W> {
+impl<W> RouteStreamServer<W> {
     /// Creates a service whose streams `watch` opens.
     pub fn new(watch: W) -> Self {
         Self(Arc::new(watch))
     }
 }
 
-impl<W> Clone for Server<W> {
+impl<W> Clone for RouteStreamServer<W> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<W> NamedService for Server<W> {
+impl<W> NamedService for RouteStreamServer<W> {
     const NAME: &'static str = routes_server::SERVICE_NAME;
 }
 
-impl<W: Watch, B> Service<http::Request<B>> for Server<W>
+impl<W: RouteStreamSource, B> Service<http::Request<B>> for RouteStreamServer<W>
 where
     B: HttpBody + Send + 'static,
     B::Data: Send,
@@ -160,17 +160,19 @@ fn answer(items: impl Stream<Item = Bytes> + Send + 'static) -> http::Response<B
 
 #[cfg(test)]
 mod tests {
-    use common::wire::{Name, RouteKey};
+    use common::wire::{NamespacedName, RouteKey};
     use http_body_util::Full;
 
     use super::*;
-    use crate::machine::Routes;
+    use crate::machine::RouteMessageBatch;
 
     #[test]
     fn pieces_are_whole_items_with_their_lengths() {
-        let gone = |at: usize| (RouteKey::Service(Name::new("default", format!("a-{at}"))), None);
-        let batch = Routes { version: 7, steps: (0..10_000).map(gone).collect() };
-        let pieces = encode(&batch, Role::Agent, |change, _| Some(change));
+        let gone = |at: usize| {
+            (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
+        };
+        let batch = RouteMessageBatch { version: 7, steps: (0..10_000).map(gone).collect() };
+        let pieces = encode(&batch, ComponentRole::Agent, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE));
         let mut items = 0;
         for piece in pieces.iter() {

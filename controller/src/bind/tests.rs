@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-const NOW: Stamp = Stamp(1_000_000);
+const NOW: UnixMillis = UnixMillis(1_000_000);
 
 fn node(images: &[&str]) -> Value {
     json!({
@@ -14,9 +14,10 @@ fn node(images: &[&str]) -> Value {
     })
 }
 
-fn world(nodes: &[(&str, Value)]) -> World {
-    let mut world = World::default();
-    let nodes = nodes.iter().map(|(name, object)| ((*name).to_owned(), Node::of(object, None)));
+fn world(nodes: &[(&str, Value)]) -> ClusterState {
+    let mut world = ClusterState::default();
+    let nodes =
+        nodes.iter().map(|(name, object)| ((*name).to_owned(), NodeState::of(object, None)));
     world.nodes = nodes.collect();
     world
 }
@@ -110,7 +111,7 @@ fn a_node_that_turned_a_pod_away_is_left_alone_for_a_minute() {
     assert_eq!(refuser(&json!({"spec": {"nodeName": "a"}, "status": {"phase": "Running"}})), None);
     world.nodes.get_mut("a").unwrap().shun(NOW);
     assert_eq!(place(&world, &pod(), 0, NOW.plus_ms(SHUNNED_MS - 1)), None);
-    let news = Node::of(&node(&["app:v1"]), world.nodes.get("a"));
+    let news = NodeState::of(&node(&["app:v1"]), world.nodes.get("a"));
     world.nodes.insert("a".into(), news);
     assert_eq!(place(&world, &pod(), 0, NOW.plus_ms(1)), None, "its heartbeat changes nothing");
     assert_eq!(place(&world, &pod(), 0, NOW.plus_ms(SHUNNED_MS)), Some("a"));

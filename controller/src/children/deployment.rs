@@ -13,7 +13,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Config, Object, Resource, Revision, child_name, meta, pod};
+use super::{ChildObject, DeploymentSettings, ResourceKind, RevisionView, child_name, meta, pod};
 use crate::{knative::key, parse, policy::parse_duration};
 
 /// Annotation that names the default container of `kubectl logs` and `kubectl exec`.
@@ -25,7 +25,11 @@ pub fn name(revision: &str) -> String {
 }
 
 /// Builds the Deployment. `replicas` is used only when the Deployment is created.
-pub fn deployment(revision: &Revision<'_>, config: &Config, replicas: i32) -> Object {
+pub fn deployment(
+    revision: &RevisionView<'_>,
+    config: &DeploymentSettings,
+    replicas: i32,
+) -> ChildObject {
     let spec = DeploymentSpec {
         replicas: Some(replicas),
         selector: LabelSelector {
@@ -47,18 +51,18 @@ pub fn deployment(revision: &Revision<'_>, config: &Config, replicas: i32) -> Ob
         ..DeploymentSpec::default()
     };
     let meta = meta::meta(revision, name(revision.name));
-    Object::new(Resource::Deployment, meta, json!({"spec": spec}))
+    ChildObject::new(ResourceKind::Deployment, meta, json!({"spec": spec}))
 }
 
 /// Deadline of the Deployment in seconds: the Revision's annotation, or else the operator's setting.
-fn progress_deadline(revision: &Revision<'_>, config: &Config) -> i32 {
+fn progress_deadline(revision: &RevisionView<'_>, config: &DeploymentSettings) -> i32 {
     let own = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
     let seconds = own.and_then(|text| parse_duration(text)).map(|it| it.as_secs());
     let seconds = seconds.and_then(|it| i32::try_from(it).ok()).filter(|it| *it > 0);
     seconds.unwrap_or(config.progress_deadline_seconds)
 }
 
-fn template(revision: &Revision<'_>, config: &Config) -> PodTemplateSpec {
+fn template(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodTemplateSpec {
     let containers = &revision.spec.pod.containers;
     let mut annotations = meta::annotations(revision);
     if let Some(serving) = containers.get(parse::serving_index(containers)) {

@@ -3,12 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Object, Owner, Resource, Revision, deployment, meta};
+use super::{ChildObject, OwnerObject, ResourceKind, RevisionView, deployment, meta};
 use crate::policy::{PREFIX, parse_duration};
 
 /// Bounds of a HorizontalPodAutoscaler, and its owner.
 #[derive(Clone, Copy, Debug)]
-pub struct Parts<'a> {
+pub struct HpaParameters<'a> {
     /// Least number of pods; 0 leaves the field unset, for which Kubernetes takes one.
     pub min: u32,
     /// Greatest number of pods; 0: no limit.
@@ -18,17 +18,21 @@ pub struct Parts<'a> {
 }
 
 /// Builds the HorizontalPodAutoscaler, which scales the Revision instead of Rouse's autoscaler.
-pub fn autoscaler(revision: &Revision<'_>, parts: Parts<'_>) -> Object {
+pub fn autoscaler(revision: &RevisionView<'_>, parts: HpaParameters<'_>) -> ChildObject {
     // As in Knative, the PodAutoscaler is the owner and not the Revision.
-    let owner = Owner { resource: Resource::PodAutoscaler, name: revision.name, uid: parts.owner };
+    let owner = OwnerObject {
+        resource: ResourceKind::PodAutoscaler,
+        name: revision.name,
+        uid: parts.owner,
+    };
     let mut meta = meta::meta(revision, revision.name.into());
     meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());
     meta.owner_references = Some(vec![owner.reference()]);
     let bound = |pods: u32| i32::try_from(pods).unwrap_or(i32::MAX);
     let mut spec = json!({
         "scaleTargetRef": {
-            "apiVersion": Resource::Deployment.api_version(),
-            "kind": Resource::Deployment.kind(),
+            "apiVersion": ResourceKind::Deployment.api_version(),
+            "kind": ResourceKind::Deployment.kind(),
             "name": deployment::name(revision.name),
         },
         // The API requires `maxReplicas`, so no limit is the largest number.
@@ -45,16 +49,16 @@ pub fn autoscaler(revision: &Revision<'_>, parts: Parts<'_>) -> Object {
         let window = json!({"stabilizationWindowSeconds": window.as_secs()});
         spec["behavior"] = json!({"scaleDown": window, "scaleUp": window});
     }
-    Object::new(Resource::HorizontalPodAutoscaler, meta, json!({"spec": spec}))
+    ChildObject::new(ResourceKind::HorizontalPodAutoscaler, meta, json!({"spec": spec}))
 }
 
 /// Text of the autoscaling annotation with this name, without its prefix.
-fn annotation<'a>(revision: &Revision<'a>, name: &str) -> Option<&'a str> {
+fn annotation<'a>(revision: &RevisionView<'a>, name: &str) -> Option<&'a str> {
     revision.annotations.get(&format!("{PREFIX}{name}")).map(|it| it.trim())
 }
 
 /// Metric with its target value. Without a target, Kubernetes uses its default: 80 % of the requested CPU.
-fn metric(revision: &Revision<'_>) -> Option<Value> {
+fn metric(revision: &RevisionView<'_>) -> Option<Value> {
     let target: f64 = annotation(revision, "target")?.parse().ok()?;
     let whole = whole(target);
     Some(match annotation(revision, "metric").unwrap_or("cpu") {

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
-use super::{Object, Resource, Revision, child_name, meta};
+use super::{ChildObject, ResourceKind, RevisionView, child_name, meta};
 
 /// Name of the Image object of a Revision's container.
 pub fn name(revision: &str, container: &str) -> String {
@@ -11,7 +11,7 @@ pub fn name(revision: &str, container: &str) -> String {
 }
 
 /// Builds one Image for each container, so that an image cache may pull it in advance.
-pub fn images(revision: &Revision<'_>) -> Vec<Object> {
+pub fn images(revision: &RevisionView<'_>) -> Vec<ChildObject> {
     let pod = &revision.spec.pod;
     let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
     let one = |container: &k8s_openapi::api::core::v1::Container| {
@@ -26,15 +26,15 @@ pub fn images(revision: &Revision<'_>) -> Vec<Object> {
             spec["imagePullSecrets"] = json!(secrets);
         }
         let meta = meta::meta(revision, name(revision.name, &container.name));
-        Object::new(Resource::Image, meta, json!({ "spec": spec }))
+        ChildObject::new(ResourceKind::Image, meta, json!({ "spec": spec }))
     };
     containers.map(one).collect()
 }
 
 /// Builds the ClusterDomainClaim that reserves a domain for a namespace. It is cluster-scoped, so no namespaced object
 /// can own it: the DomainMapping's finalizer removes it.
-pub fn domain_claim(domain: &str, namespace: &str) -> Object {
+pub fn domain_claim(domain: &str, namespace: &str) -> ChildObject {
     let meta = ObjectMeta { name: Some(domain.into()), ..ObjectMeta::default() };
     let spec = json!({"spec": {"namespace": namespace}});
-    Object::new(Resource::ClusterDomainClaim, meta, spec)
+    ChildObject::new(ResourceKind::ClusterDomainClaim, meta, spec)
 }

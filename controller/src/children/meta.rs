@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::Revision;
+use super::RevisionView;
 use crate::knative::key;
 
 /// Labels of a Revision that its children do not inherit, since they change while it runs.
@@ -24,7 +24,7 @@ const AUTOSCALING: &str = "autoscaling.knative.dev/";
 const APP: &str = "app";
 
 /// Labels of every child object of a Revision (`pkg/reconciler/revision/resources/meta.go`).
-pub fn labels(revision: &Revision<'_>) -> BTreeMap<String, String> {
+pub fn labels(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut labels = revision.labels.clone();
     labels.retain(|key, _| !UNSHARED_LABELS.contains(&key.as_str()));
     labels.entry(APP.into()).or_insert_with(|| revision.name.into());
@@ -38,26 +38,26 @@ pub fn labels(revision: &Revision<'_>) -> BTreeMap<String, String> {
 }
 
 /// Annotations of a Revision's children, without those of autoscaling.
-pub fn annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
+pub fn annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = scaling_annotations(revision);
     annotations.retain(|key, _| !key.starts_with(AUTOSCALING));
     annotations
 }
 
 /// Annotations of the children that describe scale, those of autoscaling included.
-pub fn scaling_annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
+pub fn scaling_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = revision.annotations.clone();
     annotations.retain(|key, _| !UNSHARED_ANNOTATIONS.contains(&key.as_str()));
     annotations
 }
 
 /// Label selector that matches exactly the Revision's pods.
-pub fn selector(revision: &Revision<'_>) -> BTreeMap<String, String> {
+pub fn selector(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     BTreeMap::from([(key::REVISION_UID.into(), revision.uid.into())])
 }
 
 /// Metadata of a Revision's child with this name.
-pub fn meta(revision: &Revision<'_>, name: String) -> ObjectMeta {
+pub fn meta(revision: &RevisionView<'_>, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
         namespace: Some(revision.namespace.into()),

@@ -10,7 +10,7 @@ use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 
-use super::{Config, Revision, meta};
+use super::{DeploymentSettings, RevisionView, meta};
 use crate::{knative::key, parse};
 
 /// Name of the serving container's port in the pod.
@@ -26,7 +26,7 @@ pub const DRAIN_PATH: &str = "/wait-for-drain";
 const TIMEOUT_SECONDS: i64 = 300;
 
 /// Builds the pod spec of a Revision.
-pub fn spec(revision: &Revision<'_>, config: &Config) -> PodSpec {
+pub fn spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodSpec {
     let mut pod = revision.spec.pod.clone();
     let timeout = revision.spec.timeout_seconds.filter(|it| *it > 0);
     // A request may take `timeoutSeconds`, and a pod must be able to finish its last one.
@@ -65,7 +65,7 @@ pub fn serving_port(container: Option<&Container>) -> i32 {
 }
 
 /// Adds the platform's settings to a container of the user.
-fn user_container(container: &mut Container, revision: &Revision<'_>) {
+fn user_container(container: &mut Container, revision: &RevisionView<'_>) {
     let env = container.env.get_or_insert_default();
     env.push(variable("K_REVISION", revision.name));
     env.push(variable("K_CONFIGURATION", revision.configuration));
@@ -84,7 +84,7 @@ fn variable(name: &str, value: &str) -> EnvVar {
 }
 
 /// Sets ports, and the ports of probes. `serving` is the port of the serving container, and none for another one.
-fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &Config) {
+fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &DeploymentSettings) {
     container.ports = serving.map(|port| {
         vec![ContainerPort {
             name: Some(PORT_NAME.into()),

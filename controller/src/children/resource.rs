@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A kind of object of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Resource {
+pub enum ResourceKind {
     /// `Service` of the group `serving.knative.dev`.
     KnativeService,
     /// `Configuration` of the group `serving.knative.dev`.
@@ -46,9 +46,9 @@ pub enum Resource {
 }
 
 /// Group (empty for the core group), version, kind, plural, and true if namespaced.
-type Names = (&'static str, &'static str, &'static str, &'static str, bool);
+type ResourceNames = (&'static str, &'static str, &'static str, &'static str, bool);
 
-impl Resource {
+impl ResourceKind {
     /// All kinds, in the order of the enum.
     pub const ALL: [Self; 19] = [
         Self::KnativeService,
@@ -72,7 +72,7 @@ impl Resource {
         Self::HorizontalPodAutoscaler,
     ];
 
-    const fn names(self) -> Names {
+    const fn names(self) -> ResourceNames {
         const SERVING: &str = "serving.knative.dev";
         const NET: &str = "networking.internal.knative.dev";
         const SCALE: &str = "autoscaling.internal.knative.dev";
@@ -149,7 +149,7 @@ impl Resource {
     }
 }
 
-impl fmt::Display for Resource {
+impl fmt::Display for ResourceKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.group() {
             "" => out.write_str(self.plural()),

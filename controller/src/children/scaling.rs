@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Object, Resource, Revision, deployment, meta};
+use super::{ChildObject, ResourceKind, RevisionView, deployment, meta};
 
 /// Annotation with the metric that a Revision scales by. Only objects that scale the Revision carry it.
 const METRIC: &str = "autoscaling.knative.dev/metric";
 
 /// Reachability of a Revision by Routes, as in a PodAutoscaler's spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reachability {
+pub enum RevisionReachability {
     /// Not known yet: the field is empty.
     Unknown,
     /// At least one Route targets the Revision.
@@ -22,49 +22,49 @@ pub enum Reachability {
 
 /// Path of new connections to a Revision, as in a ServerlessService's spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum ServerlessServiceMode {
     /// Direct path: from the kernel to the pods.
     Serve,
     /// Activator path: by activators.
     Proxy,
 }
 
-fn protocol(revision: &Revision<'_>) -> &'static str {
+fn protocol(revision: &RevisionView<'_>) -> &'static str {
     if revision.h2c() { "h2c" } else { "http1" }
 }
 
-fn target(revision: &Revision<'_>) -> Value {
+fn target(revision: &RevisionView<'_>) -> Value {
     json!({
-        "apiVersion": Resource::Deployment.api_version(),
-        "kind": Resource::Deployment.kind(),
+        "apiVersion": ResourceKind::Deployment.api_version(),
+        "kind": ResourceKind::Deployment.kind(),
         "name": deployment::name(revision.name),
     })
 }
 
 /// Annotations of a Revision's ServerlessService and Services (knative/serving
 /// `pkg/reconciler/autoscaling/resources/sks.go`).
-pub(super) fn served_annotations(revision: &Revision<'_>) -> BTreeMap<String, String> {
+pub(super) fn served_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = meta::scaling_annotations(revision);
     annotations.remove(METRIC);
     annotations
 }
 
-fn named(revision: &Revision<'_>, resource: Resource, spec: &Value) -> Object {
+fn named(revision: &RevisionView<'_>, resource: ResourceKind, spec: &Value) -> ChildObject {
     let mut meta = meta::meta(revision, revision.name.into());
     let annotations = match resource {
-        Resource::ServerlessService => served_annotations(revision),
+        ResourceKind::ServerlessService => served_annotations(revision),
         _ => meta::scaling_annotations(revision),
     };
     meta.annotations = Some(annotations).filter(|it| !it.is_empty());
-    Object::new(resource, meta, json!({ "spec": spec }))
+    ChildObject::new(resource, meta, json!({ "spec": spec }))
 }
 
 /// Builds the PodAutoscaler of a Revision.
-pub fn autoscaler(revision: &Revision<'_>, reachability: Reachability) -> Object {
+pub fn autoscaler(revision: &RevisionView<'_>, reachability: RevisionReachability) -> ChildObject {
     let reachability = match reachability {
-        Reachability::Unknown => "",
-        Reachability::Reachable => "Reachable",
-        Reachability::Unreachable => "Unreachable",
+        RevisionReachability::Unknown => "",
+        RevisionReachability::Reachable => "Reachable",
+        RevisionReachability::Unreachable => "Unreachable",
     };
     let spec = json!({
         "containerConcurrency": revision.spec.container_concurrency.unwrap_or(0),
@@ -72,19 +72,23 @@ pub fn autoscaler(revision: &Revision<'_>, reachability: Reachability) -> Object
         "reachability": reachability,
         "protocolType": protocol(revision),
     });
-    named(revision, Resource::PodAutoscaler, &spec)
+    named(revision, ResourceKind::PodAutoscaler, &spec)
 }
 
 /// Builds the ServerlessService of a Revision; `activators` serve it, 0 meaning all of them.
-pub fn serverless_service(revision: &Revision<'_>, mode: Mode, activators: i32) -> Object {
+pub fn serverless_service(
+    revision: &RevisionView<'_>,
+    mode: ServerlessServiceMode,
+    activators: i32,
+) -> ChildObject {
     let spec = json!({
         "mode": match mode {
-            Mode::Serve => "Serve",
-            Mode::Proxy => "Proxy",
+            ServerlessServiceMode::Serve => "Serve",
+            ServerlessServiceMode::Proxy => "Proxy",
         },
         "objectRef": target(revision),
         "protocolType": protocol(revision),
         "numActivators": activators,
     });
-    named(revision, Resource::ServerlessService, &spec)
+    named(revision, ResourceKind::ServerlessService, &spec)
 }

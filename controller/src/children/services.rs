@@ -8,7 +8,9 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Object, Owner, Resource, Revision, child_name, meta, pod, scaling, tagged};
+use super::{
+    ChildObject, OwnerObject, ResourceKind, RevisionView, child_name, meta, pod, scaling, tagged,
+};
 use crate::{knative::key, kube::cache::APPLIED, parse};
 
 /// Label with `Public` or `Private`, for the two Services of a Revision (knative.dev/networking).
@@ -32,7 +34,7 @@ pub fn private_name(revision: &str) -> String {
 }
 
 /// Builds the Service that selects the Revision's pods.
-pub fn private(revision: &Revision<'_>) -> Object {
+pub fn private(revision: &RevisionView<'_>) -> ChildObject {
     let containers = &revision.spec.pod.containers;
     let port = pod::serving_port(containers.get(parse::serving_index(containers)));
     let spec = ServiceSpec {
@@ -44,7 +46,7 @@ pub fn private(revision: &Revision<'_>) -> Object {
 }
 
 /// Builds the Service that carries the Revision's name, without a selector.
-pub fn public(revision: &Revision<'_>) -> Object {
+pub fn public(revision: &RevisionView<'_>) -> ChildObject {
     let spec = ServiceSpec {
         ports: Some(vec![service_port(revision.h2c(), None)]),
         ..ServiceSpec::default()
@@ -52,7 +54,12 @@ pub fn public(revision: &Revision<'_>) -> Object {
     service_of(revision, revision.name.into(), "Public", spec)
 }
 
-fn service_of(revision: &Revision<'_>, name: String, class: &str, spec: ServiceSpec) -> Object {
+fn service_of(
+    revision: &RevisionView<'_>,
+    name: String,
+    class: &str,
+    spec: ServiceSpec,
+) -> ChildObject {
     let mut meta = meta::meta(revision, name);
     // Both have the annotations of the ServerlessService (knative/serving
     // `pkg/reconciler/serverlessservice/resources/services.go`).
@@ -60,7 +67,7 @@ fn service_of(revision: &Revision<'_>, name: String, class: &str, spec: ServiceS
     let labels = meta.labels.get_or_insert_default();
     labels.insert(SERVICE_TYPE.into(), class.into());
     labels.insert(SERVERLESS_SERVICE.into(), revision.name.into());
-    Object::new(Resource::Service, meta, json!({"spec": spec}))
+    ChildObject::new(ResourceKind::Service, meta, json!({"spec": spec}))
 }
 
 fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
@@ -77,7 +84,7 @@ fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
 
 /// Placeholder of one name of a Route: the Route's own name, or that of a tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placeholder<'a> {
+pub struct PlaceholderSpec<'a> {
     /// Namespace of the Route and of the placeholder.
     pub namespace: &'a str,
     /// Name of the Route.
@@ -96,7 +103,7 @@ pub struct Placeholder<'a> {
     pub activator_port: Option<u16>,
 }
 
-impl Placeholder<'_> {
+impl PlaceholderSpec<'_> {
     /// Name of the placeholder: `<route>` or `<tag>-<route>`.
     pub fn name(&self) -> String {
         tagged(self.tag, self.route)
@@ -126,8 +133,8 @@ impl Placeholder<'_> {
     }
 
     /// The Route as the owner of its children.
-    pub fn owner(&self) -> Owner<'_> {
-        Owner { resource: Resource::Route, name: self.route, uid: self.uid }
+    pub fn owner(&self) -> OwnerObject<'_> {
+        OwnerObject { resource: ResourceKind::Route, name: self.route, uid: self.uid }
     }
 }
 
@@ -138,7 +145,7 @@ const fn key_route() -> &'static str {
 
 /// Builds the placeholder, which gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name
 /// activators, and the eBPF programs route around them.
-pub fn placeholder(of: &Placeholder<'_>) -> Object {
+pub fn placeholder(of: &PlaceholderSpec<'_>) -> ChildObject {
     let meta = ObjectMeta {
         name: Some(of.name()),
         namespace: Some(of.namespace.into()),
@@ -163,5 +170,5 @@ pub fn placeholder(of: &Placeholder<'_>) -> Object {
         }]),
         ..ServiceSpec::default()
     };
-    Object::new(Resource::Service, meta, json!({"spec": spec}))
+    ChildObject::new(ResourceKind::Service, meta, json!({"spec": spec}))
 }

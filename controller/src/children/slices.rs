@@ -12,7 +12,9 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Object, Resource, Revision, child_name, meta, services::Placeholder, subset};
+use super::{
+    ChildObject, ResourceKind, RevisionView, child_name, meta, services::PlaceholderSpec, subset,
+};
 
 /// Label with the owner of a slice, so that Kubernetes' own controllers leave it alone.
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -28,7 +30,7 @@ pub const INSIDE: u16 = 8012;
 
 /// An endpoint of a slice: a running activator, or a pod of a Revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Activator {
+pub struct SliceEndpoint {
     /// Name of the pod.
     pub pod: String,
     /// Namespace of the pod.
@@ -56,7 +58,11 @@ pub fn name(service: &str, suffix: &str) -> String {
 /// The name chooses `count` of all activators that are ready and stay; 0 means all. A name always has activators: while
 /// none is ready, the others are used, and after them those about to stop. Of these the caller passes only the ones
 /// that slices already list.
-pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> Vec<Object> {
+pub fn slices(
+    of: &PlaceholderSpec<'_>,
+    activators: &[SliceEndpoint],
+    count: usize,
+) -> Vec<ChildObject> {
     let chosen = chosen(&format!("{}/{}", of.namespace, of.name()), activators, count);
     // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
@@ -84,7 +90,7 @@ pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> V
                 ..EndpointPort::default()
             };
             let rest = json!({"addressType": family, "endpoints": endpoints, "ports": [port]});
-            Object::new(Resource::EndpointSlice, meta, rest)
+            ChildObject::new(ResourceKind::EndpointSlice, meta, rest)
         })
     };
     families.into_iter().filter_map(slice).collect()
@@ -93,12 +99,12 @@ pub fn slices(of: &Placeholder<'_>, activators: &[Activator], count: usize) -> V
 /// Builds the slice of a Revision's own Service: all of its ready pods, or without any `count` of the activators. One
 /// family is enough, since the Service has one address.
 pub fn of_revision(
-    revision: &Revision<'_>,
-    pods: &[Activator],
+    revision: &RevisionView<'_>,
+    pods: &[SliceEndpoint],
     port: u16,
-    activators: &[Activator],
+    activators: &[SliceEndpoint],
     count: usize,
-) -> Option<Object> {
+) -> Option<ChildObject> {
     // Activators know a Revision only by the request's host, so they are addressed at the common port.
     let (backends, port) = match pods {
         [] => {
@@ -125,13 +131,17 @@ pub fn of_revision(
         protocol: Some("TCP".into()),
     };
     let rest = json!({"addressType": family, "endpoints": endpoints, "ports": [port]});
-    Some(Object::new(Resource::EndpointSlice, meta, rest))
+    Some(ChildObject::new(ResourceKind::EndpointSlice, meta, rest))
 }
 
 /// The activators that a name uses: a subset of those that are able, sorted by pod.
-fn chosen<'a>(target: &str, activators: &'a [Activator], count: usize) -> Vec<&'a Activator> {
-    let staying = |it: &&Activator| !it.leaving && !it.addresses.is_empty();
-    let mut able: Vec<&Activator> =
+fn chosen<'a>(
+    target: &str,
+    activators: &'a [SliceEndpoint],
+    count: usize,
+) -> Vec<&'a SliceEndpoint> {
+    let staying = |it: &&SliceEndpoint| !it.leaving && !it.addresses.is_empty();
+    let mut able: Vec<&SliceEndpoint> =
         activators.iter().filter(|it| it.ready).filter(staying).collect();
     if able.is_empty() {
         able = activators.iter().filter(staying).collect();
@@ -149,7 +159,7 @@ fn chosen<'a>(target: &str, activators: &'a [Activator], count: usize) -> Vec<&'
     able
 }
 
-fn endpoint(activator: &Activator, four: bool) -> Option<Endpoint> {
+fn endpoint(activator: &SliceEndpoint, four: bool) -> Option<Endpoint> {
     let address = activator.addresses.iter().find(|it| it.is_ipv4() == four)?;
     Some(Endpoint {
         addresses: vec![address.to_string()],

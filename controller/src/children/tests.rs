@@ -3,21 +3,21 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 
 use super::{
-    scaling::{Mode, Reachability},
-    services::Placeholder,
-    slices::Activator,
+    scaling::{RevisionReachability, ServerlessServiceMode},
+    services::PlaceholderSpec,
+    slices::SliceEndpoint,
     *,
 };
 
 /// A Revision with owned fields, made from the template that a user writes.
-struct Fixture {
+struct ChildrenFixture {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     spec: RevisionSpec,
     digests: Vec<(Box<str>, Box<str>)>,
 }
 
-impl Fixture {
+impl ChildrenFixture {
     fn new(spec: Value) -> Self {
         let labels = [
             ("serving.knative.dev/configuration", "hello"),
@@ -51,8 +51,8 @@ impl Fixture {
         Self::new(json!({"timeoutSeconds": 60, "containers": [container]}))
     }
 
-    fn revision(&self) -> Revision<'_> {
-        Revision {
+    fn revision(&self) -> RevisionView<'_> {
+        RevisionView {
             namespace: "default",
             name: "hello-00001",
             uid: "r-uid",
@@ -65,7 +65,7 @@ impl Fixture {
         }
     }
 
-    fn deployment(&self, config: &Config) -> Value {
+    fn deployment(&self, config: &DeploymentSettings) -> Value {
         deployment::deployment(&self.revision(), config, 1).body
     }
 }
@@ -78,7 +78,7 @@ fn pod(deployment: &Value) -> &Value {
     at(deployment, "/spec/template/spec")
 }
 
-const ROUTE: Placeholder<'static> = Placeholder {
+const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     namespace: "default",
     route: "hello",
     uid: "t-uid",
@@ -89,8 +89,8 @@ const ROUTE: Placeholder<'static> = Placeholder {
     activator_port: Some(20_007),
 };
 
-fn activator(number: u8, addresses: &[&str]) -> Activator {
-    Activator {
+fn activator(number: u8, addresses: &[&str]) -> SliceEndpoint {
+    SliceEndpoint {
         pod: format!("activator-{number}"),
         namespace: "knative-serving".into(),
         node: format!("node-{number}"),
@@ -101,7 +101,7 @@ fn activator(number: u8, addresses: &[&str]) -> Activator {
     }
 }
 
-fn addresses(slice: &Object) -> Vec<&str> {
+fn addresses(slice: &ChildObject) -> Vec<&str> {
     let endpoints = at(&slice.body, "/endpoints").as_array().unwrap();
     endpoints.iter().filter_map(|it| at(it, "/addresses/0").as_str()).collect()
 }
@@ -174,13 +174,13 @@ fn a_plain_revision_becomes_this_deployment() {
             },
         },
     });
-    assert_eq!(Fixture::plain().deployment(&Config::default()), expected);
+    assert_eq!(ChildrenFixture::plain().deployment(&DeploymentSettings::default()), expected);
 }
 
 #[test]
 fn only_the_container_with_ports_serves() {
     let probe = |port: i32| json!({"httpGet": {"path": "/ok", "port": port}});
-    let fixture = Fixture::new(json!({
+    let fixture = ChildrenFixture::new(json!({
         "initContainers": [{"name": "first", "image": "init"}],
         "containers": [
             {"name": "side", "image": "side", "readinessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 7}},
@@ -192,7 +192,7 @@ fn only_the_container_with_ports_serves() {
             },
         ],
     }));
-    let body = fixture.deployment(&Config::default());
+    let body = fixture.deployment(&DeploymentSettings::default());
     let names = |path: &str| -> Vec<&str> {
         let env = at(pod(&body), path).as_array().unwrap();
         env.iter().filter_map(|it| it["name"].as_str()).collect()
@@ -223,12 +223,12 @@ fn probes_that_name_the_serving_port_get_its_number() {
         let mut port = name;
         port["containerPort"] = json!(9000);
         let http = json!({"httpGet": {"path": "/", "port": asked}});
-        let fixture = Fixture::new(json!({"containers": [{
+        let fixture = ChildrenFixture::new(json!({"containers": [{
             "name": "main", "image": "main", "ports": [port], "startupProbe": http,
             "readinessProbe": {"tcpSocket": {"port": asked}}, "livenessProbe": http,
         }]}));
         // With multi-container-probing a liveness probe may name any port.
-        let config = Config { probe_any_port: true, ..Config::default() };
+        let config = DeploymentSettings { probe_any_port: true, ..DeploymentSettings::default() };
         let body = fixture.deployment(&config);
         let main = at(pod(&body), "/containers/0");
         assert_eq!(at(main, "/startupProbe/httpGet/port"), 9000);
@@ -243,11 +243,11 @@ fn the_scheme_of_a_readiness_probe_is_written_in_large_letters() {
     for (written, asked) in [("http", "HTTP"), ("Https", "HTTPS"), ("HTTP", "HTTP")] {
         let probe = json!({"httpGet": {"path": "/", "port": 9000, "scheme": written}});
         let beside = json!({"name": "beside", "image": "beside", "readinessProbe": probe});
-        let fixture = Fixture::new(json!({"containers": [
+        let fixture = ChildrenFixture::new(json!({"containers": [
             {"name": "main", "image": "main", "ports": [{"containerPort": 9000}], "readinessProbe": probe},
             beside,
         ]}));
-        let body = fixture.deployment(&Config::default());
+        let body = fixture.deployment(&DeploymentSettings::default());
         for container in at(pod(&body), "/containers").as_array().expect("containers") {
             assert_eq!(at(container, "/readinessProbe/httpGet/scheme"), asked, "{written}");
         }
@@ -256,16 +256,16 @@ fn the_scheme_of_a_readiness_probe_is_written_in_large_letters() {
 
 #[test]
 fn images_are_replaced_once_their_digest_is_known() {
-    let mut fixture = Fixture::plain();
+    let mut fixture = ChildrenFixture::plain();
     fixture.digests = vec![("user-container".into(), "dev.local/hello@sha256:aa".into())];
-    let body = fixture.deployment(&Config::default());
+    let body = fixture.deployment(&DeploymentSettings::default());
     assert_eq!(at(pod(&body), "/containers/0/image"), "dev.local/hello@sha256:aa");
     let images = images::images(&fixture.revision());
     assert_eq!(images[0].name, "hello-00001-cache-user-container");
     assert_eq!(at(&images[0].body, "/spec/image"), "dev.local/hello@sha256:aa");
     // A skipped registry yields a tag instead of a digest.
     fixture.digests = vec![("user-container".into(), "".into())];
-    let body = fixture.deployment(&Config::default());
+    let body = fixture.deployment(&DeploymentSettings::default());
     assert_eq!(at(pod(&body), "/containers/0/image"), "dev.local/hello");
 }
 
@@ -274,7 +274,7 @@ fn operators_choose_token_affinity_links_class_and_deadline() {
     let class = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
     };
-    let config = Config {
+    let config = DeploymentSettings {
         progress_deadline_seconds: 30,
         spread_over_nodes: false,
         runtime_classes: [
@@ -287,9 +287,9 @@ fn operators_choose_token_affinity_links_class_and_deadline() {
         service_links: None,
         automount_token: Some(false),
         wait_for_drain: false,
-        ..Config::default()
+        ..DeploymentSettings::default()
     };
-    let mut fixture = Fixture::plain();
+    let mut fixture = ChildrenFixture::plain();
     let body = fixture.deployment(&config);
     let spec = pod(&body);
     assert_eq!(at(&body, "/spec/progressDeadlineSeconds"), 30);
@@ -316,15 +316,15 @@ fn operators_choose_token_affinity_links_class_and_deadline() {
 
 #[test]
 fn a_pod_on_its_nodes_network_does_not_ask_the_agent() {
-    let mut fixture = Fixture::plain();
+    let mut fixture = ChildrenFixture::plain();
     fixture.spec.pod.host_network = Some(true);
-    let body = fixture.deployment(&Config::default());
+    let body = fixture.deployment(&DeploymentSettings::default());
     assert_eq!(at(pod(&body), "/containers/0/lifecycle"), &Value::Null);
 }
 
 #[test]
 fn a_revision_has_two_services() {
-    let fixture = Fixture::plain();
+    let fixture = ChildrenFixture::plain();
     let private = services::private(&fixture.revision());
     assert_eq!(private.name, "hello-00001-private");
     let selector = json!({"serving.knative.dev/revisionUID": "r-uid"});
@@ -345,17 +345,17 @@ fn a_revision_has_two_services() {
 
 #[test]
 fn tools_see_how_a_revision_scales() {
-    let fixture = Fixture::plain();
+    let fixture = ChildrenFixture::plain();
     let revision = fixture.revision();
     let target =
         json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "hello-00001-deployment"});
-    let pa = scaling::autoscaler(&revision, Reachability::Reachable);
+    let pa = scaling::autoscaler(&revision, RevisionReachability::Reachable);
     let spec = json!({
         "containerConcurrency": 0, "scaleTargetRef": target, "reachability": "Reachable", "protocolType": "http1",
     });
     assert_eq!(pa.body["spec"], spec);
     assert_eq!(pa.body["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"], "2");
-    let sks = scaling::serverless_service(&revision, Mode::Proxy, 2);
+    let sks = scaling::serverless_service(&revision, ServerlessServiceMode::Proxy, 2);
     let spec =
         json!({"mode": "Proxy", "objectRef": target, "protocolType": "http1", "numActivators": 2});
     assert_eq!(sks.body["spec"], spec);
@@ -363,14 +363,14 @@ fn tools_see_how_a_revision_scales() {
 
 #[test]
 fn a_service_with_one_revision_costs_at_most_fifteen_objects() {
-    let fixture = Fixture::plain();
-    let parts = Parts {
+    let fixture = ChildrenFixture::plain();
+    let parts = RevisionScaleInputs {
         replicas: 0,
-        reachability: Reachability::Reachable,
-        mode: Mode::Proxy,
+        reachability: RevisionReachability::Reachable,
+        mode: ServerlessServiceMode::Proxy,
         activators: 2,
     };
-    let of_revision = of_revision(&fixture.revision(), &Config::default(), &parts);
+    let of_revision = of_revision(&fixture.revision(), &DeploymentSettings::default(), &parts);
     let of_route = |of: &[&str]| 1 + slices::slices(&ROUTE, &[activator(1, of)], 2).len();
     // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
     // Revision's own Service.
@@ -384,7 +384,7 @@ fn a_routes_name_gets_a_service_without_selector() {
     let map = |all: &[(&str, &str)]| {
         all.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     };
-    let tagged = Placeholder {
+    let tagged = PlaceholderSpec {
         tag: Some("blue"),
         labels: map(&[
             ("team", "a"),
@@ -447,7 +447,7 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
 
 #[test]
 fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready() {
-    let unallotted = Placeholder { activator_port: None, ..ROUTE };
+    let unallotted = PlaceholderSpec { activator_port: None, ..ROUTE };
     let mut all = [1, 2, 3].map(|it| activator(it, &[&format!("10.0.0.{it}")]));
     assert_eq!(slices::slices(&unallotted, &all, 0), []);
     all[0].leaving = true;
@@ -468,8 +468,8 @@ fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
         (format!("autoscaling.knative.dev/{name}"), (*value).to_owned())
     };
     let annotations = pairs.iter().map(named).collect();
-    let fixture = Fixture { annotations, ..Fixture::plain() };
-    hpa::autoscaler(&fixture.revision(), hpa::Parts { min, max, owner: "pa-uid" }).body
+    let fixture = ChildrenFixture { annotations, ..ChildrenFixture::plain() };
+    hpa::autoscaler(&fixture.revision(), hpa::HpaParameters { min, max, owner: "pa-uid" }).body
 }
 
 /// Expected values are those of knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.

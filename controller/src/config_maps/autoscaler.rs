@@ -1,22 +1,22 @@
 //! Pure: `config-autoscaler`: scaling of Revisions without annotations of their own.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/autoscaler/config/config.go` at 98e5ef9. Two shipped
-//! defaults differ, see [`AutoscalerConfig`].
+//! defaults differ, see [`ScalePolicyConfig`].
 
-use super::{ConfigMap, go::Span, keys::Keys};
-use crate::policy::AutoscalerConfig;
+use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader};
+use crate::policy::ScalePolicyConfig;
 
 /// Least target of a pod (`autoscaling.TargetMin`).
 const TARGET_MIN: f64 = 0.01;
 /// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).
-const WINDOW: (Span, Span) = (Span::seconds(6), Span::seconds(3600));
+const WINDOW: (GoDuration, GoDuration) = (GoDuration::seconds(6), GoDuration::seconds(3600));
 /// Autoscaler class of a service that names none.
 const CLASS: &str = "kpa.autoscaling.knative.dev";
 
-impl ConfigMap for AutoscalerConfig {
+impl ConfigMapSettings for ScalePolicyConfig {
     const NAME: &'static str = "config-autoscaler";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         // As in Knative, the prefix stands before parse errors only, not before broken bounds.
         keys.prefix("failed to parse data: ");
         older(keys);
@@ -32,7 +32,7 @@ impl ConfigMap for AutoscalerConfig {
     }
 }
 
-fn older(keys: &mut Keys<'_>) {
+fn older(keys: &mut ConfigMapReader<'_>) {
     // The values of these keys have lost their meaning, so none is passed on to its successor.
     keys.superseded(&[
         ("panic-window", "panic-window-percentage"),
@@ -51,7 +51,7 @@ fn older(keys: &mut Keys<'_>) {
     ]);
 }
 
-fn class(keys: &mut Keys<'_>) {
+fn class(keys: &mut ConfigMapReader<'_>) {
     let mut class = CLASS.to_owned();
     keys.text("pod-autoscaler-class", &mut class);
     if class != CLASS {
@@ -63,7 +63,7 @@ fn class(keys: &mut Keys<'_>) {
 }
 
 /// Reads the targets of a pod: concurrency, rate, utilization, burst capacity.
-fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+fn targets(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
     keys.float("container-concurrency-target-percentage", &mut p.utilization);
     keys.float("container-concurrency-target-default", &mut p.total);
@@ -107,7 +107,7 @@ fn targets(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
 }
 
 /// Reads the rates of scaling up and down, and the bounds of the panic window.
-fn rates(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+fn rates(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
     for (key, rate) in [
         ("max-scale-up-rate", &mut p.max_scale_up_rate),
@@ -126,12 +126,12 @@ fn rates(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     }
 }
 
-fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+fn windows(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
-    let precision = |key, span: Span| {
+    let precision = |key, span: GoDuration| {
         format!("{key} = {span}, must be specified with at most second precision")
     };
-    let mut window = Span::from(p.stable_window);
+    let mut window = GoDuration::from(p.stable_window);
     keys.span("stable-window", &mut window);
     if window < WINDOW.0 || window > WINDOW.1 {
         let (low, high) = WINDOW;
@@ -141,7 +141,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     if !window.is_whole() {
         keys.wrong(precision("stable-window", window));
     }
-    let mut delay = Span::from(p.scale_down_delay);
+    let mut delay = GoDuration::from(p.scale_down_delay);
     keys.span("scale-down-delay", &mut delay);
     if delay.0 < 0 {
         keys.wrong(format!("scale-down-delay cannot be negative, was: {delay}"));
@@ -150,7 +150,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
         keys.wrong(precision("scale-down-delay", delay));
     }
     // The value is read only to be checked: nothing waits before zero here.
-    let mut grace = Span::seconds(30);
+    let mut grace = GoDuration::seconds(30);
     keys.span("scale-to-zero-grace-period", &mut grace);
     if grace.0 <= 0 {
         keys.wrong(format!("scale-to-zero-grace-period must be positive, was: {grace}"));
@@ -160,7 +160,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
         &["30s"],
         "nothing is waited for before zero: use scale-to-zero-pod-retention-period to keep the last pod",
     );
-    let mut retention = Span::from(p.retention);
+    let mut retention = GoDuration::from(p.retention);
     keys.span("scale-to-zero-pod-retention-period", &mut retention);
     if retention.0 < 0 {
         let key = "scale-to-zero-pod-retention-period";
@@ -170,7 +170,7 @@ fn windows(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
     p.retention = retention.duration();
 }
 
-fn scales(keys: &mut Keys<'_>, it: &mut AutoscalerConfig) {
+fn scales(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
     // The numbers stay signed while they are checked, so that a refusal shows what was written.
     let [mut initial, mut min, mut max] =
@@ -214,15 +214,15 @@ mod tests {
     use super::*;
     use crate::{config_maps::read, parse::line};
 
-    fn map(pairs: &[(&str, &str)]) -> Result<AutoscalerConfig, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<ScalePolicyConfig, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<AutoscalerConfig>(&data).map(|it| it.value).map_err(|it| line(&it))
+        read::<ScalePolicyConfig>(&data).map(|it| it.value).map_err(|it| line(&it))
     }
 
     #[test]
     fn an_empty_map_ships_rouses_defaults() {
-        assert_eq!(map(&[]), Ok(AutoscalerConfig::default()));
-        assert!(AutoscalerConfig::default().policy.target_burst_capacity.abs() < f64::EPSILON);
+        assert_eq!(map(&[]), Ok(ScalePolicyConfig::default()));
+        assert!(ScalePolicyConfig::default().policy.target_burst_capacity.abs() < f64::EPSILON);
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
             ("max-scale-limit", "10"),
             ("scale-down-delay", "15m"),
         ]);
-        let mut want = AutoscalerConfig::default();
+        let mut want = ScalePolicyConfig::default();
         let p = &mut want.policy;
         (p.utilization, p.total, p.target_burst_capacity) = (0.5, 10.5, -1.0);
         (want.rps_target, want.max_scale_limit, want.allow_zero_initial_scale) = (12.0, 10, false);
@@ -272,8 +272,8 @@ mod tests {
         ];
         for (key, value, successor) in older {
             let data = [(key.to_owned(), value.to_owned())].into();
-            let read = read::<AutoscalerConfig>(&data).unwrap();
-            assert_eq!(read.value, AutoscalerConfig::default(), "{key}");
+            let read = read::<ScalePolicyConfig>(&data).unwrap();
+            assert_eq!(read.value, ScalePolicyConfig::default(), "{key}");
             let said =
                 format!("key {key:?} is of an older release and has no effect: use {successor:?}");
             assert_eq!(read.warnings, [said]);

@@ -7,22 +7,22 @@ use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 
-use super::{ConfigMap, keys::Keys, network::NO_TLS};
+use super::{ConfigMapSettings, keys::ConfigMapReader, network::NO_TLS};
 
 /// `config-certmanager`, in which no key has an effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CertManager;
+pub struct CertManagerConfig;
 
 /// An issuer as Knative reads it: any YAML mapping, or nothing.
-type Issuer = Option<BTreeMap<String, IgnoredAny>>;
+type CertManagerIssuer = Option<BTreeMap<String, IgnoredAny>>;
 
-impl ConfigMap for CertManager {
+impl ConfigMapSettings for CertManagerConfig {
     const NAME: &'static str = "config-certmanager";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         for key in ["issuerRef", "clusterLocalIssuerRef", "systemInternalIssuerRef"] {
             // Knative refuses what is no mapping, so it is refused here, although nothing reads the issuer.
-            if let Some(Err(why)) = keys.get(key).map(serde_norway::from_str::<Issuer>) {
+            if let Some(Err(why)) = keys.get(key).map(serde_norway::from_str::<CertManagerIssuer>) {
                 keys.wrong(format!("failed to parse {key:?}: {why}"));
             }
             keys.idle(key, &[], NO_TLS);
@@ -42,13 +42,13 @@ mod tests {
 
     #[test]
     fn an_issuer_is_accepted_and_told() {
-        let read = read::<CertManager>(&issuer("kind: Issuer\nname: letsencrypt\n")).unwrap();
+        let read = read::<CertManagerConfig>(&issuer("kind: Issuer\nname: letsencrypt\n")).unwrap();
         let want = "key \"issuerRef\" has no effect: services are served without TLS";
         assert_eq!(read.warnings, [want]);
     }
 
     #[test]
     fn what_is_no_issuer_is_refused() {
-        assert!(read::<CertManager>(&issuer("[]")).is_err());
+        assert!(read::<CertManagerConfig>(&issuer("[]")).is_err());
     }
 }

@@ -8,9 +8,9 @@ use k8s_openapi::{
 };
 
 use super::{
-    ConfigMap,
-    keys::Keys,
-    template::{Template, Values},
+    ConfigMapSettings,
+    keys::ConfigMapReader,
+    template::{GoTemplate, TemplateValues},
 };
 use crate::parse::Problem;
 
@@ -21,7 +21,7 @@ const INIT_CONTAINER: &str = "init-container";
 
 /// `config-defaults`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Defaults {
+pub struct RevisionDefaults {
     /// `revision-timeout-seconds`: longest duration of a whole request. Default 300, at most `max_timeout_seconds`.
     pub timeout_seconds: i64,
     /// `max-revision-timeout-seconds`: greatest timeout that a Revision may set. Default 600.
@@ -54,11 +54,11 @@ pub struct Defaults {
     /// `automount-service-account-token`, Rouse's own: the field of pods that name no service account and leave it out.
     /// Default unset: Kubernetes' own rule. `false` saves 260–300 ms of every cold start.
     pub automount_service_account_token: Option<bool>,
-    container_name: Option<Template>,
-    init_container_name: Option<Template>,
+    container_name: Option<GoTemplate>,
+    init_container_name: Option<GoTemplate>,
 }
 
-impl Default for Defaults {
+impl Default for RevisionDefaults {
     fn default() -> Self {
         Self {
             timeout_seconds: 300,
@@ -82,7 +82,7 @@ impl Default for Defaults {
     }
 }
 
-impl Defaults {
+impl RevisionDefaults {
     /// Name for a container without one; `parent` is the metadata of the object that holds the template.
     pub fn container_name(&self, parent: &ObjectMeta) -> String {
         name(self.container_name.as_ref(), CONTAINER, parent)
@@ -117,7 +117,7 @@ impl Defaults {
     }
 
     /// Checks bounds that concern more than one key.
-    fn check(&self, keys: &mut Keys<'_>) {
+    fn check(&self, keys: &mut ConfigMapReader<'_>) {
         let (timeout, longest) = (self.timeout_seconds, self.max_timeout_seconds);
         let (start, idle) = (self.response_start_timeout_seconds, self.idle_timeout_seconds);
         if timeout > longest {
@@ -147,10 +147,10 @@ impl Defaults {
     }
 }
 
-impl ConfigMap for Defaults {
+impl ConfigMapSettings for RevisionDefaults {
     const NAME: &'static str = "config-defaults";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         let mut it = Self::default();
         template(keys, "init-container-name-template", &mut it.init_container_name);
         template(keys, "container-name-template", &mut it.container_name);
@@ -183,7 +183,11 @@ impl ConfigMap for Defaults {
 }
 
 /// Parses `true` and `false`; anything else leaves the field to Kubernetes' own default.
-fn tri_state(keys: &mut Keys<'_>, key: &'static str, unset: Option<bool>) -> Option<bool> {
+fn tri_state(
+    keys: &mut ConfigMapReader<'_>,
+    key: &'static str,
+    unset: Option<bool>,
+) -> Option<bool> {
     match keys.get(key).map(str::to_ascii_lowercase).as_deref() {
         None => unset,
         Some("true") => Some(true),
@@ -197,12 +201,12 @@ fn tri_state(keys: &mut Keys<'_>, key: &'static str, unset: Option<bool>) -> Opt
 }
 
 /// Reads a template for names of containers.
-fn template(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Template>) {
+fn template(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<GoTemplate>) {
     let Some(source) = keys.get(key) else { return };
-    let read = Template::parse("container-template", source, &Values::OF_META);
+    let read = GoTemplate::parse("container-template", source, &TemplateValues::OF_META);
     let read = read.and_then(|template| {
         // It runs once with empty metadata, so that a template that fails is refused now and not with the next Service.
-        let tried = template.render(&Values::of(&ObjectMeta::default()));
+        let tried = template.render(&TemplateValues::of(&ObjectMeta::default()));
         tried.map(|_name| template).map_err(|why| format!("error executing template: {why}"))
     });
     match read {
@@ -212,10 +216,10 @@ fn template(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Template>) {
 }
 
 /// Renders a name. One that cannot be rendered is empty, and then the container is refused, as in Knative.
-fn name(template: Option<&Template>, unset: &str, parent: &ObjectMeta) -> String {
+fn name(template: Option<&GoTemplate>, unset: &str, parent: &ObjectMeta) -> String {
     match template {
         None => unset.to_owned(),
-        Some(template) => template.render(&Values::of(parent)).unwrap_or_default(),
+        Some(template) => template.render(&TemplateValues::of(parent)).unwrap_or_default(),
     }
 }
 
@@ -224,17 +228,17 @@ mod tests {
     use super::*;
     use crate::{config_maps::read, parse::line};
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Defaults, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<RevisionDefaults, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        let read = read::<Defaults>(&data).map_err(|problems| line(&problems))?;
+        let read = read::<RevisionDefaults>(&data).map_err(|problems| line(&problems))?;
         assert_eq!(read.warnings, [] as [String; 0]);
         Ok(read.value)
     }
 
     #[test]
     fn keys_are_read_with_knatives_defaults() {
-        assert_eq!(map(&[]), Ok(Defaults::default()));
-        let want = Defaults {
+        assert_eq!(map(&[]), Ok(RevisionDefaults::default()));
+        let want = RevisionDefaults {
             timeout_seconds: 123,
             response_start_timeout_seconds: 123,
             max_timeout_seconds: 456,
@@ -243,7 +247,7 @@ mod tests {
             cpu_request: Some(Quantity("123m".into())),
             memory_limit: Some(Quantity("500M".into())),
             automount_service_account_token: Some(false),
-            ..Defaults::default()
+            ..RevisionDefaults::default()
         };
         let read = map(&[
             ("revision-timeout-seconds", "123"),
@@ -260,15 +264,15 @@ mod tests {
     #[test]
     fn names_follow_their_templates() {
         let parent = ObjectMeta { name: Some("shop".into()), ..ObjectMeta::default() };
-        assert_eq!(Defaults::default().container_name(&parent), "user-container");
-        assert_eq!(Defaults::default().init_container_name(&parent), "init-container");
+        assert_eq!(RevisionDefaults::default().container_name(&parent), "user-container");
+        assert_eq!(RevisionDefaults::default().init_container_name(&parent), "init-container");
         let named = map(&[("container-name-template", "{{.Name}}-user")]).unwrap();
         assert_eq!(named.container_name(&parent), "shop-user");
     }
 
     #[test]
     fn every_refusal_is_in_knatives_words() {
-        let greater = |a, b| Err::<Defaults, _>(format!("{a} cannot be greater than {b}"));
+        let greater = |a, b| Err::<RevisionDefaults, _>(format!("{a} cannot be greater than {b}"));
         for (pairs, want) in [
             (
                 &[("revision-timeout-seconds", "asdf")][..],

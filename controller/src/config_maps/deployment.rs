@@ -11,11 +11,11 @@ use std::{
 use common::wire::is_subdomain;
 use serde::Deserialize;
 
-use super::{ConfigMap, go::Span, keys::Keys};
+use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader};
 
 /// Preference of a Revision's pods for nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Affinity {
+pub enum DefaultAffinityType {
     /// No preference: the scheduler decides.
     None,
     /// Prefers nodes without a pod of the same Revision (`prefer-spread-revision-over-nodes`).
@@ -24,7 +24,7 @@ pub enum Affinity {
 
 /// `config-deployment`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deployment {
+pub struct DeploymentConfig {
     /// `registries-skipping-tag-resolving`: registries whose tags are not resolved. Default kind.local, ko.local,
     /// dev.local.
     pub skipped_registries: BTreeSet<String>,
@@ -33,30 +33,30 @@ pub struct Deployment {
     /// `progress-deadline` of Deployments. Default 600 s, whole seconds above 0.
     pub progress_deadline: Duration,
     /// `default-affinity-type` of pods. Default spread.
-    pub affinity: Affinity,
+    pub affinity: DefaultAffinityType,
     /// `pod-is-always-schedulable`: true if a pod without a node is no failure. Default false.
     pub always_schedulable: bool,
     /// `bind-pods`, Rouse's own: true if pods without constraints are bound to a node with their image, without the
     /// scheduler. Default false.
     pub bind_pods: bool,
-    runtime_classes: BTreeMap<String, RuntimeClass>,
+    runtime_classes: BTreeMap<String, RuntimeClassSelector>,
 }
 
 /// Selector of the Revisions that get a runtime class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-struct RuntimeClass {
+struct RuntimeClassSelector {
     selector: BTreeMap<String, String>,
 }
 
-impl Default for Deployment {
+impl Default for DeploymentConfig {
     fn default() -> Self {
         let skipped = ["kind.local", "ko.local", "dev.local"];
         Self {
             skipped_registries: skipped.into_iter().map(str::to_owned).collect(),
             digest_timeout: Duration::from_secs(10),
             progress_deadline: Duration::from_secs(600),
-            affinity: Affinity::Spread,
+            affinity: DefaultAffinityType::Spread,
             always_schedulable: false,
             bind_pods: false,
             runtime_classes: BTreeMap::new(),
@@ -64,7 +64,7 @@ impl Default for Deployment {
     }
 }
 
-impl Deployment {
+impl DeploymentConfig {
     /// Runtime classes by name, with the labels that a Revision must have for each.
     pub fn runtime_classes(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let all = self.runtime_classes.iter();
@@ -92,10 +92,10 @@ pub(super) fn best<'a>(
     best.map(|(name, _)| name).filter(|name| !name.is_empty())
 }
 
-impl ConfigMap for Deployment {
+impl ConfigMapSettings for DeploymentConfig {
     const NAME: &'static str = "config-deployment";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         keys.renamed(&[
             ("progressDeadline", "progress-deadline"),
             ("digestResolutionTimeout", "digest-resolution-timeout"),
@@ -109,7 +109,7 @@ impl ConfigMap for Deployment {
         it.progress_deadline = positive(keys, "progress-deadline", it.progress_deadline);
         // Kubernetes counts the deadline of a Deployment in whole seconds.
         if it.progress_deadline.subsec_nanos() != 0 {
-            let was = Span::from(it.progress_deadline);
+            let was = GoDuration::from(it.progress_deadline);
             keys.wrong(format!("progress-deadline must be rounded to a whole second, was: {was}"));
         }
         it.digest_timeout = positive(keys, "digest-resolution-timeout", it.digest_timeout);
@@ -120,7 +120,7 @@ impl ConfigMap for Deployment {
 }
 
 /// Accepts the keys of Knative's sidecar, of this and older releases.
-fn sidecar(keys: &mut Keys<'_>) {
+fn sidecar(keys: &mut ConfigMapReader<'_>) {
     const WHY: &str = "there is no sidecar";
     for key in [
         "queue-sidecar-image",
@@ -153,8 +153,8 @@ fn sidecar(keys: &mut Keys<'_>) {
     }
 }
 
-fn positive(keys: &mut Keys<'_>, key: &'static str, unset: Duration) -> Duration {
-    let mut span = Span::from(unset);
+fn positive(keys: &mut ConfigMapReader<'_>, key: &'static str, unset: Duration) -> Duration {
+    let mut span = GoDuration::from(unset);
     keys.span(key, &mut span);
     if span.0 <= 0 {
         keys.wrong(format!("{key} cannot be a non-positive duration, was {span}"));
@@ -162,27 +162,28 @@ fn positive(keys: &mut Keys<'_>, key: &'static str, unset: Duration) -> Duration
     span.duration()
 }
 
-fn affinity(keys: &mut Keys<'_>) -> Affinity {
+fn affinity(keys: &mut ConfigMapReader<'_>) -> DefaultAffinityType {
     let key = "default-affinity-type";
     match keys.get(key) {
-        None | Some("prefer-spread-revision-over-nodes") => Affinity::Spread,
-        Some("none") => Affinity::None,
+        None | Some("prefer-spread-revision-over-nodes") => DefaultAffinityType::Spread,
+        Some("none") => DefaultAffinityType::None,
         Some(other) => {
             keys.wrong(format!("unsupported {key} value: {other:?}"));
             // The returned value is dropped with the refused ConfigMap.
-            Affinity::Spread
+            DefaultAffinityType::Spread
         }
     }
 }
 
-fn runtime_classes(keys: &mut Keys<'_>) -> BTreeMap<String, RuntimeClass> {
+fn runtime_classes(keys: &mut ConfigMapReader<'_>) -> BTreeMap<String, RuntimeClassSelector> {
     let key = "runtime-class-name";
     let text = keys.get(key).unwrap_or_default();
     // An empty text sets no classes, but is no YAML mapping either.
     if text.trim().is_empty() {
         return BTreeMap::new();
     }
-    let classes: BTreeMap<String, Option<RuntimeClass>> = match serde_norway::from_str(text) {
+    let classes: BTreeMap<String, Option<RuntimeClassSelector>> = match serde_norway::from_str(text)
+    {
         Ok(classes) => classes,
         Err(why) => {
             keys.wrong(format!("{key} cannot be parsed, please check the format: {why}"));
@@ -200,23 +201,23 @@ fn runtime_classes(keys: &mut Keys<'_>) -> BTreeMap<String, RuntimeClass> {
 mod tests {
     use super::*;
     use crate::{
-        config_maps::{Read, read},
+        config_maps::{ParsedConfigMap, read},
         parse::line,
     };
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Read<Deployment>, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<DeploymentConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<Deployment>(&data).map_err(|it| line(&it))
+        read::<DeploymentConfig>(&data).map_err(|it| line(&it))
     }
 
     #[test]
     fn every_key_is_followed() {
-        assert_eq!(map(&[]).map(|it| it.value), Ok(Deployment::default()));
-        let want = Deployment {
+        assert_eq!(map(&[]).map(|it| it.value), Ok(DeploymentConfig::default()));
+        let want = DeploymentConfig {
             skipped_registries: ["a.b".to_owned(), "c".to_owned()].into(),
             digest_timeout: Duration::from_millis(60),
             progress_deadline: Duration::from_secs(444),
-            affinity: Affinity::None,
+            affinity: DefaultAffinityType::None,
             always_schedulable: true,
             bind_pods: true,
             runtime_classes: BTreeMap::new(),
@@ -229,13 +230,13 @@ mod tests {
             ("pod-is-always-schedulable", "true"),
             ("bind-pods", "true"),
         ]);
-        assert_eq!(read, Ok(Read { value: want, warnings: vec![] }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: want, warnings: vec![] }));
     }
 
     #[test]
     fn the_sidecars_keys_are_accepted_and_told() {
         let read = map(&[("queue-sidecar-image", "x"), ("queueSidecarCPURequest", "25m")]).unwrap();
-        assert_eq!(read.value, Deployment::default());
+        assert_eq!(read.value, DeploymentConfig::default());
         let want = [
             "key \"queue-sidecar-image\" has no effect: there is no sidecar",
             "key \"queueSidecarCPURequest\" has no effect: there is no sidecar",
@@ -253,7 +254,7 @@ mod tests {
         };
         assert_eq!(labels(&[]).as_deref(), Some("abc"));
         assert_eq!(labels(&[("some", "value")]).as_deref(), Some("kata"));
-        assert_eq!(Deployment::default().runtime_class(&BTreeMap::new()), None);
+        assert_eq!(DeploymentConfig::default().runtime_class(&BTreeMap::new()), None);
     }
 
     #[test]

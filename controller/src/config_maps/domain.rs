@@ -7,23 +7,23 @@ use std::collections::BTreeMap;
 use common::wire::is_subdomain;
 use serde::Deserialize;
 
-use super::{ConfigMap, deployment::best, keys::Keys, network::NO_TLS};
+use super::{ConfigMapSettings, deployment::best, keys::ConfigMapReader, network::NO_TLS};
 
 /// `config-domain`, checked: domains by name, each with the labels a route must have for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Domain(BTreeMap<String, BTreeMap<String, String>>);
+pub struct DomainConfig(BTreeMap<String, BTreeMap<String, String>>);
 
 /// Value of one domain's key.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Choice {
+struct DomainSelector {
     /// Labels that a Route must have; none: all Routes match.
     selector: BTreeMap<String, String>,
     /// `wildcard` where one certificate covers a namespace; it has no effect, as there are no certificates.
     r#type: String,
 }
 
-impl Domain {
+impl DomainConfig {
     /// Domain of a Route with these labels: the one whose selector has the most labels, then the first by name. `None`:
     /// no domain matches, and the names lie in `svc.` of the cluster's domain, which is not reachable from outside.
     pub fn of(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
@@ -31,16 +31,16 @@ impl Domain {
     }
 }
 
-impl ConfigMap for Domain {
+impl ConfigMapSettings for DomainConfig {
     const NAME: &'static str = "config-domain";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         let mut domains = BTreeMap::new();
         // Collected first, since warnings are added to `keys` meanwhile.
         let all: Vec<_> = keys.all().collect();
         for (domain, text) in all {
             // An empty value has no selector and matches all Routes.
-            let choice = serde_norway::from_str::<Option<Choice>>(text);
+            let choice = serde_norway::from_str::<Option<DomainSelector>>(text);
             match choice {
                 Ok(choice) => {
                     let choice = choice.unwrap_or_default();
@@ -65,9 +65,9 @@ mod tests {
     use super::*;
     use crate::config_maps::read;
 
-    fn map(pairs: &[(&str, &str)]) -> Domain {
+    fn map(pairs: &[(&str, &str)]) -> DomainConfig {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        let read = read::<Domain>(&data).unwrap();
+        let read = read::<DomainConfig>(&data).unwrap();
         assert_eq!(read.warnings, [] as [String; 0]);
         read.value
     }
@@ -99,13 +99,13 @@ mod tests {
     fn without_a_domain_for_all_some_routes_have_none() {
         let domains = map(&[("prod.com", "selector:\n  app: prod\n")]);
         assert_eq!(domains.of(&labels(&[])), None);
-        assert_eq!(Domain::default().of(&labels(&[("app", "prod")])), None);
+        assert_eq!(DomainConfig::default().of(&labels(&[("app", "prod")])), None);
     }
 
     #[test]
     fn a_value_that_is_no_selector_is_refused() {
         let data = [("a.com".to_owned(), "selector: 5".to_owned())].into();
-        let said = read::<Domain>(&data).unwrap_err();
+        let said = read::<DomainConfig>(&data).unwrap_err();
         assert!(said[0].to_string().starts_with("failed to parse \"a.com\": "), "{said:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! Pure: `config-features`: PodSpec fields that users may set, and optional behaviours.
 //!
-//! Keys and defaults: knative/serving `pkg/apis/config/features.go` at 98e5ef9.
+//! ConfigMapReader and defaults: knative/serving `pkg/apis/config/features.go` at 98e5ef9.
 
-use super::{ConfigMap, keys::Keys};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
 
 /// State of a feature flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +76,10 @@ macro_rules! features {
             }
         }
 
-        impl ConfigMap for Features {
+        impl ConfigMapSettings for Features {
             const NAME: &'static str = "config-features";
 
-            fn read(keys: &mut Keys<'_>) -> Self {
+            fn read(keys: &mut ConfigMapReader<'_>) -> Self {
                 let mut it = Self::default();
                 $(flag(keys, $key, &mut it.$field, Flag::parse);)*
                 flag(keys, "secure-pod-defaults", &mut it.secure_pod_defaults, SecureDefaults::parse);
@@ -153,7 +153,12 @@ features! {
 }
 
 /// Reads one flag. An invalid value keeps the default, as in Knative, but adds a warning.
-fn flag<T: Copy>(keys: &mut Keys<'_>, key: &'static str, to: &mut T, parse: fn(&str) -> Option<T>) {
+fn flag<T: Copy>(
+    keys: &mut ConfigMapReader<'_>,
+    key: &'static str,
+    to: &mut T,
+    parse: fn(&str) -> Option<T>,
+) {
     let Some(text) = keys.get(key) else { return };
     match parse(text) {
         Some(value) => *to = value,
@@ -162,7 +167,7 @@ fn flag<T: Copy>(keys: &mut Keys<'_>, key: &'static str, to: &mut T, parse: fn(&
 }
 
 /// Accepts flags of older releases, which have no effect.
-fn removed(keys: &mut Keys<'_>) {
+fn removed(keys: &mut ConfigMapReader<'_>) {
     keys.without_effect(&[
         ("kubernetes.podspec-dryrun", "ask for it with ?dryRun=All"),
         ("responsive-revision-gc", "it is always on: see config-gc"),
@@ -171,7 +176,7 @@ fn removed(keys: &mut Keys<'_>) {
 }
 
 /// Accepts flags of features that do not exist here.
-fn idle(keys: &mut Keys<'_>) {
+fn idle(keys: &mut ConfigMapReader<'_>) {
     for (key, why) in [
         ("autodetect-http2", "name the port of a pod that speaks HTTP/2 \"h2c\""),
         ("queueproxy.mount-podinfo", "there is no sidecar"),
@@ -184,9 +189,11 @@ fn idle(keys: &mut Keys<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_maps::{Read, read};
+    use crate::config_maps::{ParsedConfigMap, read};
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Read<Features>, Vec<crate::parse::Problem>> {
+    fn map(
+        pairs: &[(&str, &str)],
+    ) -> Result<ParsedConfigMap<Features>, Vec<crate::parse::Problem>> {
         read(&pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect())
     }
 
@@ -206,7 +213,7 @@ mod tests {
             secure_pod_defaults: SecureDefaults::AllowRootBounded,
             ..Features::default()
         };
-        assert_eq!(read, Ok(Read { value: want, warnings: vec![] }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: want, warnings: vec![] }));
     }
 
     #[test]
@@ -217,7 +224,7 @@ mod tests {
             r#"multi-container = "enabeld" is no value of it; its default holds"#.to_owned(),
             r#"key "kubernetes.podspec-affinities" is unknown and has no effect"#.to_owned(),
         ];
-        assert_eq!(read, Ok(Read { value: Features::default(), warnings }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: Features::default(), warnings }));
     }
 
     #[test]

@@ -5,14 +5,14 @@
 use std::time::Duration;
 
 use super::{
-    ConfigMap,
-    go::{Span, parse_span},
-    keys::Keys,
+    ConfigMapSettings,
+    go::{GoDuration, parse_span},
+    keys::ConfigMapReader,
 };
 
 /// `config-gc`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gc {
+pub struct GcConfig {
     /// `retain-since-create-time`: age up to which a Revision stays; `None`: `disabled`. Default 48 h.
     pub since_created: Option<Duration>,
     /// `retain-since-last-active-time`: time since the last use up to which a Revision stays; `None`: `disabled`.
@@ -25,7 +25,7 @@ pub struct Gc {
     pub max: Option<u64>,
 }
 
-impl Default for Gc {
+impl Default for GcConfig {
     fn default() -> Self {
         Self {
             since_created: Some(Duration::from_secs(48 * 3600)),
@@ -36,10 +36,10 @@ impl Default for Gc {
     }
 }
 
-impl ConfigMap for Gc {
+impl ConfigMapSettings for GcConfig {
     const NAME: &'static str = "config-gc";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         keys.renamed(&[
             ("stale-revision-create-delay", "retain-since-create-time"),
             ("stale-revision-timeout", "retain-since-last-active-time"),
@@ -73,7 +73,7 @@ impl ConfigMap for Gc {
 }
 
 /// Reads a duration or `disabled`; an empty value keeps the default.
-fn span(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Duration>) {
+fn span(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<Duration>) {
     // Trimmed, since Knative trims these values before it parses them.
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
@@ -84,7 +84,7 @@ fn span(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Duration>) {
         return;
     }
     match parse_span(text) {
-        Ok(Span(nanos)) if nanos < 0 => {
+        Ok(GoDuration(nanos)) if nanos < 0 => {
             keys.wrong(format!("failed to parse {key}: must be non-negative"));
         }
         Ok(span) => *to = Some(span.duration()),
@@ -93,7 +93,7 @@ fn span(keys: &mut Keys<'_>, key: &'static str, to: &mut Option<Duration>) {
 }
 
 /// Reads a number or `disabled`; an empty value keeps the default.
-fn most(keys: &mut Keys<'_>, to: &mut Option<u64>) {
+fn most(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
     let key = "max-non-active-revisions";
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
@@ -115,27 +115,27 @@ fn most(keys: &mut Keys<'_>, to: &mut Option<u64>) {
 mod tests {
     use super::*;
     use crate::{
-        config_maps::{Read, read},
+        config_maps::{ParsedConfigMap, read},
         parse::line,
     };
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Read<Gc>, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<GcConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<Gc>(&data).map_err(|it| line(&it))
+        read::<GcConfig>(&data).map_err(|it| line(&it))
     }
 
     #[test]
     fn each_bound_can_be_set_and_switched_off() {
-        assert_eq!(map(&[]).map(|it| it.value), Ok(Gc::default()));
-        let off = Gc { since_created: None, since_active: None, min: 0, max: None };
+        assert_eq!(map(&[]).map(|it| it.value), Ok(GcConfig::default()));
+        let off = GcConfig { since_created: None, since_active: None, min: 0, max: None };
         let read = map(&[
             ("retain-since-create-time", "Disabled"),
             ("retain-since-last-active-time", "disabled"),
             ("min-non-active-revisions", "0"),
             ("max-non-active-revisions", "DISABLED"),
         ]);
-        assert_eq!(read, Ok(Read { value: off, warnings: vec![] }));
-        let set = Gc {
+        assert_eq!(read, Ok(ParsedConfigMap { value: off, warnings: vec![] }));
+        let set = GcConfig {
             since_created: Some(Duration::from_secs(600)),
             since_active: Some(Duration::ZERO),
             min: 1,
@@ -147,7 +147,7 @@ mod tests {
             ("min-non-active-revisions", "1"),
             ("max-non-active-revisions", "2"),
         ]);
-        assert_eq!(read, Ok(Read { value: set, warnings: vec![] }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: set, warnings: vec![] }));
     }
 
     #[test]
@@ -155,8 +155,9 @@ mod tests {
         let older = ("stale-revision-create-delay", "24h");
         let warning = "key \"stale-revision-create-delay\" is of an older release: \
                        use \"retain-since-create-time\"";
-        let day = Gc { since_created: Some(Duration::from_secs(86_400)), ..Gc::default() };
-        let want = Read { value: day, warnings: vec![warning.to_owned()] };
+        let day =
+            GcConfig { since_created: Some(Duration::from_secs(86_400)), ..GcConfig::default() };
+        let want = ParsedConfigMap { value: day, warnings: vec![warning.to_owned()] };
         assert_eq!(map(&[older]), Ok(want));
         let both = map(&[older, ("retain-since-create-time", "1h")]).unwrap();
         assert_eq!(both.value.since_created, Some(Duration::from_secs(3600)));

@@ -8,12 +8,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A duration that may be negative, in nanoseconds: Go's `time.Duration`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(pub i64);
+pub struct GoDuration(pub i64);
 
 /// One second in nanoseconds.
 const SECOND: i64 = 1_000_000_000;
 
-impl Span {
+impl GoDuration {
     /// A span of whole seconds.
     pub const fn seconds(seconds: i64) -> Self {
         Self(seconds.saturating_mul(SECOND))
@@ -30,13 +30,13 @@ impl Span {
     }
 }
 
-impl From<Duration> for Span {
+impl From<Duration> for GoDuration {
     fn from(it: Duration) -> Self {
         Self(i64::try_from(it.as_nanos()).unwrap_or(i64::MAX))
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for GoDuration {
     /// Formats the span as Go does: `1h0m0s`, `1m30s`, `1.5s`, `20ms`, `-5s`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.unsigned_abs();
@@ -106,11 +106,11 @@ pub fn parse_float(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a duration as `time.ParseDuration` does.
-pub fn parse_span(text: &str) -> Result<Span, String> {
+pub fn parse_span(text: &str) -> Result<GoDuration, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     if unsigned == "0" {
-        return Ok(Span(0));
+        return Ok(GoDuration(0));
     }
     if unsigned.is_empty() {
         return Err(invalid());
@@ -141,7 +141,7 @@ pub fn parse_span(text: &str) -> Result<Span, String> {
         rest = after;
     }
     let total = if text.starts_with('-') { -total } else { total };
-    i64::try_from(total).map(Span).map_err(|_too_long| invalid())
+    i64::try_from(total).map(GoDuration).map_err(|_too_long| invalid())
 }
 
 /// Multiplies a decimal number by `scale`, exactly where the result is whole.

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
-    ConfigMap, Read,
-    go::{self, Span},
+    ConfigMapSettings, ParsedConfigMap,
+    go::{self, GoDuration},
 };
 use crate::parse::Problem;
 
@@ -18,7 +18,7 @@ pub const EXAMPLE: &str = "_example";
 
 /// Data of one ConfigMap while it is read, with the errors and warnings so far.
 #[derive(Debug)]
-pub struct Keys<'a> {
+pub struct ConfigMapReader<'a> {
     data: &'a BTreeMap<String, String>,
     known: BTreeSet<&'a str>,
     older: BTreeMap<&'static str, &'a str>,
@@ -27,7 +27,7 @@ pub struct Keys<'a> {
     warnings: Vec<String>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ConfigMapReader<'a> {
     fn new(data: &'a BTreeMap<String, String>) -> Self {
         Self {
             data,
@@ -173,7 +173,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Reads a duration in Go's form.
-    pub fn span(&mut self, key: &'static str, to: &mut Span) {
+    pub fn span(&mut self, key: &'static str, to: &mut GoDuration) {
         self.read(key, to, go::parse_span);
     }
 
@@ -196,21 +196,23 @@ impl<'a> Keys<'a> {
 
 /// Keys that the settings of a ConfigMap read, whatever it holds.
 #[cfg(test)]
-pub(super) fn known<T: ConfigMap>() -> BTreeSet<String> {
+pub(super) fn known<T: ConfigMapSettings>() -> BTreeSet<String> {
     let data = BTreeMap::new();
-    let mut keys = Keys::new(&data);
+    let mut keys = ConfigMapReader::new(&data);
     T::read(&mut keys);
     keys.known.into_iter().filter(|key| *key != EXAMPLE).map(str::to_owned).collect()
 }
 
 /// Reads the data of one ConfigMap: its settings with warnings, or everything that is wrong with it.
-pub fn read<T: ConfigMap>(data: &BTreeMap<String, String>) -> Result<Read<T>, Vec<Problem>> {
-    let mut keys = Keys::new(data);
+pub fn read<T: ConfigMapSettings>(
+    data: &BTreeMap<String, String>,
+) -> Result<ParsedConfigMap<T>, Vec<Problem>> {
+    let mut keys = ConfigMapReader::new(data);
     let value = T::read(&mut keys);
     // After the settings are read, so that `known` holds every key they asked for.
     keys.unknown();
     if keys.problems.is_empty() {
-        Ok(Read { value, warnings: keys.warnings })
+        Ok(ParsedConfigMap { value, warnings: keys.warnings })
     } else {
         Err(keys.problems)
     }

@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use super::{ConfigMap, go::Span, keys::Keys};
+use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader};
 
 /// `config-leader-election`, checked. A controller reads it only when it starts, as in Knative.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaderElection {
+pub struct LeaderElectionConfig {
     /// `lease-duration`: time without renewal after which the lease may be taken. Default 5 s.
     pub lease: Duration,
     /// `renew-deadline`: time without renewal after which a leader stops writing. Default 3 s, below `lease`.
@@ -18,17 +18,17 @@ pub struct LeaderElection {
     pub retry: Duration,
 }
 
-impl Default for LeaderElection {
+impl Default for LeaderElectionConfig {
     fn default() -> Self {
         let [lease, renew, retry] = [5, 3, 1].map(Duration::from_secs);
         Self { lease, renew, retry }
     }
 }
 
-impl ConfigMap for LeaderElection {
+impl ConfigMapSettings for LeaderElectionConfig {
     const NAME: &'static str = "config-leader-election";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         keys.renamed(&[
             ("leaseDuration", "lease-duration"),
             ("renewDeadline", "renew-deadline"),
@@ -42,14 +42,14 @@ impl ConfigMap for LeaderElection {
             ("renew-deadline", &mut it.renew),
             ("retry-period", &mut it.retry),
         ] {
-            let mut span = Span::from(*to);
+            let mut span = GoDuration::from(*to);
             keys.span(key, &mut span);
             if span.0 <= 0 {
                 keys.wrong(format!("{key} must be greater than zero, was {span}"));
             }
             *to = span.duration();
         }
-        let [lease, renew, retry] = [it.lease, it.renew, it.retry].map(Span::from);
+        let [lease, renew, retry] = [it.lease, it.renew, it.retry].map(GoDuration::from);
         // A leader must stop before its lease can be taken, and must have a second attempt before it stops.
         if lease <= renew {
             keys.wrong(format!(
@@ -66,7 +66,7 @@ impl ConfigMap for LeaderElection {
 }
 
 /// Reads the number of leader buckets, which has no effect: one replica writes, all of them serve.
-fn buckets(keys: &mut Keys<'_>) {
+fn buckets(keys: &mut ConfigMapReader<'_>) {
     let mut buckets = 1;
     keys.int32("buckets", &mut buckets);
     if !(1..=10).contains(&buckets) {
@@ -81,19 +81,19 @@ fn buckets(keys: &mut Keys<'_>) {
 mod tests {
     use super::*;
     use crate::{
-        config_maps::{Read, read},
+        config_maps::{ParsedConfigMap, read},
         parse::line,
     };
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Read<LeaderElection>, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<LeaderElectionConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<LeaderElection>(&data).map_err(|it| line(&it))
+        read::<LeaderElectionConfig>(&data).map_err(|it| line(&it))
     }
 
     #[test]
     fn spans_are_followed_also_by_their_older_names() {
         let [lease, renew, retry] = [60, 40, 10].map(Duration::from_secs);
-        let want = LeaderElection { lease, renew, retry };
+        let want = LeaderElectionConfig { lease, renew, retry };
         let read = map(&[
             ("lease-duration", "60s"),
             ("renewDeadline", "40s"),

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::{Level, Levels};
+use common::wire::{LogLevel, LogLevels};
 use serde::Deserialize;
 
-use super::{ConfigMap, keys::Keys};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
 
 /// Names of the components. Knative uses the same ones; it has no agent.
 const PARTS: [&str; 4] = ["controller", "agent", "activator", "autoscaler"];
@@ -15,40 +15,40 @@ const PARTS: [&str; 4] = ["controller", "agent", "activator", "autoscaler"];
 const RULE: &str = "must be debug, info, warn or error";
 
 /// Parses a level. Zap has three levels above errors, which count as errors here.
-fn parse(text: &str) -> Option<Level> {
+fn parse(text: &str) -> Option<LogLevel> {
     match text.to_ascii_lowercase().as_str() {
-        "debug" => Some(Level::Debug),
-        "info" | "" => Some(Level::Info),
-        "warn" | "warning" => Some(Level::Warn),
-        "error" | "dpanic" | "panic" | "fatal" => Some(Level::Error),
+        "debug" => Some(LogLevel::Debug),
+        "info" | "" => Some(LogLevel::Info),
+        "warn" | "warning" => Some(LogLevel::Warn),
+        "error" | "dpanic" | "panic" | "fatal" => Some(LogLevel::Error),
         _ => None,
     }
 }
 
 /// `config-logging`, checked: the common level and those of components.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Logging {
+pub struct LoggingConfig {
     /// Common level: `level` of `zap-logger-config`. Default info.
-    pub level: Level,
-    components: BTreeMap<String, Level>,
+    pub level: LogLevel,
+    components: BTreeMap<String, LogLevel>,
 }
 
-impl Logging {
+impl LoggingConfig {
     /// Level of a component: `loglevel.<component>` where it is set, or else the common one.
-    fn of(&self, component: &str) -> Level {
+    fn of(&self, component: &str) -> LogLevel {
         self.components.get(component).copied().unwrap_or(self.level)
     }
 
     /// Level of each component, as sent in the RouteTable.
-    pub fn levels(&self) -> Levels {
+    pub fn levels(&self) -> LogLevels {
         let [controller, agent, activator, autoscaler] = PARTS.map(|part| self.of(part));
-        Levels { controller, agent, activator, autoscaler }
+        LogLevels { controller, agent, activator, autoscaler }
     }
 }
 
 /// The JSON of `zap-logger-config`.
 #[derive(Deserialize)]
-struct Zap {
+struct ZapLoggerConfig {
     #[serde(default)]
     level: String,
     /// Zap's other settings, which have no effect.
@@ -56,15 +56,15 @@ struct Zap {
     rest: BTreeMap<String, serde::de::IgnoredAny>,
 }
 
-impl ConfigMap for Logging {
+impl ConfigMapSettings for LoggingConfig {
     const NAME: &'static str = "config-logging";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         let mut it = Self::default();
         let zap = keys.get("zap-logger-config").unwrap_or_default();
         // An empty value is no JSON, but sets nothing.
         if !zap.trim().is_empty() {
-            match serde_json::from_str::<Zap>(zap) {
+            match serde_json::from_str::<ZapLoggerConfig>(zap) {
                 Ok(zap) => it.level = zap_level(&zap, keys),
                 Err(why) => keys.wrong(format!("failed to parse \"zap-logger-config\": {why}")),
             }
@@ -92,7 +92,7 @@ impl ConfigMap for Logging {
 }
 
 /// Reads the common level. Other settings of zap get a warning, since they have no effect.
-fn zap_level(zap: &Zap, keys: &mut Keys<'_>) -> Level {
+fn zap_level(zap: &ZapLoggerConfig, keys: &mut ConfigMapReader<'_>) -> LogLevel {
     if !zap.rest.is_empty() {
         let rest = zap.rest.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         keys.warn(format!("{rest} of \"zap-logger-config\" has no effect: only \"level\" has"));
@@ -100,7 +100,7 @@ fn zap_level(zap: &Zap, keys: &mut Keys<'_>) -> Level {
     parse(&zap.level).unwrap_or_else(|| {
         let (level, field) = (&zap.level, "\"level\" of \"zap-logger-config\"");
         keys.wrong(format!("invalid logging level: {field} is {level:?}: {RULE}"));
-        Level::default()
+        LogLevel::default()
     })
 }
 
@@ -108,13 +108,13 @@ fn zap_level(zap: &Zap, keys: &mut Keys<'_>) -> Level {
 mod tests {
     use super::*;
     use crate::{
-        config_maps::{Read, read},
+        config_maps::{ParsedConfigMap, read},
         parse::line,
     };
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Read<Logging>, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<LoggingConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<Logging>(&data).map_err(|it| line(&it))
+        read::<LoggingConfig>(&data).map_err(|it| line(&it))
     }
 
     #[test]
@@ -125,19 +125,19 @@ mod tests {
             ("loglevel.activator", ""),
             ("loglevel.agent", "Fatal"),
         ]);
-        let [controller, agent] = [Level::Debug, Level::Error];
-        let [activator, autoscaler] = [Level::Warn; 2];
+        let [controller, agent] = [LogLevel::Debug, LogLevel::Error];
+        let [activator, autoscaler] = [LogLevel::Warn; 2];
         let read = read.unwrap();
-        assert_eq!(read.value.levels(), Levels { controller, agent, activator, autoscaler });
+        assert_eq!(read.value.levels(), LogLevels { controller, agent, activator, autoscaler });
         assert_eq!(read.warnings, [] as [&str; 0]);
-        assert_eq!(Logging::default().levels(), Levels::default());
+        assert_eq!(LoggingConfig::default().levels(), LogLevels::default());
     }
 
     #[test]
     fn a_part_that_there_is_not_is_told() {
         let zap = ("zap-logger-config", r#"{"development": true, "encoding": "console"}"#);
         let read = map(&[("loglevel.queueproxy", "debug"), zap]).unwrap();
-        assert_eq!(read.value, Logging::default());
+        assert_eq!(read.value, LoggingConfig::default());
         let want = [
             "development, encoding of \"zap-logger-config\" has no effect: only \"level\" has",
             "key \"loglevel.queueproxy\" has no effect: the parts are controller, agent, \

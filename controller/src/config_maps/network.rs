@@ -4,14 +4,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::wire::{Edge, Path, is_upgrade, network};
+use common::wire::{ConnectionPath, EdgeSettings, is_upgrade, network};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{
-    ConfigMap,
+    ConfigMapSettings,
     go::parse_bool,
-    keys::Keys,
-    template::{Template, Values},
+    keys::ConfigMapReader,
+    template::{GoTemplate, TemplateValues},
 };
 
 /// Knative's template of a public host name (`DefaultDomainTemplate`); always used for private ones.
@@ -38,11 +38,11 @@ pub enum HttpProtocol {
 
 /// `config-network`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Network {
+pub struct NetworkConfig {
     /// `domain-template` of host names; `None`: [`DOMAIN_TEMPLATE`].
-    pub domain_template: Option<Template>,
+    pub domain_template: Option<GoTemplate>,
     /// `tag-template` of host names; `None`: [`TAG_TEMPLATE`].
-    pub tag_template: Option<Template>,
+    pub tag_template: Option<GoTemplate>,
     /// `http-protocol`: treatment of plain HTTP. Default enabled.
     pub http: HttpProtocol,
     /// `rollout-duration` in whole seconds; zero: at once. Default 0.
@@ -53,14 +53,14 @@ pub struct Network {
     pub external_scheme: String,
     /// `rouse.dev.path`, Rouse's own: the path of services without an annotation; `None`: the path rule decides. (The
     /// annotation is `rouse.dev/path`; a key of a ConfigMap may not contain a slash.)
-    pub path: Option<Path>,
+    pub path: Option<ConnectionPath>,
     /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
     /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false.
-    pub edge: Edge,
+    pub edge: EdgeSettings,
 }
 
-impl Default for Network {
+impl Default for NetworkConfig {
     fn default() -> Self {
         Self {
             domain_template: None,
@@ -70,15 +70,15 @@ impl Default for Network {
             autocreate_claims: false,
             external_scheme: "http".into(),
             path: None,
-            edge: Edge::default(),
+            edge: EdgeSettings::default(),
         }
     }
 }
 
-impl ConfigMap for Network {
+impl ConfigMapSettings for NetworkConfig {
     const NAME: &'static str = "config-network";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         older(keys);
         classes(keys);
         tls(keys);
@@ -96,7 +96,7 @@ impl ConfigMap for Network {
     }
 }
 
-fn older(keys: &mut Keys<'_>) {
+fn older(keys: &mut ConfigMapReader<'_>) {
     keys.renamed(&[
         ("clusteringress.class", "ingress-class"),
         ("ingress.class", "ingress-class"),
@@ -118,7 +118,7 @@ fn older(keys: &mut Keys<'_>) {
     keys.without_effect(&[("istio.sidecar.includeOutboundIPRanges", mesh)]);
 }
 
-fn rollout(keys: &mut Keys<'_>) -> Duration {
+fn rollout(keys: &mut ConfigMapReader<'_>) -> Duration {
     let mut seconds = 0;
     keys.int64("rollout-duration", &mut seconds);
     if seconds < 0 {
@@ -128,13 +128,13 @@ fn rollout(keys: &mut Keys<'_>) -> Duration {
 }
 
 /// Accepts the classes of ingresses and certificates, which have no effect.
-fn classes(keys: &mut Keys<'_>) {
+fn classes(keys: &mut ConfigMapReader<'_>) {
     keys.idle("ingress-class", &[], "one gateway serves every class");
     keys.idle("certificate-class", &[], NO_TLS);
 }
 
 /// Accepts settings of meshes: pods are always addressed directly, and other values get a warning.
-fn mesh(keys: &mut Keys<'_>) {
+fn mesh(keys: &mut ConfigMapReader<'_>) {
     const WHY: &str = "pods are always asked at their own addresses";
     let mut addressable = false;
     keys.flag("enable-mesh-pod-addressability", &mut addressable);
@@ -143,7 +143,7 @@ fn mesh(keys: &mut Keys<'_>) {
 }
 
 /// Accepts settings of certificates, and refuses the values that Knative refuses.
-fn tls(keys: &mut Keys<'_>) {
+fn tls(keys: &mut ConfigMapReader<'_>) {
     wildcard(keys);
     // Knative treats any value but `enabled` as off, so none is refused.
     keys.idle("external-domain-tls", &["disabled"], NO_TLS);
@@ -152,7 +152,7 @@ fn tls(keys: &mut Keys<'_>) {
     internal_encryption(keys);
 }
 
-fn wildcard(keys: &mut Keys<'_>) {
+fn wildcard(keys: &mut ConfigMapReader<'_>) {
     let key = "namespace-wildcard-cert-selector";
     let text = keys.get(key).unwrap_or_default();
     // The selector has no effect here, but Knative refuses one that it cannot parse.
@@ -162,9 +162,9 @@ fn wildcard(keys: &mut Keys<'_>) {
     keys.idle(key, &[], NO_TLS);
 }
 
-fn domain_template(keys: &mut Keys<'_>) -> Option<Template> {
+fn domain_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
     let source = keys.get("domain-template").map(str::trim)?;
-    let read = Template::parse("domain-template", source, &DOMAIN_FIELDS);
+    let read = GoTemplate::parse("domain-template", source, &DOMAIN_FIELDS);
     let tried = read.and_then(|template| {
         // As in Knative, sample values show now if the template gives no valid host.
         let no = || BTreeMap::<&str, &str>::new();
@@ -181,26 +181,26 @@ pub fn domain_values<'a>(
     domain: &str,
     annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
     labels: impl IntoIterator<Item = (&'a str, &'a str)>,
-) -> Values {
-    let values = Values::default().text("Name", name).text("Namespace", namespace);
+) -> TemplateValues {
+    let values = TemplateValues::default().text("Name", name).text("Namespace", namespace);
     values.text("Domain", domain).map("Annotations", annotations).map("Labels", labels)
 }
 
-fn tag_template(keys: &mut Keys<'_>) -> Option<Template> {
+fn tag_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
     let source = keys.get("tag-template").map(str::trim)?;
-    let read = Template::parse("tag-template", source, &TAG_FIELDS);
+    let read = GoTemplate::parse("tag-template", source, &TAG_FIELDS);
     let tried =
         read.and_then(|template| template.render(&tag_values("foo", "v2")).map(|_name| template));
     accept(keys, tried)
 }
 
 /// Values for a tag template.
-pub fn tag_values(name: &str, tag: &str) -> Values {
-    Values::default().text("Name", name).text("Tag", tag)
+pub fn tag_values(name: &str, tag: &str) -> TemplateValues {
+    TemplateValues::default().text("Name", name).text("Tag", tag)
 }
 
 /// Unwraps a template, or reports its error.
-fn accept(keys: &mut Keys<'_>, tried: Result<Template, String>) -> Option<Template> {
+fn accept(keys: &mut ConfigMapReader<'_>, tried: Result<GoTemplate, String>) -> Option<GoTemplate> {
     tried.map_err(|why| keys.wrong(why)).ok()
 }
 
@@ -219,7 +219,7 @@ fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-fn http(keys: &mut Keys<'_>) -> HttpProtocol {
+fn http(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
     let text = keys.get("http-protocol").unwrap_or_default();
     match text.to_ascii_lowercase().as_str() {
         "" | "enabled" => HttpProtocol::Enabled,
@@ -237,7 +237,7 @@ fn http(keys: &mut Keys<'_>) -> HttpProtocol {
     }
 }
 
-fn encryption(keys: &mut Keys<'_>, key: &'static str) {
+fn encryption(keys: &mut ConfigMapReader<'_>, key: &'static str) {
     let text = keys.get(key).unwrap_or_default();
     if !["", "disabled", "enabled"].contains(&text.to_ascii_lowercase().as_str()) {
         let why = format!("{key} with value: {text:?} in config-network ConfigMap");
@@ -247,7 +247,7 @@ fn encryption(keys: &mut Keys<'_>, key: &'static str) {
 }
 
 /// Accepts the key of releases before `system-internal-tls`.
-fn internal_encryption(keys: &mut Keys<'_>) {
+fn internal_encryption(keys: &mut ConfigMapReader<'_>) {
     let key = "internal-encryption";
     if let Some(Err(why)) = keys.get(key).map(parse_bool) {
         keys.wrong(format!("failed to parse {key:?}: {why}"));
@@ -255,12 +255,12 @@ fn internal_encryption(keys: &mut Keys<'_>) {
     keys.superseded(&[(key, "system-internal-tls")]);
 }
 
-fn path(keys: &mut Keys<'_>) -> Option<Path> {
+fn path(keys: &mut ConfigMapReader<'_>) -> Option<ConnectionPath> {
     let key = "rouse.dev.path";
     match keys.get(key) {
         None | Some("") => None,
-        Some("direct") => Some(Path::Direct),
-        Some("activator") => Some(Path::Activator),
+        Some("direct") => Some(ConnectionPath::Direct),
+        Some("activator") => Some(ConnectionPath::Activator),
         Some(other) => {
             keys.wrong(format!("{key} = {other:?}, must be \"direct\" or \"activator\""));
             None
@@ -268,8 +268,8 @@ fn path(keys: &mut Keys<'_>) -> Option<Path> {
     }
 }
 
-fn edge(keys: &mut Keys<'_>) -> Edge {
-    let mut it = Edge::default();
+fn edge(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
+    let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";
     for text in listed(keys, key) {
         match network(text) {
@@ -305,7 +305,10 @@ fn edge(keys: &mut Keys<'_>) -> Edge {
 }
 
 /// Entries of a key, separated by commas or white space.
-fn listed<'a>(keys: &mut Keys<'a>, key: &'static str) -> impl Iterator<Item = &'a str> + use<'a> {
+fn listed<'a>(
+    keys: &mut ConfigMapReader<'a>,
+    key: &'static str,
+) -> impl Iterator<Item = &'a str> + use<'a> {
     let all = keys.get(key).unwrap_or_default().split([',', ' ', '\n']);
     all.map(str::trim).filter(|it| !it.is_empty())
 }

@@ -7,23 +7,23 @@
 //! 521cb33.
 
 use common::{
-    request_log::{self, Template},
-    wire::RequestLog,
+    request_log::{self, LogTemplate},
+    wire::RequestLogSettings,
 };
 
-use super::{ConfigMap, go::Span, keys::Keys, network::OFF};
+use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader, network::OFF};
 
 /// `config-observability`, checked against its bounds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observability {
+pub struct ObservabilityConfig {
     /// `logging.revision-url-template`, in which `${REVISION_UID}` is replaced. Default empty: no `logUrl`.
     pub log_url_template: String,
     /// Request log: `logging.enable-request-log`, `logging.request-log-template` (default Knative's `httpRequest` line)
     /// and `logging.enable-probe-request-log` (default false). Default none: requests are not logged.
-    pub request_log: Option<RequestLog>,
+    pub request_log: Option<RequestLogSettings>,
 }
 
-impl Observability {
+impl ObservabilityConfig {
     /// Returns true if only activators can do what is set, so that no connection may take the direct path.
     pub fn needs_activator(&self) -> bool {
         self.request_log.is_some()
@@ -36,10 +36,10 @@ impl Observability {
     }
 }
 
-impl ConfigMap for Observability {
+impl ConfigMapSettings for ObservabilityConfig {
     const NAME: &'static str = "config-observability";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         older(keys);
         let mut it = Self::default();
         export(keys, ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"]);
@@ -60,7 +60,7 @@ impl ConfigMap for Observability {
     }
 }
 
-fn older(keys: &mut Keys<'_>) {
+fn older(keys: &mut ConfigMapReader<'_>) {
     keys.superseded(&[
         ("metrics.backend-destination", "metrics-protocol"),
         ("metrics.opencensus-address", "metrics-endpoint"),
@@ -76,9 +76,9 @@ fn older(keys: &mut Keys<'_>) {
 }
 
 /// Reads the settings of one metrics export, none of which has an effect.
-fn export(keys: &mut Keys<'_>, [protocol, endpoint, interval]: [&'static str; 3]) {
+fn export(keys: &mut ConfigMapReader<'_>, [protocol, endpoint, interval]: [&'static str; 3]) {
     const WHY: &str = "figures are asked for at /metrics, and sent nowhere";
-    let (mut name, mut to, mut every) = ("none".to_owned(), String::new(), Span::default());
+    let (mut name, mut to, mut every) = ("none".to_owned(), String::new(), GoDuration::default());
     keys.text(protocol, &mut name);
     keys.text(endpoint, &mut to);
     keys.span(interval, &mut every);
@@ -102,7 +102,7 @@ fn export(keys: &mut Keys<'_>, [protocol, endpoint, interval]: [&'static str; 3]
     keys.idle(interval, &[], WHY);
 }
 
-fn tracing(keys: &mut Keys<'_>) {
+fn tracing(keys: &mut ConfigMapReader<'_>) {
     const WHY: &str = "there are no traces";
     let (mut name, mut to, mut rate) = ("none".to_owned(), String::new(), 0.0);
     keys.text("tracing-protocol", &mut name);
@@ -129,7 +129,7 @@ fn tracing(keys: &mut Keys<'_>) {
     }
 }
 
-fn profiling(keys: &mut Keys<'_>) {
+fn profiling(keys: &mut ConfigMapReader<'_>) {
     let mut setting = "disabled".to_owned();
     keys.text("runtime-profiling", &mut setting);
     let go = "it is about Go's own memory figures";
@@ -140,14 +140,14 @@ fn profiling(keys: &mut Keys<'_>) {
     keys.idle("runtime-profiling", &["disabled"], "no part has a profiler that can be asked");
 }
 
-fn var_log(keys: &mut Keys<'_>) {
+fn var_log(keys: &mut ConfigMapReader<'_>) {
     let (key, mut wanted) = ("logging.enable-var-log-collection", false);
     keys.flag(key, &mut wanted);
     keys.idle(key, &OFF, "what a container writes to its standard output is collected");
 }
 
 /// Reads the request log. A template that cannot run is refused even while request logs are off.
-fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
+fn request_log(keys: &mut ConfigMapReader<'_>) -> Option<RequestLogSettings> {
     const ENABLE: &str = "logging.enable-request-log";
     const TEMPLATE: &str = "logging.request-log-template";
     const PROBES: &str = "logging.enable-probe-request-log";
@@ -161,14 +161,14 @@ fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
     if source.is_empty() && wanted {
         keys.wrong(format!("{ENABLE:?} was set to true, but no {TEMPLATE:?} was specified"));
     }
-    match Template::parse(source) {
+    match LogTemplate::parse(source) {
         Ok(template) => {
             // A template that begins with `{` is meant to be JSON, which unescaped text of clients would break.
             let bare = if source.starts_with('{') { template.unescaped() } else { Vec::new() };
             for field in bare {
                 keys.warn(format!("{TEMPLATE}: clients choose {field} freely: write it with js"));
             }
-            wanted.then_some(RequestLog { template, probes })
+            wanted.then_some(RequestLogSettings { template, probes })
         }
         Err(why) => {
             keys.wrong(format!("{TEMPLATE}: {why}"));
@@ -179,12 +179,12 @@ fn request_log(keys: &mut Keys<'_>) -> Option<RequestLog> {
 
 /// `config-tracing`, in which no key has an effect any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OldTracing;
+pub struct TracingConfig;
 
-impl ConfigMap for OldTracing {
+impl ConfigMapSettings for TracingConfig {
     const NAME: &'static str = "config-tracing";
 
-    fn read(keys: &mut Keys<'_>) -> Self {
+    fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         let all: Vec<_> = keys.all().map(|(key, _)| key).collect();
         for key in all {
             keys.warn(format!("key {key:?} has no effect: use config-observability"));
@@ -197,22 +197,22 @@ impl ConfigMap for OldTracing {
 mod tests {
     use super::*;
     use crate::{
-        config_maps::{Read, read},
+        config_maps::{ParsedConfigMap, read},
         parse::line,
     };
 
-    fn map(pairs: &[(&str, &str)]) -> Result<Read<Observability>, String> {
+    fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<ObservabilityConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<Observability>(&data).map_err(|it| line(&it))
+        read::<ObservabilityConfig>(&data).map_err(|it| line(&it))
     }
 
     #[test]
     fn every_key_is_followed() {
-        assert_eq!(map(&[]).map(|it| it.value), Ok(Observability::default()));
-        let want = Observability {
+        assert_eq!(map(&[]).map(|it| it.value), Ok(ObservabilityConfig::default()));
+        let want = ObservabilityConfig {
             log_url_template: "http://log/${REVISION_UID}".into(),
-            request_log: Some(RequestLog {
-                template: Template::parse("{{.Request.Method}}").unwrap(),
+            request_log: Some(RequestLogSettings {
+                template: LogTemplate::parse("{{.Request.Method}}").unwrap(),
                 probes: true,
             }),
         };
@@ -228,10 +228,10 @@ mod tests {
             ("logging.enable-probe-request-log", "true"),
             ("logging.request-log-template", "{{.Request.Method}}"),
         ]);
-        assert_eq!(read, Ok(Read { value: want.clone(), warnings: vec![] }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: want.clone(), warnings: vec![] }));
         assert_eq!(want.log_url("u-1").as_deref(), Some("http://log/u-1"));
-        assert!(want.needs_activator() && !Observability::default().needs_activator());
-        assert_eq!(Observability::default().log_url("u-1"), None);
+        assert!(want.needs_activator() && !ObservabilityConfig::default().needs_activator());
+        assert_eq!(ObservabilityConfig::default().log_url("u-1"), None);
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
             ("logging.enable-var-log-collection", "true"),
         ]);
         let read = read.unwrap();
-        assert_eq!(read.value, Observability::default());
+        assert_eq!(read.value, ObservabilityConfig::default());
         assert_eq!(read.warnings.len(), 8, "{:?}", read.warnings);
     }
 
@@ -314,6 +314,9 @@ mod tests {
         let read = map(&[("metrics.backend-destination", "prometheus")]).unwrap();
         let want = "key \"metrics.backend-destination\" is of an older release and has no effect: \
                     use \"metrics-protocol\"";
-        assert_eq!((read.value, read.warnings), (Observability::default(), vec![want.into()]));
+        assert_eq!(
+            (read.value, read.warnings),
+            (ObservabilityConfig::default(), vec![want.into()])
+        );
     }
 }

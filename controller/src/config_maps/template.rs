@@ -9,12 +9,12 @@ mod check;
 
 /// A template that was parsed without error.
 #[derive(Clone)]
-pub struct Template {
+pub struct GoTemplate {
     source: Arc<str>,
     parsed: Arc<gotmpl::Template>,
 }
 
-impl Template {
+impl GoTemplate {
     /// Longest template in bytes: a host name has at most 253, and nested parentheses cost stack.
     const LONGEST: usize = 4096;
 
@@ -40,7 +40,7 @@ impl Template {
     }
 
     /// Renders the template with these values.
-    pub fn render(&self, values: &Values) -> Result<String, String> {
+    pub fn render(&self, values: &TemplateValues) -> Result<String, String> {
         let data = Value::Map(Arc::new(values.0.clone()));
         self.parsed.execute_to_string(&data).map_err(|wrong| wrong.to_string())
     }
@@ -62,13 +62,13 @@ fn index(args: &[Value]) -> Result<Value, TemplateError> {
     Ok(if matches!(found, Value::Nil) { Value::String("".into()) } else { found })
 }
 
-impl fmt::Debug for Template {
+impl fmt::Debug for GoTemplate {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_tuple("Template").field(&self.source).finish()
     }
 }
 
-impl PartialEq for Template {
+impl PartialEq for GoTemplate {
     fn eq(&self, other: &Self) -> bool {
         self.source == other.source
     }
@@ -76,9 +76,9 @@ impl PartialEq for Template {
 
 /// Values that a template may use, by field name.
 #[derive(Clone, Debug, Default)]
-pub struct Values(BTreeMap<Arc<str>, Value>);
+pub struct TemplateValues(BTreeMap<Arc<str>, Value>);
 
-impl Values {
+impl TemplateValues {
     /// The field names that [`of`](Self::of) sets.
     pub const OF_META: [&str; 6] =
         ["Name", "GenerateName", "Namespace", "UID", "Labels", "Annotations"];
@@ -127,8 +127,8 @@ mod tests {
 
     const FIELDS: [&str; 5] = ["Name", "Namespace", "Domain", "Labels", "Annotations"];
 
-    fn values() -> Values {
-        let values = Values::default().text("Name", "shop").text("Namespace", "team");
+    fn values() -> TemplateValues {
+        let values = TemplateValues::default().text("Name", "shop").text("Namespace", "team");
         values
             .text("Domain", "example.com")
             .map("Labels", [("tier", "gold")])
@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn render(source: &str) -> Result<String, String> {
-        Template::parse("t", source, &FIELDS).and_then(|it| it.render(&values()))
+        GoTemplate::parse("t", source, &FIELDS).and_then(|it| it.render(&values()))
     }
 
     #[test]
@@ -176,9 +176,9 @@ mod tests {
             r#"{{template "none"}}"#,
             "\u{1}",
         ] {
-            assert!(Template::parse("t", source, &FIELDS).is_err(), "{source}");
+            assert!(GoTemplate::parse("t", source, &FIELDS).is_err(), "{source}");
         }
-        let say = |source| Template::parse("t", source, &FIELDS).map(|_template| ()).unwrap_err();
+        let say = |source| GoTemplate::parse("t", source, &FIELDS).map(|_template| ()).unwrap_err();
         let untaken = say("{{if eq .Name \"\"}}{{lower .Name}}{{end}}");
         assert_eq!(untaken, r#"template: t: function "lower" not defined"#);
         let have = ".Name, .Namespace, .Domain, .Labels, .Annotations";

@@ -8,7 +8,7 @@ fn data(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect()
 }
 
-fn reasons(update: &Update) -> Vec<&'static str> {
+fn reasons(update: &ConfigMapUpdate) -> Vec<&'static str> {
     update.events.iter().map(|it| it.reason).collect()
 }
 
@@ -19,7 +19,7 @@ fn a_bad_value_keeps_the_last_good_one_and_is_told_once() {
     let bad = data(&[("retain-since-create-time", "1hour")]);
     assert_eq!(
         configs.update("config-gc", Some(&good)),
-        Update { is_changed: true, events: vec![] }
+        ConfigMapUpdate { is_changed: true, events: vec![] }
     );
     let told = configs.update("config-gc", Some(&bad));
     assert_eq!((told.is_changed, reasons(&told)), (false, vec!["ConfigRefused"]));
@@ -28,7 +28,7 @@ fn a_bad_value_keeps_the_last_good_one_and_is_told_once() {
         "config-gc: failed to parse retain-since-create-time: time: unknown unit \"hour\" in \
          duration \"1hour\". The settings before it hold"
     );
-    assert_eq!(configs.update("config-gc", Some(&bad)), Update::default());
+    assert_eq!(configs.update("config-gc", Some(&bad)), ConfigMapUpdate::default());
     assert_eq!(configs.gc.since_created, Some(Duration::from_secs(3600)));
     assert_eq!(configs.refused().map(|(name, _)| name).collect::<Vec<_>>(), ["config-gc"]);
     let mended = configs.update("config-gc", Some(&good));
@@ -44,7 +44,7 @@ fn a_config_map_that_is_gone_falls_back_to_its_defaults() {
     let gone = configs.update("config-defaults", None);
     assert_eq!((gone.is_changed, reasons(&gone)), (true, vec!["ConfigDeleted"]));
     assert_eq!(configs, Configs::default());
-    assert_eq!(configs.update("config-defaults", None), Update::default());
+    assert_eq!(configs.update("config-defaults", None), ConfigMapUpdate::default());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn objects_are_read_as_the_api_server_holds_them() {
 fn config_maps_of_others_mean_nothing() {
     let mut configs = Configs::default();
     let foreign = data(&[("anything", "goes")]);
-    assert_eq!(configs.update("config-map-of-others", Some(&foreign)), Update::default());
+    assert_eq!(configs.update("config-map-of-others", Some(&foreign)), ConfigMapUpdate::default());
     assert_eq!(admit("config-map-of-others", &foreign, &foreign), Ok(vec![]));
 }
 
@@ -172,7 +172,7 @@ proptest! {
             };
             prop_assert_eq!(admit(name, &BTreeMap::new(), &data).is_err(), refused);
             prop_assert!(!(refused && update.is_changed));
-            prop_assert_eq!(configs.update(name, Some(&data)), Update::default());
+            prop_assert_eq!(configs.update(name, Some(&data)), ConfigMapUpdate::default());
         }
     }
 }

@@ -8,7 +8,7 @@
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::parse::mask::{Field, Mask, POD};
+use crate::parse::mask::{FieldMask, FieldRule, POD};
 
 const KEPT: [&str; 11] = [
     "description",
@@ -27,33 +27,33 @@ const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 /// Pattern of a quantity (apimachinery `api/resource`).
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-type Object = Map<String, Value>;
+type SchemaObject = Map<String, Value>;
 
 /// Structural schema of the type `T`.
 pub(super) fn of<T: JsonSchema>() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
     let root = Value::from(generator.into_root_schema_for::<T>());
     let defs = root.get("$defs").and_then(Value::as_object).cloned().unwrap_or_default();
-    Resolver { defs }.node(&root, Within::Ours)
+    SchemaConverter { defs }.node(&root, SchemaPosition::Ours)
 }
 
 /// Position of a schema within an object.
 #[derive(Clone, Copy)]
-enum Within {
+enum SchemaPosition {
     /// Within a type of Rouse.
     Ours,
     /// Within a PodSpec, with the mask of fields that users may write there; none: all fields.
-    Pod(Option<&'static Mask>),
+    Pod(Option<&'static FieldMask>),
 }
 
 /// Converter with the definitions that references name.
-struct Resolver {
-    defs: Object,
+struct SchemaConverter {
+    defs: SchemaObject,
 }
 
-impl Resolver {
+impl SchemaConverter {
     /// Converts one schema, with everything below it.
-    fn node(&self, schema: &Value, within: Within) -> Value {
+    fn node(&self, schema: &Value, within: SchemaPosition) -> Value {
         let Some(mut it) = self.resolve(schema) else {
             // The schema `true` permits anything.
             return json!({PRESERVE: true});
@@ -61,7 +61,7 @@ impl Resolver {
         if it.remove("quantity").is_some() {
             return quantity(it.get("description"));
         }
-        let mut out = Object::new();
+        let mut out = SchemaObject::new();
         // Before the kept keywords are copied: it rewrites `type`, which is one of them.
         nullable(&mut it);
         for key in KEPT {
@@ -84,26 +84,28 @@ impl Resolver {
     }
 
     /// Converts the properties of an object, limited to the fields of a pod where it is one.
-    fn properties(&self, it: &Object, out: &mut Object, within: Within) {
+    fn properties(&self, it: &SchemaObject, out: &mut SchemaObject, within: SchemaPosition) {
         let Some(Value::Object(all)) = it.get("properties") else { return };
         // A RevisionSpec flattens its PodSpec, so the fields show where a pod begins.
         let is_pod = all.contains_key("containers") && all.contains_key("restartPolicy");
-        let mut properties = Object::new();
+        let mut properties = SchemaObject::new();
         for (name, schema) in all {
             let field = match within {
-                Within::Ours if !is_pod => Some(self.node(schema, Within::Ours)),
-                Within::Ours => match POD.field(name) {
+                SchemaPosition::Ours if !is_pod => Some(self.node(schema, SchemaPosition::Ours)),
+                SchemaPosition::Ours => match POD.field(name) {
                     Some(field) => Some(self.field(schema, field)),
                     // A limit of Knative, such as `containerConcurrency`, stands among the pod's fields.
-                    None => is_limit(name).then(|| self.node(schema, Within::Ours)),
+                    None => is_limit(name).then(|| self.node(schema, SchemaPosition::Ours)),
                 },
-                Within::Pod(None) => Some(self.node(schema, within)),
-                Within::Pod(Some(mask)) => mask.field(name).map(|field| self.field(schema, field)),
+                SchemaPosition::Pod(None) => Some(self.node(schema, within)),
+                SchemaPosition::Pod(Some(mask)) => {
+                    mask.field(name).map(|field| self.field(schema, field))
+                }
             };
             properties.extend(field.map(|field| (name.clone(), field)));
         }
         out.insert("properties".into(), Value::Object(properties));
-        if is_pod || matches!(within, Within::Pod(_)) {
+        if is_pod || matches!(within, SchemaPosition::Pod(_)) {
             out.insert(PRESERVE.into(), true.into());
             // The webhook reports missing fields, with Knative's message.
             out.remove("required");
@@ -111,11 +113,13 @@ impl Resolver {
     }
 
     /// Converts one field of a pod, as the mask states.
-    fn field(&self, schema: &Value, field: Field) -> Value {
+    fn field(&self, schema: &Value, field: FieldRule) -> Value {
         match field {
-            Field::Any => self.node(schema, Within::Pod(None)),
-            Field::In(mask) => self.node(schema, Within::Pod(Some(mask))),
-            Field::If(feature) | Field::IfIn(feature, _) => self.guarded(schema, feature.key),
+            FieldRule::Any => self.node(schema, SchemaPosition::Pod(None)),
+            FieldRule::In(mask) => self.node(schema, SchemaPosition::Pod(Some(mask))),
+            FieldRule::If(feature) | FieldRule::IfIn(feature, _) => {
+                self.guarded(schema, feature.key)
+            }
         }
     }
 
@@ -137,7 +141,7 @@ impl Resolver {
     }
 
     /// Replaces a reference by its definition; keywords beside the reference take precedence.
-    fn resolve(&self, schema: &Value) -> Option<Object> {
+    fn resolve(&self, schema: &Value) -> Option<SchemaObject> {
         let mut it = schema.as_object()?.clone();
         for wrapper in ["allOf", "anyOf", "oneOf"] {
             let Some(Value::Array(all)) = it.remove(wrapper) else { continue };
@@ -167,7 +171,7 @@ impl Resolver {
     }
 
     /// Adds the keywords of `other` that `it` does not have.
-    fn beneath(&self, it: &mut Object, other: &Value) {
+    fn beneath(&self, it: &mut SchemaObject, other: &Value) {
         for (key, value) in self.resolve(other).unwrap_or_default() {
             it.entry(key).or_insert(value);
         }
@@ -175,7 +179,7 @@ impl Resolver {
 }
 
 /// Merges an enum whose variants have descriptions of their own.
-fn variants(it: &mut Object, all: &mut Vec<&Value>) {
+fn variants(it: &mut SchemaObject, all: &mut Vec<&Value>) {
     let mut values = Vec::new();
     for one in all.drain(..) {
         values.extend(one.get("const").cloned());
@@ -186,7 +190,7 @@ fn variants(it: &mut Object, all: &mut Vec<&Value>) {
 }
 
 /// Replaces the type list `[X, "null"]` by `X` and `nullable`.
-fn nullable(it: &mut Object) {
+fn nullable(it: &mut SchemaObject) {
     let Some(Value::Array(types)) = it.get("type") else { return };
     let kept: Vec<Value> = types.iter().filter(|one| *one != "null").cloned().collect();
     if kept.len() < types.len() {
@@ -199,7 +203,7 @@ fn nullable(it: &mut Object) {
 }
 
 /// Drops number formats that Kubernetes does not have: only two sizes of signed integers exist.
-fn number(it: &mut Object) {
+fn number(it: &mut SchemaObject) {
     let format = it.get("format").and_then(Value::as_str).unwrap_or_default();
     if !matches!(format, "" | "int32" | "int64" | "double" | "date-time" | "byte") {
         it.remove("format");

@@ -1,21 +1,21 @@
 //! Pure: tests of the election of the active autoscaler.
 
-use common::wire::{Activity, Path};
+use common::wire::{ConnectionPath, RevisionActivity};
 use proptest::prelude::*;
 
 use super::*;
 
-fn name(of: u8) -> Name {
-    Name::new("default", format!("r{of}"))
+fn name(of: u8) -> NamespacedName {
+    NamespacedName::new("default", format!("r{of}"))
 }
 
-fn decision(of: u8, wanted: u32) -> Decision {
-    Decision {
+fn decision(of: u8, wanted: u32) -> ScaleDecision {
+    ScaleDecision {
         revision: name(of),
         wanted: Some(wanted),
-        path: Path::Direct,
+        path: ConnectionPath::Direct,
         activators: 0,
-        activity: Activity::Active,
+        activity: RevisionActivity::Active,
         stable: 0.0,
         panic: 0.0,
         target: 1.0,
@@ -28,15 +28,26 @@ fn decision(of: u8, wanted: u32) -> Decision {
 }
 
 /// Heartbeat of an autoscaler that has received usage for so many seconds, where a window is one minute.
-fn heard(seconds: u64) -> Alive {
-    Alive { heard_ms: seconds * 1000, is_full: seconds >= 60, reporters: 3, ..Alive::default() }
+fn heard(seconds: u64) -> AutoscalerHeartbeat {
+    AutoscalerHeartbeat {
+        heard_ms: seconds * 1000,
+        is_full: seconds >= 60,
+        reporters: 3,
+        ..AutoscalerHeartbeat::default()
+    }
 }
 
-fn naming(seconds: u64, counts: &str) -> Alive {
-    Alive { counts: Some(counts.to_owned()), ..heard(seconds) }
+fn naming(seconds: u64, counts: &str) -> AutoscalerHeartbeat {
+    AutoscalerHeartbeat { counts: Some(counts.to_owned()), ..heard(seconds) }
 }
 
-fn opened(all: &mut Deciders, stream: u64, who: &str, alive: Alive, wanted: u32) -> Vec<Step> {
+fn opened(
+    all: &mut AutoscalerElection,
+    stream: u64,
+    who: &str,
+    alive: AutoscalerHeartbeat,
+    wanted: u32,
+) -> Vec<ElectionEvent> {
     let mut steps = all.begin(stream, who);
     steps.extend(all.alive(stream, alive));
     steps.extend(all.decide(stream, decision(1, wanted)));
@@ -44,13 +55,13 @@ fn opened(all: &mut Deciders, stream: u64, who: &str, alive: Alive, wanted: u32)
     steps
 }
 
-fn ticks(all: &mut Deciders, count: u64) -> Vec<Step> {
+fn ticks(all: &mut AutoscalerElection, count: u64) -> Vec<ElectionEvent> {
     (0..count).flat_map(|_| all.tick()).collect()
 }
 
 #[test]
 fn every_replica_chooses_the_same_one_whichever_came_first() {
-    let (mut one, mut two) = (Deciders::default(), Deciders::default());
+    let (mut one, mut two) = (AutoscalerElection::default(), AutoscalerElection::default());
     opened(&mut one, 1, "a", heard(5), 3);
     opened(&mut one, 2, "b", heard(9), 7);
     opened(&mut two, 1, "b", heard(9), 7);
@@ -60,22 +71,28 @@ fn every_replica_chooses_the_same_one_whichever_came_first() {
 
 #[test]
 fn clocks_of_hosts_have_no_say() {
-    let mut all = Deciders::default();
-    opened(&mut all, 1, "b", Alive { since_ms: 2_000_000, ..naming(100, "b") }, 10);
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "b", AutoscalerHeartbeat { since_ms: 2_000_000, ..naming(100, "b") }, 10);
     // With a clock an hour behind, it calls itself the oldest; it has just started, and serves no pods yet.
-    let steps = opened(&mut all, 2, "a", Alive { since_ms: 1, ..heard(0) }, 1);
+    let steps = opened(&mut all, 2, "a", AutoscalerHeartbeat { since_ms: 1, ..heard(0) }, 1);
     assert_eq!((steps, all.chosen()), (Vec::new(), Some("b")));
 }
 
 #[test]
 fn one_counts_for_as_long_as_it_is_there() {
-    let mut all = Deciders::default();
-    let all_of = |wanted| vec![Step::Begin, Step::Decide(decision(1, wanted)), Step::Synced];
+    let mut all = AutoscalerElection::default();
+    let all_of = |wanted| {
+        vec![
+            ElectionEvent::Begin,
+            ElectionEvent::Decide(decision(1, wanted)),
+            ElectionEvent::Synced,
+        ]
+    };
     assert_eq!(opened(&mut all, 1, "b", heard(5), 3), all_of(3));
     all.alive(1, naming(5, "b"));
     assert_eq!(opened(&mut all, 2, "a", heard(5), 7), [], "another counts");
     assert_eq!(all.decide(2, decision(1, 9)), []);
-    assert_eq!(all.decide(1, decision(1, 4)), [Step::Decide(decision(1, 4))]);
+    assert_eq!(all.decide(1, decision(1, 4)), [ElectionEvent::Decide(decision(1, 4))]);
     // The change is immediate, with the decisions that were made meanwhile.
     assert_eq!(all.end(1), all_of(9));
     assert_eq!(all.chosen(), Some("a"));
@@ -83,7 +100,7 @@ fn one_counts_for_as_long_as_it_is_there() {
 
 #[test]
 fn who_has_heard_usage_longest_takes_over() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "a", heard(50), 1);
     opened(&mut all, 2, "young", heard(10), 2);
     opened(&mut all, 3, "old", heard(30), 3);
@@ -95,12 +112,12 @@ fn who_has_heard_usage_longest_takes_over() {
     assert_eq!(all.chosen(), Some("young"));
     assert_eq!(all.end(2), [], "the last decisions stay in force");
     assert_eq!(all.chosen(), None);
-    assert_eq!(all.synced(4), [Step::Begin, Step::Synced]);
+    assert_eq!(all.synced(4), [ElectionEvent::Begin, ElectionEvent::Synced]);
 }
 
 #[test]
 fn who_falls_silent_is_passed_over_although_its_stream_stands() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "a", naming(500, "a"), 1);
     opened(&mut all, 2, "b", naming(100, "a"), 2);
     for tick in 0..SILENT {
@@ -117,7 +134,7 @@ fn who_falls_silent_is_passed_over_although_its_stream_stands() {
 
 #[test]
 fn where_none_is_heard_nothing_changes() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "a", naming(500, "a"), 1);
     opened(&mut all, 2, "b", naming(500, "a"), 2);
     assert_eq!((ticks(&mut all, 5 * SILENT), all.chosen()), (Vec::new(), Some("a")));
@@ -125,9 +142,9 @@ fn where_none_is_heard_nothing_changes() {
 
 #[test]
 fn who_has_lost_sight_of_agents_stops_being_the_one_that_counts() {
-    let short = || Alive { reporters: 2, ..naming(500, "a") };
+    let short = || AutoscalerHeartbeat { reporters: 2, ..naming(500, "a") };
     let after = |seconds| {
-        let mut all = Deciders::default();
+        let mut all = AutoscalerElection::default();
         opened(&mut all, 1, "a", naming(500, "a"), 1);
         opened(&mut all, 2, "b", naming(seconds, "a"), 2);
         let mut chosen = Vec::new();
@@ -148,11 +165,11 @@ fn who_has_lost_sight_of_agents_stops_being_the_one_that_counts() {
 /// Full windows win even if no live autoscaler calls itself active, and the other is the first by name.
 #[test]
 fn empty_windows_take_over_from_none_that_are_full() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "b", heard(500), 1);
     opened(&mut all, 2, "a", heard(0), 2);
     for _ in 0..=SHORT {
-        all.alive(1, Alive { reporters: 2, ..heard(500) });
+        all.alive(1, AutoscalerHeartbeat { reporters: 2, ..heard(500) });
         all.alive(2, heard(1));
         all.tick();
         assert_eq!(all.chosen(), Some("b"));
@@ -161,13 +178,13 @@ fn empty_windows_take_over_from_none_that_are_full() {
 
 #[test]
 fn a_new_replica_waits_a_moment_for_the_one_that_counts() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "a-new", naming(3, "old"), 1);
     assert_eq!(all.chosen(), None);
     opened(&mut all, 2, "old", naming(40, "old"), 2);
     assert_eq!(all.chosen(), Some("old"));
     // The autoscaler that is called active never comes.
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "a-new", naming(3, "old"), 1);
     for _ in 0..AWAITED {
         all.alive(1, naming(3, "old"));
@@ -178,7 +195,7 @@ fn a_new_replica_waits_a_moment_for_the_one_that_counts() {
 
 #[test]
 fn one_of_an_earlier_release_counts_until_another_knows_as_much() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     all.begin(1, "z-earlier");
     all.synced(1);
     opened(&mut all, 2, "a", heard(1), 2);
@@ -190,10 +207,13 @@ fn one_of_an_earlier_release_counts_until_another_knows_as_much() {
 
 #[test]
 fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
-    let mut all = Deciders::default();
+    let mut all = AutoscalerElection::default();
     opened(&mut all, 1, "a", heard(50), 1);
     let steps = opened(&mut all, 2, "a", heard(50), 2);
-    assert_eq!(steps, [Step::Begin, Step::Decide(decision(1, 2)), Step::Synced]);
+    assert_eq!(
+        steps,
+        [ElectionEvent::Begin, ElectionEvent::Decide(decision(1, 2)), ElectionEvent::Synced]
+    );
     assert_eq!((all.end(1), all.chosen()), (Vec::new(), Some("a")));
 }
 
@@ -205,7 +225,7 @@ proptest! {
         ops in proptest::collection::vec((0u8..7, 0u64..3, 0u8..3, 0u32..4), 0..60),
     ) {
         let (mut all, mut held, mut unnamed) =
-            (Deciders::default(), BTreeMap::new(), None::<BTreeSet<Name>>);
+            (AutoscalerElection::default(), BTreeMap::new(), None::<BTreeSet<NamespacedName>>);
         for (kind, stream, of, wanted) in ops {
             let steps = match kind {
                 0 => all.begin(stream, &format!("a{stream}")),
@@ -218,13 +238,13 @@ proptest! {
             };
             for step in steps {
                 match step {
-                    Step::Begin => unnamed = Some(held.keys().cloned().collect()),
-                    Step::Decide(it) => {
+                    ElectionEvent::Begin => unnamed = Some(held.keys().cloned().collect()),
+                    ElectionEvent::Decide(it) => {
                         unnamed.iter_mut().for_each(|all| _ = all.remove(&it.revision));
                         held.insert(it.revision.clone(), it.wanted);
                     }
-                    Step::Undecide(name) => drop(held.remove(&name)),
-                    Step::Synced => for name in unnamed.take().into_iter().flatten() {
+                    ElectionEvent::Undecide(name) => drop(held.remove(&name)),
+                    ElectionEvent::Synced => for name in unnamed.take().into_iter().flatten() {
                         held.remove(&name);
                     },
                 }

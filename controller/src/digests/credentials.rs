@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use base64::{Engine, engine::general_purpose};
 use serde::Deserialize;
 
-use super::reference::Tag;
+use super::reference::ImageTag;
 
 /// A Secret that may hold credentials of registries.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,14 +30,14 @@ impl fmt::Debug for PullSecret {
 
 /// Credentials to present to a registry.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Login {
+pub enum RegistryLogin {
     /// User name and password, in this order.
     Basic(String, String),
     /// A token that is sent to the registry unchanged.
     Bearer(String),
 }
 
-impl fmt::Debug for Login {
+impl fmt::Debug for RegistryLogin {
     /// Omits passwords and tokens, so that they never reach a log.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -51,28 +51,28 @@ impl fmt::Debug for Login {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keyring {
     /// Logins by registry and path, the longest path first.
-    entries: Vec<(Place, Login)>,
+    entries: Vec<(CredentialScope, RegistryLogin)>,
 }
 
 /// A registry, and a path in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct CredentialScope {
     path: String,
     host: String,
 }
 
 /// Content of `.dockerconfigjson`: logins by registry.
 #[derive(Deserialize)]
-struct Config {
+struct DockerConfigJson {
     #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    auths: BTreeMap<String, DockerConfigEntry>,
 }
 
 /// One login of `.dockerconfigjson` or `.dockercfg`.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]
-struct Entry {
+struct DockerConfigEntry {
     auth: String,
     username: String,
     password: String,
@@ -99,23 +99,24 @@ impl Keyring {
     }
 
     /// Logins for this image, the closest match first.
-    pub fn logins(&self, tag: &Tag) -> Vec<Login> {
+    pub fn logins(&self, tag: &ImageTag) -> Vec<RegistryLogin> {
         let (registry, repository) = (tag.registry(), tag.repository());
-        let fits =
-            |place: &Place| is_host(&place.host, registry) && is_path(&place.path, repository);
+        let fits = |place: &CredentialScope| {
+            is_host(&place.host, registry) && is_path(&place.path, repository)
+        };
         let found = self.entries.iter().filter(|(place, _)| fits(place));
         found.map(|(_, login)| login.clone()).collect()
     }
 }
 
-impl Entry {
+impl DockerConfigEntry {
     /// The login of an entry; a token precedes a user, and a user the combined `auth`.
-    fn login(self) -> Option<Login> {
+    fn login(self) -> Option<RegistryLogin> {
         if !self.registrytoken.is_empty() {
-            return Some(Login::Bearer(self.registrytoken));
+            return Some(RegistryLogin::Bearer(self.registrytoken));
         }
         if !self.username.is_empty() {
-            return Some(Login::Basic(self.username, self.password));
+            return Some(RegistryLogin::Basic(self.username, self.password));
         }
         // Some tools write `auth` without base64 padding.
         let decoded = general_purpose::STANDARD
@@ -123,15 +124,16 @@ impl Entry {
             .or_else(|_padded| general_purpose::STANDARD_NO_PAD.decode(self.auth.trim()));
         let text = String::from_utf8(decoded.ok()?).ok()?;
         let (user, password) = text.split_once(':')?;
-        Some(Login::Basic(user.to_owned(), password.trim_end_matches('\0').to_owned()))
+        Some(RegistryLogin::Basic(user.to_owned(), password.trim_end_matches('\0').to_owned()))
     }
 }
 
-fn entries(secret: &PullSecret) -> Result<BTreeMap<String, Entry>, String> {
+fn entries(secret: &PullSecret) -> Result<BTreeMap<String, DockerConfigEntry>, String> {
     let read = |key: &str| secret.data.get(key).ok_or_else(|| format!("it has no key {key:?}"));
     match secret.kind.as_str() {
         "kubernetes.io/dockerconfigjson" => {
-            let config: Result<Config, _> = serde_json::from_slice(read(".dockerconfigjson")?);
+            let config: Result<DockerConfigJson, _> =
+                serde_json::from_slice(read(".dockerconfigjson")?);
             config.map(|it| it.auths).map_err(|why| why.to_string())
         }
         "kubernetes.io/dockercfg" => {
@@ -142,7 +144,7 @@ fn entries(secret: &PullSecret) -> Result<BTreeMap<String, Entry>, String> {
 }
 
 /// Registry and path of an entry's key. Docker's own key has a scheme and an API version, which have no meaning.
-fn place(key: &str) -> Place {
+fn place(key: &str) -> CredentialScope {
     let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = key.split_once('/').unwrap_or((key, ""));
     let path = path.trim_end_matches('/');
@@ -150,7 +152,7 @@ fn place(key: &str) -> Place {
     let path = path.strip_prefix("v1/").or_else(|| path.strip_prefix("v2/")).unwrap_or(path);
     // Docker Hub has two names, and its credentials are stored under either.
     let host = if host == "docker.io" { "index.docker.io" } else { host };
-    Place { host: host.to_owned(), path: path.to_owned() }
+    CredentialScope { host: host.to_owned(), path: path.to_owned() }
 }
 
 /// Returns true if the registry matches an entry's host. `*` stands for any text within one label; ports must be equal.
@@ -181,7 +183,7 @@ fn is_path(prefix: &str, repository: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::digests::reference::Image;
+    use crate::digests::reference::ImageReference;
 
     fn secret(name: &str, json: &str) -> PullSecret {
         let data = [(".dockerconfigjson".to_owned(), json.as_bytes().to_vec())].into();
@@ -189,10 +191,10 @@ mod tests {
     }
 
     fn users(keyring: &Keyring, image: &str) -> Vec<String> {
-        let Ok(Image::Tag(tag)) = Image::parse(image) else { panic!("{image}") };
-        let user = |it: Login| match it {
-            Login::Basic(user, password) => format!("{user}:{password}"),
-            Login::Bearer(token) => token,
+        let Ok(ImageReference::Tag(tag)) = ImageReference::parse(image) else { panic!("{image}") };
+        let user = |it: RegistryLogin| match it {
+            RegistryLogin::Basic(user, password) => format!("{user}:{password}"),
+            RegistryLogin::Bearer(token) => token,
         };
         keyring.logins(&tag).into_iter().map(user).collect()
     }

@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::reference::Image;
-use crate::world::{Stamp, Uid};
+use super::reference::ImageReference;
+use crate::world::{Uid, UnixMillis};
 
 /// Delay after a first failure, in ms (knative/serving `pkg/reconciler/revision/controller.go`).
 const FIRST_DELAY_MS: u64 = 1_000;
@@ -22,7 +22,7 @@ const LAST_DELAY_MS: u64 = 1_000_000;
 
 /// Service account and pull secrets that provide the credentials of a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Account {
+pub struct PullAccount {
     /// Namespace of the service account and the secrets.
     pub namespace: String,
     /// Name of the service account; empty: `default`.
@@ -33,9 +33,9 @@ pub struct Account {
 
 /// Images of a Revision that need digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DigestRequest {
     /// Account with the credentials for all images.
-    pub account: Account,
+    pub account: PullAccount,
     /// Pairs of container name and image, init containers first.
     pub images: Vec<(String, String)>,
     /// Registries whose tags are not resolved: `registries-skipping-tag-resolving`.
@@ -46,7 +46,7 @@ pub struct Wanted {
 
 /// State of the digests of a Revision's images.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum DigestStatus {
     /// The Revision is not in the queue.
     Unknown,
     /// Some digests are not known yet (`ResolvingDigests`).
@@ -59,50 +59,50 @@ pub enum Answer {
 
 /// One query of a registry: an image, with an account.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Question {
+pub struct DigestQuery {
     /// The image as written in the template.
     pub image: String,
     /// Account with the credentials for the image.
-    pub account: Account,
+    pub account: PullAccount,
 }
 
 /// A query that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct DueDigestQuery {
     /// Image and account of the query.
-    pub question: Question,
+    pub question: DigestQuery,
     /// Timeout of the query.
     pub timeout: Duration,
 }
 
 /// All open queries, and the Revisions that wait for them.
 #[derive(Debug)]
-pub struct Queue {
+pub struct DigestQueue {
     parallel: usize,
-    open: BTreeMap<Question, Open>,
-    due: BTreeSet<(Stamp, Question)>,
+    open: BTreeMap<DigestQuery, OpenDigestQuery>,
+    due: BTreeSet<(UnixMillis, DigestQuery)>,
     running: usize,
-    revisions: BTreeMap<Name, Waiting>,
+    revisions: BTreeMap<NamespacedName, WaitingRevision>,
 }
 
 /// State of an open query.
 #[derive(Debug)]
-struct Open {
+struct OpenDigestQuery {
     timeout: Duration,
     failures: u32,
     /// Time at which it is due; `None`: it is in progress.
-    at: Option<Stamp>,
-    revisions: BTreeSet<Name>,
+    at: Option<UnixMillis>,
+    revisions: BTreeSet<NamespacedName>,
 }
 
 /// A Revision with its results so far, by image.
 #[derive(Debug)]
-struct Waiting {
-    wanted: Wanted,
+struct WaitingRevision {
+    wanted: DigestRequest,
     answers: BTreeMap<String, Result<String, String>>,
 }
 
-impl Queue {
+impl DigestQueue {
     /// Creates a queue that runs at most `parallel` queries at once.
     pub fn new(parallel: usize) -> Self {
         Self {
@@ -115,7 +115,12 @@ impl Queue {
     }
 
     /// Starts to resolve a Revision's images. Repeated with the same images, it changes nothing.
-    pub fn want(&mut self, revision: &Name, wanted: Wanted, now: Stamp) -> Answer {
+    pub fn want(
+        &mut self,
+        revision: &NamespacedName,
+        wanted: DigestRequest,
+        now: UnixMillis,
+    ) -> DigestStatus {
         if self.revisions.get(revision).is_some_and(|it| it.wanted == wanted) {
             return self.answer(revision);
         }
@@ -130,19 +135,25 @@ impl Queue {
                 None => self.ask(revision, image, &wanted, now),
             }
         }
-        self.revisions.insert(revision.clone(), Waiting { wanted, answers });
+        self.revisions.insert(revision.clone(), WaitingRevision { wanted, answers });
         self.answer(revision)
     }
 
     /// Adds the Revision to the query for one image, and opens it if there is none.
-    fn ask(&mut self, revision: &Name, image: &str, wanted: &Wanted, now: Stamp) {
+    fn ask(
+        &mut self,
+        revision: &NamespacedName,
+        image: &str,
+        wanted: &DigestRequest,
+        now: UnixMillis,
+    ) {
         let account = wanted.account.clone();
-        let question = Question { image: image.to_owned(), account };
+        let question = DigestQuery { image: image.to_owned(), account };
         let due = &mut self.due;
         let open = self.open.entry(question).or_insert_with_key(|question| {
             due.insert((now, question.clone()));
             let revisions = BTreeSet::new();
-            Open { timeout: wanted.timeout, failures: 0, at: Some(now), revisions }
+            OpenDigestQuery { timeout: wanted.timeout, failures: 0, at: Some(now), revisions }
         });
         // The setting may have changed since the query was opened.
         open.timeout = wanted.timeout;
@@ -150,26 +161,26 @@ impl Queue {
     }
 
     /// State of a Revision's digests.
-    pub fn answer(&self, revision: &Name) -> Answer {
-        let Some(waiting) = self.revisions.get(revision) else { return Answer::Unknown };
+    pub fn answer(&self, revision: &NamespacedName) -> DigestStatus {
+        let Some(waiting) = self.revisions.get(revision) else { return DigestStatus::Unknown };
         let mut found = Vec::with_capacity(waiting.wanted.images.len());
         let mut all = true;
         for (container, image) in &waiting.wanted.images {
             match waiting.answers.get(image) {
                 // One failure is enough to report; other images of the Revision are resolved all the same.
-                Some(Err(why)) => return Answer::Failed(why.clone()),
+                Some(Err(why)) => return DigestStatus::Failed(why.clone()),
                 Some(Ok(digest)) => found.push((container.clone(), digest.clone())),
                 None => all = false,
             }
         }
-        if all { Answer::Resolved(found) } else { Answer::Pending }
+        if all { DigestStatus::Resolved(found) } else { DigestStatus::Pending }
     }
 
     /// Removes a Revision, which has its digests or is deleted.
-    pub fn forget(&mut self, revision: &Name) {
+    pub fn forget(&mut self, revision: &NamespacedName) {
         let Some(waiting) = self.revisions.remove(revision) else { return };
         for (_, image) in waiting.wanted.images {
-            let question = Question { image, account: waiting.wanted.account.clone() };
+            let question = DigestQuery { image, account: waiting.wanted.account.clone() };
             let Some(open) = self.open.get_mut(&question) else { continue };
             open.revisions.remove(revision);
             // A query in progress stays: its result arrives, and no Revision waits for it.
@@ -181,30 +192,30 @@ impl Queue {
     }
 
     /// Starts the queries that are due. Each must be ended by [`done`](Self::done).
-    pub fn start(&mut self, now: Stamp) -> Vec<Job> {
+    pub fn start(&mut self, now: UnixMillis) -> Vec<DueDigestQuery> {
         let mut jobs = Vec::new();
         while self.running < self.parallel && self.next().is_some_and(|at| at <= now) {
             let Some((_, question)) = self.due.pop_first() else { break };
             let Some(open) = self.open.get_mut(&question) else { continue };
             open.at = None;
             self.running += 1;
-            jobs.push(Job { question, timeout: open.timeout });
+            jobs.push(DueDigestQuery { question, timeout: open.timeout });
         }
         jobs
     }
 
     /// Time at which the next query is due, unless one ends before.
-    pub fn next(&self) -> Option<Stamp> {
+    pub fn next(&self) -> Option<UnixMillis> {
         self.due.first().map(|(at, _)| *at)
     }
 
     /// Ends a query with its result. Returns the Revisions whose state it changes.
     pub fn done(
         &mut self,
-        question: &Question,
+        question: &DigestQuery,
         said: Result<String, String>,
-        now: Stamp,
-    ) -> Vec<Name> {
+        now: UnixMillis,
+    ) -> Vec<NamespacedName> {
         self.running = self.running.saturating_sub(1);
         let Some(mut open) = self.open.remove(question) else { return Vec::new() };
         let image = &question.image;
@@ -238,10 +249,10 @@ impl Queue {
 
 /// Result without a registry: for an image with a digest, a skipped registry, or an invalid name.
 fn at_once(image: &str, skipped: &BTreeSet<String>) -> Option<Result<String, String>> {
-    match Image::parse(image) {
-        Ok(Image::Digest) => Some(Ok(image.to_owned())),
-        Ok(Image::Tag(tag)) if skipped.contains(tag.registry()) => Some(Ok(String::new())),
-        Ok(Image::Tag(_)) => None,
+    match ImageReference::parse(image) {
+        Ok(ImageReference::Digest) => Some(Ok(image.to_owned())),
+        Ok(ImageReference::Tag(tag)) if skipped.contains(tag.registry()) => Some(Ok(String::new())),
+        Ok(ImageReference::Tag(_)) => None,
         Err(why) => Some(Err(format!(
             "Unable to fetch image {image:?}: failed to resolve image to digest: {why}"
         ))),
@@ -249,7 +260,7 @@ fn at_once(image: &str, skipped: &BTreeSet<String>) -> Option<Result<String, Str
 }
 
 /// Delay after a failed query, in ms; `failures` counts the earlier ones.
-fn delay_ms(question: &Question, failures: u32) -> u64 {
+fn delay_ms(question: &DigestQuery, failures: u32) -> u64 {
     let whole = FIRST_DELAY_MS.saturating_mul(1 << failures.min(20)).min(LAST_DELAY_MS);
     let parts = [question.image.as_str(), &question.account.namespace, &failures.to_string()];
     // The random part derives from the query, so it is the same at every replica and in every test.

@@ -4,20 +4,20 @@ use oci_client::Reference;
 
 /// A parsed image name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Image {
+pub enum ImageReference {
     /// The name has a digest, so no query is needed.
     Digest,
     /// The name has a tag, which needs a digest.
-    Tag(Tag),
+    Tag(ImageTag),
 }
 
 /// A tag of a repository at a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tag {
+pub struct ImageTag {
     reference: Reference,
 }
 
-impl Image {
+impl ImageReference {
     /// Parses an image name: `nginx`, `ghcr.io/a/b:v1`, `registry:5000/a@sha256:…`.
     pub fn parse(image: &str) -> Result<Self, String> {
         let wrong = |why: String| format!("failed to parse image name {image:?} into a tag: {why}");
@@ -32,12 +32,12 @@ impl Image {
         }
         Ok(match reference.digest() {
             Some(_) => Self::Digest,
-            None => Self::Tag(Tag { reference }),
+            None => Self::Tag(ImageTag { reference }),
         })
     }
 }
 
-impl Tag {
+impl ImageTag {
     /// Host of the registry, with Docker's short form expanded: `index.docker.io`, `ghcr.io`, `localhost:5000`.
     pub fn registry(&self) -> &str {
         match self.reference.registry() {
@@ -86,9 +86,9 @@ fn is_port(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn tag(image: &str) -> Tag {
-        match Image::parse(image) {
-            Ok(Image::Tag(tag)) => tag,
+    fn tag(image: &str) -> ImageTag {
+        match ImageReference::parse(image) {
+            Ok(ImageReference::Tag(tag)) => tag,
             other => panic!("{image}: {other:?}"),
         }
     }
@@ -110,11 +110,11 @@ mod tests {
     #[test]
     fn a_digest_needs_no_registry_and_nonsense_is_told() {
         let digest = format!("ghcr.io/a/b@sha256:{}", "a".repeat(64));
-        assert_eq!(Image::parse(&digest), Ok(Image::Digest));
+        assert_eq!(ImageReference::parse(&digest), Ok(ImageReference::Digest));
         let tagged = format!("ghcr.io/a/b:v1@sha256:{}", "a".repeat(64));
-        assert_eq!(Image::parse(&tagged), Ok(Image::Digest));
+        assert_eq!(ImageReference::parse(&tagged), Ok(ImageReference::Digest));
         for image in ["", "UPPER/case", "a b", "a:", "a@sha256:1"] {
-            let said = Image::parse(image).unwrap_err();
+            let said = ImageReference::parse(image).unwrap_err();
             assert!(said.starts_with("failed to parse image name"), "{image}: {said}");
         }
     }

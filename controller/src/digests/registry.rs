@@ -11,18 +11,18 @@ use oci_client::{
 use tracing::debug;
 
 use super::{
-    credentials::{Keyring, Login},
-    reference::Tag,
+    credentials::{Keyring, RegistryLogin},
+    reference::ImageTag,
 };
 
-/// `User-Agent` of requests to registries.
+/// `ReviewUser-Agent` of requests to registries.
 const AGENT: &str = concat!("rouse/", env!("CARGO_PKG_VERSION"));
 /// Longest time for a connection to a registry; the whole query has a timeout of its own.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// Error of a query: the registry returned no digest.
 #[derive(Debug, thiserror::Error)]
-pub enum RegistryError {
+pub enum RegistryQueryError {
     /// The query reached its timeout.
     #[error("registry {registry} gave no answer within {limit:?}")]
     Late {
@@ -44,7 +44,7 @@ pub enum RegistryError {
     },
 }
 
-impl RegistryError {
+impl RegistryQueryError {
     /// The whole chain of errors on one line, for conditions.
     pub fn line(&self) -> String {
         let mut line = self.to_string();
@@ -75,11 +75,11 @@ impl RegistryError {
 
 /// Client of registries, with the root certificates that it trusts.
 #[derive(Clone, Debug, Default)]
-pub struct Registries {
+pub struct RegistryClient {
     roots: Vec<Certificate>,
 }
 
-impl Registries {
+impl RegistryClient {
     /// Creates a client that trusts the system's roots and those of these PEM texts.
     pub fn new(bundles: &[Vec<u8>]) -> Self {
         // oci-client leaves the crypto provider to the program. If the process has one already, that one stays.
@@ -92,19 +92,20 @@ impl Registries {
     /// Queries the digest that a tag has now; for an image of several platforms that of its index.
     pub async fn digest(
         &self,
-        tag: &Tag,
+        tag: &ImageTag,
         keyring: &Keyring,
         limit: Duration,
-    ) -> Result<String, RegistryError> {
+    ) -> Result<String, RegistryQueryError> {
         // One limit covers all logins and both protocols.
         let asked = tokio::time::timeout(limit, self.ask(tag, keyring)).await;
-        let late = |_elapsed| RegistryError::Late { registry: tag.registry().to_owned(), limit };
+        let late =
+            |_elapsed| RegistryQueryError::Late { registry: tag.registry().to_owned(), limit };
         let digest = asked.map_err(late)??;
         Ok(tag.with_digest(&digest))
     }
 
     /// Tries each matching login until one is accepted; without a match it queries anonymously.
-    async fn ask(&self, tag: &Tag, keyring: &Keyring) -> Result<String, RegistryError> {
+    async fn ask(&self, tag: &ImageTag, keyring: &Keyring) -> Result<String, RegistryQueryError> {
         let mut logins = keyring.logins(tag).into_iter();
         let mut login = logins.next();
         loop {
@@ -118,7 +119,11 @@ impl Registries {
 
     /// Queries by HTTPS. A registry that may use plain HTTP and has no HTTPS is queried again, as go-containerregistry
     /// does.
-    async fn ask_as(&self, tag: &Tag, login: Option<&Login>) -> Result<String, RegistryError> {
+    async fn ask_as(
+        &self,
+        tag: &ImageTag,
+        login: Option<&RegistryLogin>,
+    ) -> Result<String, RegistryQueryError> {
         match self.ask_by(ClientProtocol::Https, tag, login).await {
             Err(failed) if failed.is_transport() && tag.may_be_plain() => {
                 debug!(registry = tag.registry(), "registry asked in plain HTTP");
@@ -131,9 +136,9 @@ impl Registries {
     async fn ask_by(
         &self,
         protocol: ClientProtocol,
-        tag: &Tag,
-        login: Option<&Login>,
-    ) -> Result<String, RegistryError> {
+        tag: &ImageTag,
+        login: Option<&RegistryLogin>,
+    ) -> Result<String, RegistryQueryError> {
         let refused = |source| refused(tag, login.is_some(), source);
         // The client caches its login, so each login has a client of its own.
         let config = ClientConfig {
@@ -146,10 +151,10 @@ impl Registries {
         let client = Client::try_from(config).map_err(refused)?;
         let auth = match login {
             None => RegistryAuth::Anonymous,
-            Some(Login::Basic(user, password)) => {
+            Some(RegistryLogin::Basic(user, password)) => {
                 RegistryAuth::Basic(user.clone(), password.clone())
             }
-            Some(Login::Bearer(token)) => RegistryAuth::Bearer(token.clone()),
+            Some(RegistryLogin::Bearer(token)) => RegistryAuth::Bearer(token.clone()),
         };
         client.fetch_manifest_digest(tag.reference(), &auth).await.map_err(refused)
     }
@@ -167,7 +172,7 @@ fn certificates(text: &str) -> Vec<Certificate> {
 }
 
 /// Builds the error, with advice for the user.
-fn refused(tag: &Tag, logged_in: bool, source: OciDistributionError) -> RegistryError {
+fn refused(tag: &ImageTag, logged_in: bool, source: OciDistributionError) -> RegistryQueryError {
     let hint = match (wants_login(&source), logged_in) {
         (true, true) => " refuses the credentials: check the pull secrets of the service account",
         (true, false) => " wants credentials: name a pull secret in the service account",
@@ -175,7 +180,7 @@ fn refused(tag: &Tag, logged_in: bool, source: OciDistributionError) -> Registry
         (false, _) => " gave no answer that can be used",
     };
     let registry = tag.registry().to_owned();
-    RegistryError::Refused { registry, hint, source: Box::new(source) }
+    RegistryQueryError::Refused { registry, hint, source: Box::new(source) }
 }
 
 /// Codes in the registry's error response.

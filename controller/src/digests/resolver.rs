@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use tokio::{
     sync::{Notify, mpsc},
     task::JoinSet,
@@ -18,11 +18,11 @@ use tracing::{info, warn};
 
 use super::{
     credentials::{Keyring, PullSecret},
-    queue::{Account, Answer, Job, Question, Queue, Wanted},
-    reference::Image,
-    registry::Registries,
+    queue::{DigestQuery, DigestQueue, DigestRequest, DigestStatus, DueDigestQuery, PullAccount},
+    reference::ImageReference,
+    registry::RegistryClient,
 };
-use crate::world::Stamp;
+use crate::world::UnixMillis;
 
 /// Greatest number of queries in progress (knative/serving `digestResolutionWorkers`).
 pub const PARALLEL: usize = 100;
@@ -30,41 +30,48 @@ pub const PARALLEL: usize = 100;
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Any error, with its causes.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub type PullSecretError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Source of pull secrets.
-pub trait PullSecrets: Send + Sync + 'static {
+pub trait PullSecretSource: Send + Sync + 'static {
     /// Pull secrets of an account: those that the pod names, then those of its service account. A missing one is left
     /// out, as by the kubelet.
     fn pull_secrets(
         &self,
-        account: &Account,
-    ) -> impl Future<Output = Result<Vec<PullSecret>, BoxError>> + Send;
+        account: &PullAccount,
+    ) -> impl Future<Output = Result<Vec<PullSecret>, PullSecretError>> + Send;
 }
 
 /// Source without any secrets, for platforms without Kubernetes.
-impl PullSecrets for () {
-    async fn pull_secrets(&self, _account: &Account) -> Result<Vec<PullSecret>, BoxError> {
+impl PullSecretSource for () {
+    async fn pull_secrets(
+        &self,
+        _account: &PullAccount,
+    ) -> Result<Vec<PullSecret>, PullSecretError> {
         Ok(Vec::new())
     }
 }
 
 /// Resolver of digests in the background.
 #[derive(Debug)]
-pub struct Resolver<S> {
-    queue: Mutex<Queue>,
+pub struct DigestResolver<S> {
+    queue: Mutex<DigestQueue>,
     work: Notify,
     secrets: S,
-    registries: Registries,
-    changed: mpsc::Sender<Name>,
+    registries: RegistryClient,
+    changed: mpsc::Sender<NamespacedName>,
     began: Instant,
 }
 
-impl<S: PullSecrets> Resolver<S> {
+impl<S: PullSecretSource> DigestResolver<S> {
     /// Creates a resolver that sends to `changed` each Revision whose state has changed.
-    pub fn new(secrets: S, registries: Registries, changed: mpsc::Sender<Name>) -> Arc<Self> {
+    pub fn new(
+        secrets: S,
+        registries: RegistryClient,
+        changed: mpsc::Sender<NamespacedName>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            queue: Mutex::new(Queue::new(PARALLEL)),
+            queue: Mutex::new(DigestQueue::new(PARALLEL)),
             work: Notify::new(),
             secrets,
             registries,
@@ -74,14 +81,14 @@ impl<S: PullSecrets> Resolver<S> {
     }
 
     /// State of a Revision's digests; unknown ones are resolved in the background. Cheap enough for every planning.
-    pub fn want(&self, revision: &Name, wanted: Wanted) -> Answer {
+    pub fn want(&self, revision: &NamespacedName, wanted: DigestRequest) -> DigestStatus {
         let answer = self.queue().want(revision, wanted, self.now());
         self.work.notify_one();
         answer
     }
 
     /// Removes a Revision, whose status has its digests or which is deleted.
-    pub fn forget(&self, revision: &Name) {
+    pub fn forget(&self, revision: &NamespacedName) {
         self.queue().forget(revision);
     }
 
@@ -115,8 +122,8 @@ impl<S: PullSecrets> Resolver<S> {
         }
     }
 
-    async fn ask(self: Arc<Self>, job: Job) {
-        let Job { question, timeout } = job;
+    async fn ask(self: Arc<Self>, job: DueDigestQuery) {
+        let DueDigestQuery { question, timeout } = job;
         let said = self.digest(&question, timeout).await;
         match &said {
             Ok(digest) => info!(image = question.image, digest, "tag resolved"),
@@ -130,10 +137,10 @@ impl<S: PullSecrets> Resolver<S> {
     }
 
     /// Resolves one image to its digest, with the credentials of its account.
-    async fn digest(&self, question: &Question, timeout: Duration) -> Result<String, String> {
-        let tag = match Image::parse(&question.image)? {
-            Image::Digest => return Ok(question.image.clone()),
-            Image::Tag(tag) => tag,
+    async fn digest(&self, question: &DigestQuery, timeout: Duration) -> Result<String, String> {
+        let tag = match ImageReference::parse(&question.image)? {
+            ImageReference::Digest => return Ok(question.image.clone()),
+            ImageReference::Tag(tag) => tag,
         };
         let secrets = self.secrets.pull_secrets(&question.account).await;
         let secrets =
@@ -147,19 +154,22 @@ impl<S: PullSecrets> Resolver<S> {
         asked.map_err(|why| why.line())
     }
 
-    fn now(&self) -> Stamp {
-        Stamp(u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX))
+    fn now(&self) -> UnixMillis {
+        UnixMillis(u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Locks the queue. A panic elsewhere leaves it consistent, since each call is one step.
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, DigestQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Secrets by namespace, for tests and small platforms: every account may use all of its namespace's.
-impl PullSecrets for BTreeMap<String, Vec<PullSecret>> {
-    async fn pull_secrets(&self, account: &Account) -> Result<Vec<PullSecret>, BoxError> {
+impl PullSecretSource for BTreeMap<String, Vec<PullSecret>> {
+    async fn pull_secrets(
+        &self,
+        account: &PullAccount,
+    ) -> Result<Vec<PullSecret>, PullSecretError> {
         Ok(self.get(&account.namespace).cloned().unwrap_or_default())
     }
 }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
 /// Time after a write within which a file may change again and keep its time stamp.
 pub(super) const RACY: Duration = Duration::from_millis(20);
@@ -48,19 +48,19 @@ fn is_settled(changed: Duration, now: Duration) -> bool {
 }
 
 /// Stamp of a file as it was read, and the names in it; none where its path implies them.
-type File = (FileStamp, Option<Box<[Name]>>);
+type IndexedFile = (FileStamp, Option<Box<[NamespacedName]>>);
 
 /// The manifest files below a folder that were read.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct ManifestIndex {
     folder: PathBuf,
     /// Files by path below the folder.
-    files: BTreeMap<Box<Path>, File>,
+    files: BTreeMap<Box<Path>, IndexedFile>,
     /// Number of files that name a service, for names that a path does not imply.
-    others: BTreeMap<Name, u32>,
+    others: BTreeMap<NamespacedName, u32>,
 }
 
-impl Known {
+impl ManifestIndex {
     /// Creates an index of `folder`, with no file read.
     pub(super) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), files: BTreeMap::new(), others: BTreeMap::new() }
@@ -78,13 +78,13 @@ impl Known {
     }
 
     /// Returns true if any file names the service.
-    pub(super) fn names(&self, name: &Name) -> bool {
+    pub(super) fn names(&self, name: &NamespacedName) -> bool {
         let own = self.files.get(Path::new(&own(name)));
         own.is_some_and(|(_, others)| others.is_none()) || self.others.contains_key(name)
     }
 
     /// Records the names in a file that was read.
-    pub(super) fn insert(&mut self, path: &Path, stamp: FileStamp, names: Vec<Name>) {
+    pub(super) fn insert(&mut self, path: &Path, stamp: FileStamp, names: Vec<NamespacedName>) {
         let below: Box<Path> = self.below(path).into();
         let says = matches!(names.as_slice(), [name] if Path::new(&own(name)) == &*below);
         // Most paths imply the one name in their file, which is then stored nowhere.
@@ -97,7 +97,7 @@ impl Known {
     }
 
     /// Removes a file, and returns the names it had.
-    pub(super) fn remove(&mut self, path: &Path) -> Vec<Name> {
+    pub(super) fn remove(&mut self, path: &Path) -> Vec<NamespacedName> {
         let Some((below, (_, names))) = self.files.remove_entry(self.below(path)) else {
             return Vec::new();
         };
@@ -120,14 +120,14 @@ impl Known {
 }
 
 /// File name that `rouse apply` gives a service. No name contains an underscore.
-fn own(name: &Name) -> String {
+fn own(name: &NamespacedName) -> String {
     format!("{}_{}.yaml", name.namespace, name.name)
 }
 
 /// Name that a path implies: the reverse of [`own`].
-fn said_by(below: &Path) -> Option<Name> {
+fn said_by(below: &Path) -> Option<NamespacedName> {
     let (namespace, name) = below.to_str()?.strip_suffix(".yaml")?.split_once('_')?;
-    Some(Name::new(namespace, name))
+    Some(NamespacedName::new(namespace, name))
 }
 
 #[cfg(test)]
@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     fn a_file_names_what_its_path_says_or_what_was_noted() {
-        let mut known = Known::new(Path::new("/m"));
-        let (a, b) = (Name::new("default", "a"), Name::new("team", "b"));
+        let mut known = ManifestIndex::new(Path::new("/m"));
+        let (a, b) = (NamespacedName::new("default", "a"), NamespacedName::new("team", "b"));
         let (own, other) = (Path::new("/m/default_a.yaml"), Path::new("/m/x/y.yaml"));
         known.insert(own, FileStamp(1), vec![a.clone()]);
         known.insert(other, FileStamp(1), vec![a.clone(), b.clone()]);
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn a_file_of_a_service_that_names_another_is_no_file_of_its_own() {
-        let mut known = Known::new(Path::new("/m"));
-        let (a, b) = (Name::new("default", "a"), Name::new("default", "b"));
+        let mut known = ManifestIndex::new(Path::new("/m"));
+        let (a, b) = (NamespacedName::new("default", "a"), NamespacedName::new("default", "b"));
         known.insert(Path::new("/m/default_a.yaml"), FileStamp(1), vec![b.clone()]);
         assert!(known.names(&b) && !known.names(&a));
     }

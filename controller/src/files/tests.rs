@@ -1,16 +1,19 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{
-    node::Orders,
+    node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{Activity, Decision, Path as Way, PodSeen, Role, Subscriber},
+    wire::{
+        ComponentReplica, ComponentRole, ConnectionPath as Way, PodObservation, RevisionActivity,
+        ScaleDecision,
+    },
 };
 use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    machine::Machine,
-    world::{App, Settings, World},
+    machine::ControllerStateMachine,
+    world::{AppState, ClusterState, ControllerSettings},
 };
 
 const HELLO: &str = r#"
@@ -24,9 +27,9 @@ spec:
     spec: {containers: [{image: "hello:v1"}]}
 "#;
 
-struct Temp(PathBuf);
+struct StateFolderFixture(PathBuf);
 
-impl Temp {
+impl StateFolderFixture {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -50,17 +53,20 @@ impl Temp {
     }
 }
 
-impl Drop for Temp {
+impl Drop for StateFolderFixture {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-fn shared(boot: &str, seed: u128) -> (Arc<Shared>, watch::Receiver<Orders>) {
-    let settings = Settings { boot: boot.into(), ..Settings::default() };
-    let world = World { settings: Arc::new(settings), seed, ..World::default() };
-    let (orders, ordered) = watch::channel(Orders::default());
-    (Arc::new(Shared::new(Machine::new(world, Outbox::new()), orders)), ordered)
+fn shared(boot: &str, seed: u128) -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
+    let settings = ControllerSettings { boot: boot.into(), ..ControllerSettings::default() };
+    let world = ClusterState { settings: Arc::new(settings), seed, ..ClusterState::default() };
+    let (orders, ordered) = watch::channel(LocalNodeSpec::default());
+    (
+        Arc::new(ControllerRuntime::new(ControllerStateMachine::new(world, Outbox::new()), orders)),
+        ordered,
+    )
 }
 
 async fn until(mut holds: impl FnMut() -> bool) {
@@ -72,13 +78,13 @@ async fn until(mut holds: impl FnMut() -> bool) {
     tokio::time::timeout(Duration::from_secs(20), wait).await.expect("in time");
 }
 
-fn wake(shared: &Shared) {
-    shared.step(Event::Decide(Decision {
-        revision: Name::new("default", "hello-00001"),
+fn wake(shared: &ControllerRuntime) {
+    shared.step(ControllerEvent::Decide(ScaleDecision {
+        revision: NamespacedName::new("default", "hello-00001"),
         wanted: Some(1),
         path: Way::Direct,
         activators: 0,
-        activity: Activity::Active,
+        activity: RevisionActivity::Active,
         stable: 0.0,
         panic: 0.0,
         target: 1.0,
@@ -90,9 +96,9 @@ fn wake(shared: &Shared) {
     }));
 }
 
-fn seen(uid: &str) -> Event {
-    let who = Subscriber { role: Role::Agent, name: "n".into(), node: "n".into() };
-    let seen = PodSeen {
+fn seen(uid: &str) -> ControllerEvent {
+    let who = ComponentReplica { role: ComponentRole::Agent, name: "n".into(), node: "n".into() };
+    let seen = PodObservation {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),
         also: None,
@@ -103,15 +109,15 @@ fn seen(uid: &str) -> Event {
         listening_since_ns: 1,
         trouble: String::new(),
     };
-    Event::Seen(who, seen)
+    ControllerEvent::Seen(who, seen)
 }
 
 #[tokio::test]
 async fn a_manifest_becomes_objects_and_takes_them_with_it() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     let (shared, _orders) = shared("b", 1);
     let shutdown = CancellationToken::new();
-    let files = Files::open(&temp.0, Arc::clone(&shared)).expect("folders");
+    let files = LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders");
     let watching = tokio::spawn(files.watch(shutdown.clone()));
     let writing = tokio::spawn(keep_writing(Arc::clone(&shared), temp.0.clone(), shutdown.clone()));
 
@@ -140,7 +146,7 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
     assert!(serverless["metadata"]["creationTimestamp"].is_string(), "{serverless}");
 
     fs::write(temp.manifest(), HELLO.replace("containers", "containerz")).expect("written");
-    let message = |temp: &Temp| {
+    let message = |temp: &StateFolderFixture| {
         temp.object("services/default/hello.yaml")["status"]["conditions"][1]["message"].clone()
     };
     until(|| {
@@ -165,14 +171,18 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
 }
 
 /// Opens the folders as a new run does, and returns the state after everything was written.
-async fn run(temp: &Temp, boot: &str, seed: u128) -> (Arc<Shared>, watch::Receiver<Orders>) {
+async fn run(
+    temp: &StateFolderFixture,
+    boot: &str,
+    seed: u128,
+) -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
     let (shared, orders) = shared(boot, seed);
-    drop(Files::open(&temp.0, Arc::clone(&shared)).expect("folders"));
+    drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     write(&temp.0, &shared).await;
     (shared, orders)
 }
 
-async fn write(temp: &Path, shared: &Arc<Shared>) {
+async fn write(temp: &Path, shared: &Arc<ControllerRuntime>) {
     let ended = CancellationToken::new();
     ended.cancel();
     keep_writing(Arc::clone(shared), temp.to_owned(), ended).await;
@@ -180,19 +190,19 @@ async fn write(temp: &Path, shared: &Arc<Shared>) {
 
 #[tokio::test]
 async fn a_restart_goes_on_with_the_same_objects_and_pods() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     fs::write(temp.manifest(), HELLO).expect("written");
     let (first, orders) = run(&temp, "b", 1).await;
     wake(&first);
     let uid = orders.borrow().pods.keys().next().cloned().expect("a pod");
     first.step(seen(&uid));
     write(&temp.0, &first).await;
-    let name = Name::new("default", "hello");
+    let name = NamespacedName::new("default", "hello");
     let before = first.look(|machine| machine.world().apps[&name].clone());
 
     let (second, orders) = run(&temp, "b", 2).await;
     let after = second.look(|machine| machine.world().apps[&name].clone());
-    let told = |app: &App| app.service.as_ref().map(|it| (it.meta.uid, it.manifest.clone()));
+    let told = |app: &AppState| app.service.as_ref().map(|it| (it.meta.uid, it.manifest.clone()));
     assert_eq!(told(&after), told(&before));
     assert_eq!(after.allotted(), before.allotted());
     assert_eq!(after.revisions[0].meta.uid, before.revisions[0].meta.uid);
@@ -201,20 +211,20 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
     assert_eq!(orders.borrow().pods.keys().collect::<Vec<_>>(), [&uid]);
     let pod = second.look(|machine| machine.route(&common::wire::RouteKey::Pod(uid.clone())));
     let Some(common::wire::RouteChange::Pod(pod)) = pod else { panic!("no pod") };
-    assert_eq!(pod.phase, common::wire::PodPhase::Ready, "until its agent says otherwise");
+    assert_eq!(pod.phase, common::wire::RoutingPhase::Ready, "until its agent says otherwise");
 }
 
 #[tokio::test]
 async fn no_order_is_given_before_everything_is_read_back() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     fs::write(temp.manifest(), HELLO).expect("written");
     let (first, _orders) = run(&temp, "b", 1).await;
     wake(&first);
-    let name = Name::new("default", "hello");
+    let name = NamespacedName::new("default", "hello");
     let app = first.look(|machine| machine.world().apps[&name].clone());
 
     let (second, orders) = shared("b", 2);
-    second.step(Event::Restore(name, app));
+    second.step(ControllerEvent::Restore(name, app));
     assert!(!orders.has_changed().expect("a sender"), "pods not read back yet would be stopped");
     second.read_back();
     assert_eq!((orders.has_changed().expect("a sender"), orders.borrow().pods.len()), (true, 1));
@@ -222,7 +232,7 @@ async fn no_order_is_given_before_everything_is_read_back() {
 
 #[tokio::test]
 async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     fs::write(temp.manifest(), HELLO).expect("written");
     let (first, orders) = run(&temp, "b", 1).await;
     wake(&first);
@@ -244,10 +254,10 @@ async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
 
 #[tokio::test]
 async fn a_file_without_a_name_is_refused_under_its_own() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     fs::write(temp.0.join("manifests/broken.yaml"), "a: [").expect("written");
     let (shared, _orders) = run(&temp, "b", 1).await;
-    let name = Name::new("default", "broken");
+    let name = NamespacedName::new("default", "broken");
     let refused = shared
         .look(|machine| machine.world().apps[&name].service.clone().and_then(|it| it.refused));
     assert!(refused.is_some_and(|why| why.starts_with("not readable as YAML")));
@@ -256,14 +266,14 @@ async fn a_file_without_a_name_is_refused_under_its_own() {
 
 #[tokio::test]
 async fn a_look_at_everything_reads_only_files_that_changed() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     let file = |at: usize| temp.0.join(format!("manifests/default_s-{at}.yaml"));
     for at in 0..20 {
         fs::write(file(at), HELLO.replace("hello,", &format!("s-{at},"))).expect("written");
     }
     tokio::time::sleep(known::RACY * 2).await;
     let (shared, _orders) = shared("b", 1);
-    let mut files = Files::open(&temp.0, Arc::clone(&shared)).expect("folders");
+    let mut files = LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders");
     assert_eq!((files.reads, files.changed()), (20, BTreeSet::new()));
     fs::remove_file(file(3)).expect("removed");
     fs::write(file(7), HELLO.replace("hello,", "s-7,").replace("v1", "v2")).expect("written");
@@ -271,20 +281,20 @@ async fn a_look_at_everything_reads_only_files_that_changed() {
     let changed = files.changed();
     assert_eq!(changed, [file(3), file(7), file(99)].into());
     changed.iter().for_each(|path| files.read(path));
-    let apps = |machine: &Machine| machine.world().apps.len();
+    let apps = |machine: &ControllerStateMachine| machine.world().apps.len();
     assert_eq!((files.reads, shared.look(apps)), (23, 20));
 }
 
 #[tokio::test]
 async fn each_object_of_an_applied_service_is_written_once() {
-    let temp = Temp::new();
+    let temp = StateFolderFixture::new();
     let shutdown = CancellationToken::new();
     let (shared, _orders) = shared("b", 1);
     for at in 0..40 {
         let text = HELLO.replace("hello,", &format!("s-{at},"));
         fs::write(temp.0.join(format!("manifests/default_s-{at}.yaml")), text).expect("written");
     }
-    drop(Files::open(&temp.0, Arc::clone(&shared)).expect("folders"));
+    drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     write(&temp.0, &shared).await;
     shutdown.cancel();
     let each = "service, configuration, route, revision and the two that tell how it scales";

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use common::tls::peer::{Holder, Identity};
+use common::tls::peer::{CertificateIdentity, CertificateRole};
 
 /// Audience that a token must have. One for the API server, or for any other audience, is refused.
 pub const AUDIENCE: &str = "rouse";
 
 /// Service accounts of Rouse's own pods, with the component of each.
-const ACCOUNTS: [(&str, Holder); 3] = [
-    ("rouse-agent", Holder::Agent),
-    ("activator", Holder::Activator),
-    ("autoscaler", Holder::Autoscaler),
+const ACCOUNTS: [(&str, CertificateRole); 3] = [
+    ("rouse-agent", CertificateRole::Agent),
+    ("activator", CertificateRole::Activator),
+    ("autoscaler", CertificateRole::Autoscaler),
 ];
 
 /// Keys of the facts about the pod in a TokenReview (with its node since Kubernetes 1.30).
@@ -25,7 +25,7 @@ const NODE: &str = "authentication.kubernetes.io/node-name";
 
 /// Result of a TokenReview by the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reviewed {
+pub struct TokenReviewResult {
     /// True if the token is valid now.
     pub is_authentic: bool,
     /// Audiences of the token, among the requested ones.
@@ -38,7 +38,7 @@ pub struct Reviewed {
 
 /// Reason for which a token gets no certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CertificateRefusal {
     /// The API server does not know the token, or no longer.
     #[error("the token is nobody's")]
     Unknown,
@@ -62,15 +62,18 @@ pub enum Refusal {
 }
 
 /// Identity of the token's bearer. `namespace` is the one in which Rouse runs.
-pub fn identity(reviewed: &Reviewed, namespace: &str) -> Result<Identity, Refusal> {
+pub fn identity(
+    reviewed: &TokenReviewResult,
+    namespace: &str,
+) -> Result<CertificateIdentity, CertificateRefusal> {
     if !reviewed.is_authentic {
-        return Err(Refusal::Unknown);
+        return Err(CertificateRefusal::Unknown);
     }
     // An API server without support for audiences returns none; it has then checked only its own.
     if !reviewed.audiences.iter().any(|it| it == AUDIENCE) {
-        return Err(Refusal::Audience);
+        return Err(CertificateRefusal::Audience);
     }
-    let stranger = || Refusal::Stranger { user: reviewed.user.clone() };
+    let stranger = || CertificateRefusal::Stranger { user: reviewed.user.clone() };
     let account = reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(stranger)?;
     let (its, name) = account.split_once(':').ok_or_else(stranger)?;
     let holder = ACCOUNTS.iter().find(|(account, _)| its == namespace && name == *account);
@@ -78,20 +81,20 @@ pub fn identity(reviewed: &Reviewed, namespace: &str) -> Result<Identity, Refusa
     let said = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
         // Of several values none could be trusted.
         Some([one]) if !one.is_empty() => Ok(one.as_str()),
-        _ => Err(Refusal::Unbound { what }),
+        _ => Err(CertificateRefusal::Unbound { what }),
     };
     let (node, pod, uid) = (said(NODE, "the node")?, said(POD, "the pod")?, said(UID, "the uid")?);
     // A `/` in one of the names would change the parts of the identity's URI.
-    Identity::new(*holder, node, pod, uid).map_err(|_nothing| stranger())
+    CertificateIdentity::new(*holder, node, pod, uid).map_err(|_nothing| stranger())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn agents() -> Reviewed {
+    fn agents() -> TokenReviewResult {
         let extra = [(POD, "rouse-agent-x"), (UID, "0c7f"), (NODE, "n1")];
-        Reviewed {
+        TokenReviewResult {
             is_authentic: true,
             audiences: vec!["rouse".into()],
             user: "system:serviceaccount:knative-serving:rouse-agent".into(),
@@ -99,7 +102,7 @@ mod tests {
         }
     }
 
-    fn of(reviewed: &Reviewed) -> Result<String, Refusal> {
+    fn of(reviewed: &TokenReviewResult) -> Result<String, CertificateRefusal> {
         identity(reviewed, "knative-serving").map(|it| it.to_string())
     }
 
@@ -107,15 +110,21 @@ mod tests {
     fn role_node_and_pod_are_the_api_servers_words() {
         assert_eq!(of(&agents()), Ok("spiffe://rouse/agent/n1/rouse-agent-x/0c7f".into()));
         let user = "system:serviceaccount:knative-serving:autoscaler".into();
-        let autoscaler = Reviewed { user, ..agents() };
+        let autoscaler = TokenReviewResult { user, ..agents() };
         assert_eq!(of(&autoscaler), Ok("spiffe://rouse/autoscaler/n1/rouse-agent-x/0c7f".into()));
     }
 
     #[test]
     fn a_token_that_is_nobodys_or_meant_for_others_is_refused() {
-        assert_eq!(of(&Reviewed { is_authentic: false, ..agents() }), Err(Refusal::Unknown));
+        assert_eq!(
+            of(&TokenReviewResult { is_authentic: false, ..agents() }),
+            Err(CertificateRefusal::Unknown)
+        );
         for audiences in [vec![], vec!["https://kubernetes.default.svc".into()]] {
-            assert_eq!(of(&Reviewed { audiences, ..agents() }), Err(Refusal::Audience));
+            assert_eq!(
+                of(&TokenReviewResult { audiences, ..agents() }),
+                Err(CertificateRefusal::Audience)
+            );
         }
     }
 
@@ -129,8 +138,8 @@ mod tests {
             "system:node:n1",
             "rouse-agent",
         ] {
-            let refused = of(&Reviewed { user: user.into(), ..agents() });
-            assert_eq!(refused, Err(Refusal::Stranger { user: user.into() }));
+            let refused = of(&TokenReviewResult { user: user.into(), ..agents() });
+            assert_eq!(refused, Err(CertificateRefusal::Stranger { user: user.into() }));
         }
     }
 
@@ -140,11 +149,11 @@ mod tests {
             for values in [vec![], vec![String::new()], vec!["a".into(), "b".into()]] {
                 let mut reviewed = agents();
                 reviewed.extra.insert(key.into(), values);
-                assert_eq!(of(&reviewed), Err(Refusal::Unbound { what }));
+                assert_eq!(of(&reviewed), Err(CertificateRefusal::Unbound { what }));
             }
         }
         let mut reviewed = agents();
         reviewed.extra.insert(NODE.into(), vec!["n1/pod/uid".into()]);
-        assert!(matches!(of(&reviewed), Err(Refusal::Stranger { .. })));
+        assert!(matches!(of(&reviewed), Err(CertificateRefusal::Stranger { .. })));
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use common::{
     link::chain,
-    tls::{Credentials, TlsError, peer::Identity},
+    tls::{TlsCredentials, TlsError, peer::CertificateIdentity},
 };
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use tokio::sync::watch;
@@ -18,31 +18,31 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    rotation::{Authorities, LIFETIME, Step},
-    sign::{self, SignError, Signer},
+    rotation::{CertificateAuthorities, LIFETIME, RotationStep},
+    sign::{self, CertificateSigner, SignError},
 };
 
 /// Interval between two reads of the Secret, before and after there is an authority.
 const EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// Error of a request to the cluster.
-pub type StoreError = Box<dyn std::error::Error + Send + Sync>;
+pub type AuthorityStoreError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Storage of the authorities in the cluster.
 #[tonic::async_trait]
-pub trait Store: Send + Sync + std::fmt::Debug {
+pub trait AuthorityStore: Send + Sync + std::fmt::Debug {
     /// Reads the Secret's text and version; none: there is no Secret.
-    async fn load(&self) -> Result<Option<(String, String)>, StoreError>;
+    async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError>;
     /// Writes the Secret if it still has `version`, or, without one, if it does not exist. Otherwise it returns an
     /// error.
-    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), StoreError>;
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), AuthorityStoreError>;
     /// Writes the certificates of all authorities where every component can read them.
-    async fn publish(&self, bundle: &str) -> Result<(), StoreError>;
+    async fn publish(&self, bundle: &str) -> Result<(), AuthorityStoreError>;
 }
 
 /// Error of one round over the authorities.
 #[derive(Debug, thiserror::Error)]
-pub enum KeepError {
+pub enum AuthorityError {
     /// A request to the cluster failed.
     #[error("cannot {what}")]
     Store {
@@ -50,7 +50,7 @@ pub enum KeepError {
         what: &'static str,
         /// Error of the request.
         #[source]
-        source: StoreError,
+        source: AuthorityStoreError,
     },
     /// The Secret has other content than authorities.
     #[error("the Secret of authorities cannot be read: delete it, and a new one is made")]
@@ -68,51 +68,51 @@ pub enum KeepError {
 
 /// The authority that signs now, and all that components must trust.
 #[derive(Debug)]
-pub struct Signing {
+pub struct SigningAuthority {
     /// Signer of the active authority.
-    pub signer: Signer,
+    pub signer: CertificateSigner,
     /// Certificates of all authorities, the oldest first.
     pub authorities: Vec<CertificateDer<'static>>,
 }
 
 /// Manager of the authorities and of the controller's own certificate.
 #[derive(Debug)]
-pub struct Keeper {
-    store: Arc<dyn Store>,
-    own: Identity,
-    credentials: Arc<Credentials>,
-    signing: watch::Sender<Option<Arc<Signing>>>,
-    state: tokio::sync::Mutex<State>,
+pub struct AuthorityManager {
+    store: Arc<dyn AuthorityStore>,
+    own: CertificateIdentity,
+    credentials: Arc<TlsCredentials>,
+    signing: watch::Sender<Option<Arc<SigningAuthority>>>,
+    state: tokio::sync::Mutex<AuthorityManagerState>,
 }
 
 /// State in use, compared with the Secret in each round.
 #[derive(Debug, Default)]
-struct State {
-    adopted: Authorities,
+struct AuthorityManagerState {
+    adopted: CertificateAuthorities,
     signer_s: u64,
     renew: Option<SystemTime>,
     published: String,
 }
 
-impl Keeper {
+impl AuthorityManager {
     /// Creates a manager for the controller with the identity `own`.
-    pub fn new(store: Arc<dyn Store>, own: Identity) -> Arc<Self> {
+    pub fn new(store: Arc<dyn AuthorityStore>, own: CertificateIdentity) -> Arc<Self> {
         Arc::new(Self {
             store,
             own,
-            credentials: Credentials::new(),
+            credentials: TlsCredentials::new(),
             signing: watch::Sender::new(None),
             state: tokio::sync::Mutex::default(),
         })
     }
 
     /// Credentials that this controller presents to others.
-    pub fn credentials(&self) -> &Arc<Credentials> {
+    pub fn credentials(&self) -> &Arc<TlsCredentials> {
         &self.credentials
     }
 
     /// The authorities in use; none before the first read of the Secret.
-    pub fn signing(&self) -> Option<Arc<Signing>> {
+    pub fn signing(&self) -> Option<Arc<SigningAuthority>> {
         self.signing.borrow().clone()
     }
 
@@ -123,7 +123,7 @@ impl Keeper {
             match self.once(SystemTime::now(), leads()).await {
                 Ok(()) => known = true,
                 // Other errors are often brief, so they leave the interval as it is.
-                Err(KeepError::None) => known = false,
+                Err(AuthorityError::None) => known = false,
                 Err(error) => warn!(error = %chain(&error), "authorities not looked after"),
             }
             let wait = if known { EVERY.1 } else { EVERY.0 };
@@ -135,25 +135,25 @@ impl Keeper {
     }
 
     /// Runs one round at `now`: creates or drops an authority if one is due, and renews this controller's certificate.
-    pub async fn once(&self, now: SystemTime, leads: bool) -> Result<(), KeepError> {
-        let store = |what| move |source| KeepError::Store { what, source };
+    pub async fn once(&self, now: SystemTime, leads: bool) -> Result<(), AuthorityError> {
+        let store = |what| move |source| AuthorityError::Store { what, source };
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let loaded = self.store.load().await.map_err(store("read the authorities"))?;
         let (mut all, version) = match &loaded {
             Some((text, version)) => {
-                (serde_json::from_str(text).map_err(KeepError::Text)?, Some(version.as_str()))
+                (serde_json::from_str(text).map_err(AuthorityError::Text)?, Some(version.as_str()))
             }
-            None => (Authorities::default(), None),
+            None => (CertificateAuthorities::default(), None),
         };
         // Only the leader makes changes; the other replicas read them in their next round.
-        let step = if leads { all.step(now_s) } else { Step::Keep };
-        if step != Step::Keep {
+        let step = if leads { all.step(now_s) } else { RotationStep::Keep };
+        if step != RotationStep::Keep {
             all = match step {
-                Step::Make => all.with(sign::authority(now)?),
-                Step::Drop => all.without_oldest(),
-                Step::Keep => all,
+                RotationStep::Make => all.with(sign::authority(now)?),
+                RotationStep::Drop => all.without_oldest(),
+                RotationStep::Keep => all,
             };
-            let text = serde_json::to_string(&all).map_err(KeepError::Text)?;
+            let text = serde_json::to_string(&all).map_err(AuthorityError::Text)?;
             // Of two replicas that both believe to lead, the second gets a conflict here, and reads again.
             self.store.save(&text, version).await.map_err(store("write the authorities"))?;
             info!(?step, authorities = all.all().len(), "authorities changed");
@@ -172,12 +172,12 @@ impl Keeper {
     /// Puts the authorities of the Secret into use, and renews this controller's certificate when it is due.
     fn adopt(
         &self,
-        state: &mut State,
-        all: &Authorities,
+        state: &mut AuthorityManagerState,
+        all: &CertificateAuthorities,
         now: SystemTime,
         now_s: u64,
-    ) -> Result<(), KeepError> {
-        let signs = all.signer(now_s).ok_or(KeepError::None)?;
+    ) -> Result<(), AuthorityError> {
+        let signs = all.signer(now_s).ok_or(AuthorityError::None)?;
         let changed = state.adopted != *all || state.signer_s != signs.made_s;
         if changed {
             let read = |text: &str| CertificateDer::from_pem_slice(text.as_bytes());
@@ -186,7 +186,7 @@ impl Keeper {
             let authorities = authorities.map_err(SignError::Pem)?;
             // Trust comes before the new signer: from then on certificates of it may arrive.
             self.credentials.trust(&authorities)?;
-            let signing = Signing { signer: Signer::new(signs)?, authorities };
+            let signing = SigningAuthority { signer: CertificateSigner::new(signs)?, authorities };
             self.signing.send_replace(Some(Arc::new(signing)));
             state.adopted = all.clone();
             state.signer_s = signs.made_s;
@@ -194,7 +194,7 @@ impl Keeper {
         // The second comparison fails after the clock was set back: an old certificate must not stay in use.
         let fresh = state.renew.is_some_and(|at| now < at && at < now + LIFETIME);
         if changed || !fresh {
-            let signing = self.signing().ok_or(KeepError::None)?;
+            let signing = self.signing().ok_or(AuthorityError::None)?;
             let own = signing.signer.own(&self.own, now)?;
             self.credentials.show(vec![own.certificate], own.key)?;
             state.renew = Some(now + LIFETIME / 2);

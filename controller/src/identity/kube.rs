@@ -17,9 +17,9 @@ use kube::{
 use serde_json::json;
 
 use super::{
-    Reviewer,
-    claim::{AUDIENCE, Reviewed},
-    keep::{Store, StoreError},
+    TokenReviewer,
+    claim::{AUDIENCE, TokenReviewResult},
+    keep::{AuthorityStore, AuthorityStoreError},
 };
 use crate::kube::FIELD_MANAGER;
 
@@ -32,19 +32,19 @@ const BUNDLE_KEY: &str = "ca.pem";
 
 /// Client of the cluster for reviews, Secret and ConfigMap.
 #[derive(Clone)]
-pub struct Cluster {
+pub struct IdentityApiClient {
     reviews: Api<TokenReview>,
     secrets: Api<Secret>,
     bundles: Api<ConfigMap>,
 }
 
-impl std::fmt::Debug for Cluster {
+impl std::fmt::Debug for IdentityApiClient {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Cluster").finish_non_exhaustive()
     }
 }
 
-impl Cluster {
+impl IdentityApiClient {
     /// Creates a client for the cluster of `client`; Rouse runs in `namespace`.
     pub fn new(client: &Client, namespace: &str) -> Self {
         Self {
@@ -56,15 +56,15 @@ impl Cluster {
 }
 
 #[tonic::async_trait]
-impl Reviewer for Cluster {
-    async fn review(&self, token: &str) -> Result<Reviewed, StoreError> {
+impl TokenReviewer for IdentityApiClient {
+    async fn review(&self, token: &str) -> Result<TokenReviewResult, AuthorityStoreError> {
         let spec =
             TokenReviewSpec { audiences: Some(vec![AUDIENCE.to_owned()]), token: token.to_owned() };
         let review = TokenReview { metadata: ObjectMeta::default(), spec, status: None };
         let status = self.reviews.create(&PostParams::default(), &review).await?.status;
         let status = status.ok_or("the API server answered a TokenReview without a status")?;
         let user = status.user.unwrap_or_default();
-        Ok(Reviewed {
+        Ok(TokenReviewResult {
             is_authentic: status.authenticated.unwrap_or(false),
             audiences: status.audiences.unwrap_or_default(),
             user: user.username.unwrap_or_default(),
@@ -74,8 +74,8 @@ impl Reviewer for Cluster {
 }
 
 #[tonic::async_trait]
-impl Store for Cluster {
-    async fn load(&self) -> Result<Option<(String, String)>, StoreError> {
+impl AuthorityStore for IdentityApiClient {
+    async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError> {
         let Some(secret) = self.secrets.get_opt(AUTHORITIES).await? else { return Ok(None) };
         let version = secret.metadata.resource_version.unwrap_or_default();
         let text = secret.data.and_then(|mut data| data.remove(SECRET_KEY));
@@ -84,7 +84,7 @@ impl Store for Cluster {
         Ok(Some((text?, version)))
     }
 
-    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), StoreError> {
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), AuthorityStoreError> {
         let metadata = ObjectMeta {
             name: Some(AUTHORITIES.to_owned()),
             resource_version: version.map(str::to_owned),
@@ -102,7 +102,7 @@ impl Store for Cluster {
         Ok(())
     }
 
-    async fn publish(&self, bundle: &str) -> Result<(), StoreError> {
+    async fn publish(&self, bundle: &str) -> Result<(), AuthorityStoreError> {
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let body = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": AUTHORITIES },

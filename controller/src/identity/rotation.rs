@@ -26,7 +26,7 @@ const TURN_S: u64 = 240 * 86_400;
 
 /// One authority, as stored in the Secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Authority {
+pub struct CertificateAuthority {
     /// Certificate of the authority, in PEM.
     pub certificate: String,
     /// Private key of the authority, in PEM. Known to controllers only.
@@ -37,7 +37,7 @@ pub struct Authority {
     pub ends_s: u64,
 }
 
-impl std::fmt::Debug for Authority {
+impl std::fmt::Debug for CertificateAuthority {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The key is left out, since debug output may reach a log.
         let mut out = out.debug_struct("Authority");
@@ -48,11 +48,11 @@ impl std::fmt::Debug for Authority {
 /// All authorities that are trusted, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Authorities(Vec<Authority>);
+pub struct CertificateAuthorities(Vec<CertificateAuthority>);
 
 /// Action that is due on the authorities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RotationStep {
     /// No action is due.
     Keep,
     /// A new authority must be created.
@@ -61,14 +61,14 @@ pub enum Step {
     Drop,
 }
 
-impl Authorities {
+impl CertificateAuthorities {
     /// All trusted authorities, the oldest first.
-    pub fn all(&self) -> &[Authority] {
+    pub fn all(&self) -> &[CertificateAuthority] {
         &self.0
     }
 
     /// The authority that signs at `now_s`: the newest that all components have had time to trust.
-    pub fn signer(&self, now_s: u64) -> Option<&Authority> {
+    pub fn signer(&self, now_s: u64) -> Option<&CertificateAuthority> {
         let valid = || self.0.iter().filter(|it| now_s < it.ends_s);
         let known = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
         // At the first start none is old enough, so the oldest valid one signs at once.
@@ -76,20 +76,20 @@ impl Authorities {
     }
 
     /// The action that is due at `now_s`.
-    pub fn step(&self, now_s: u64) -> Step {
-        let Some(newest) = self.0.last() else { return Step::Make };
+    pub fn step(&self, now_s: u64) -> RotationStep {
+        let Some(newest) = self.0.last() else { return RotationStep::Make };
         // After a year without a controller the newest has expired, and its successor signs at once.
         if newest.made_s.saturating_add(TURN_S) <= now_s || newest.ends_s <= now_s {
-            return Step::Make;
+            return RotationStep::Make;
         }
-        let [oldest, next, ..] = &self.0[..] else { return Step::Keep };
+        let [oldest, next, ..] = &self.0[..] else { return RotationStep::Keep };
         // One overlap until `next` signs, and another until nothing that `oldest` signed is valid.
         let replaced = next.made_s.saturating_add(2 * OVERLAP_S) <= now_s;
-        if replaced || oldest.ends_s <= now_s { Step::Drop } else { Step::Keep }
+        if replaced || oldest.ends_s <= now_s { RotationStep::Drop } else { RotationStep::Keep }
     }
 
     /// Adds an authority, in the order of creation.
-    pub fn with(mut self, authority: Authority) -> Self {
+    pub fn with(mut self, authority: CertificateAuthority) -> Self {
         self.0.push(authority);
         self.0.sort_by_key(|it| it.made_s);
         self
@@ -113,8 +113,8 @@ mod tests {
 
     use super::*;
 
-    fn made(at: u64) -> Authority {
-        Authority {
+    fn made(at: u64) -> CertificateAuthority {
+        CertificateAuthority {
             certificate: format!("{at}"),
             key: String::new(),
             made_s: at,
@@ -122,30 +122,30 @@ mod tests {
         }
     }
 
-    fn advance(all: Authorities, now_s: u64) -> Authorities {
+    fn advance(all: CertificateAuthorities, now_s: u64) -> CertificateAuthorities {
         match all.step(now_s) {
-            Step::Keep => all,
-            Step::Make => all.with(made(now_s)),
-            Step::Drop => all.without_oldest(),
+            RotationStep::Keep => all,
+            RotationStep::Make => all.with(made(now_s)),
+            RotationStep::Drop => all.without_oldest(),
         }
     }
 
     #[test]
     fn the_first_signs_at_once() {
-        let all = advance(Authorities::default(), 100);
+        let all = advance(CertificateAuthorities::default(), 100);
         assert_eq!(all.signer(100), Some(&made(100)));
-        assert_eq!(all.step(100), Step::Keep);
+        assert_eq!(all.step(100), RotationStep::Keep);
         // A clock that was set back changes nothing.
-        assert_eq!((all.signer(5), all.step(5)), (Some(&made(100)), Step::Keep));
+        assert_eq!((all.signer(5), all.step(5)), (Some(&made(100)), RotationStep::Keep));
     }
 
     #[test]
     fn a_successor_is_trusted_before_it_signs_and_its_forerunner_after_it_signed() {
-        let all = advance(advance(Authorities::default(), 0), TURN_S);
+        let all = advance(advance(CertificateAuthorities::default(), 0), TURN_S);
         assert_eq!(all.all(), [made(0), made(TURN_S)]);
         assert_eq!(all.signer(TURN_S + OVERLAP_S - 1), Some(&made(0)));
         assert_eq!(all.signer(TURN_S + OVERLAP_S), Some(&made(TURN_S)));
-        assert_eq!(all.step(TURN_S + 2 * OVERLAP_S - 1), Step::Keep);
+        assert_eq!(all.step(TURN_S + 2 * OVERLAP_S - 1), RotationStep::Keep);
         let later = TURN_S + 2 * OVERLAP_S;
         assert_eq!(advance(all, later).all(), [made(TURN_S)]);
     }
@@ -153,15 +153,17 @@ mod tests {
     #[test]
     fn after_a_year_without_a_controller_a_new_one_signs_at_once() {
         let late = AUTHORITY_S + 5;
-        let all = advance(advance(Authorities::default(), 0), late);
+        let all = advance(advance(CertificateAuthorities::default(), 0), late);
         assert_eq!(all.signer(late), Some(&made(late)));
         assert_eq!(advance(all, late).all(), [made(late)]);
     }
 
     #[test]
     fn no_key_is_ever_printed() {
-        let authority = Authority { key: "secret".into(), ..made(1) };
-        assert!(!format!("{:?}", Authorities::default().with(authority)).contains("secret"));
+        let authority = CertificateAuthority { key: "secret".into(), ..made(1) };
+        assert!(
+            !format!("{:?}", CertificateAuthorities::default().with(authority)).contains("secret")
+        );
     }
 
     proptest! {
@@ -169,8 +171,8 @@ mod tests {
         /// can be checked for its lifetime, if rounds are less than an overlap apart.
         #[test]
         fn what_was_signed_can_be_checked(steps in proptest::collection::vec(1u64..OVERLAP_S, 1..400)) {
-            let (mut all, mut now) = (advance(Authorities::default(), 0), TURN_S - 3_600);
-            let mut signed: Vec<(u64, Authority)> = Vec::new();
+            let (mut all, mut now) = (advance(CertificateAuthorities::default(), 0), TURN_S - 3_600);
+            let mut signed: Vec<(u64, CertificateAuthority)> = Vec::new();
             for step in steps {
                 now += step;
                 all = advance(all, now);

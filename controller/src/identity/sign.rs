@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::tls::peer::{Holder, Identity};
+use common::tls::peer::{CertificateIdentity, CertificateRole};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -10,7 +10,7 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 
-use super::rotation::{AUTHORITY_S, Authority, LIFETIME};
+use super::rotation::{AUTHORITY_S, CertificateAuthority, LIFETIME};
 
 /// Difference of clocks that is tolerated: a certificate is valid from this long before it is signed.
 const BEHIND: Duration = Duration::from_secs(300);
@@ -30,7 +30,7 @@ pub enum SignError {
 }
 
 /// Creates a new authority with a self-signed certificate.
-pub fn authority(now: SystemTime) -> Result<Authority, SignError> {
+pub fn authority(now: SystemTime) -> Result<CertificateAuthority, SignError> {
     let made_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let end = now + Duration::from_secs(AUTHORITY_S);
     let mut params = CertificateParams::default();
@@ -41,7 +41,7 @@ pub fn authority(now: SystemTime) -> Result<Authority, SignError> {
     params.not_before = (now - BEHIND).into();
     params.not_after = end.into();
     let key = KeyPair::generate()?;
-    Ok(Authority {
+    Ok(CertificateAuthority {
         certificate: params.self_signed(&key)?.pem(),
         key: key.serialize_pem(),
         made_s,
@@ -57,20 +57,20 @@ fn named(name: &str) -> DistinguishedName {
 
 /// An authority with its key loaded, ready to sign.
 #[derive(Debug)]
-pub struct Signer(Issuer<'static, KeyPair>);
+pub struct CertificateSigner(Issuer<'static, KeyPair>);
 
 /// A certificate with its private key.
 #[derive(Debug)]
-pub struct Own {
+pub struct OwnCertificate {
     /// The certificate in DER.
     pub certificate: CertificateDer<'static>,
     /// Private key of the certificate.
     pub key: PrivatePkcs8KeyDer<'static>,
 }
 
-impl Signer {
+impl CertificateSigner {
     /// Loads the certificate and key of an authority.
-    pub fn new(authority: &Authority) -> Result<Self, SignError> {
+    pub fn new(authority: &CertificateAuthority) -> Result<Self, SignError> {
         let key = KeyPair::from_pem(&authority.key)?;
         let certificate = CertificateDer::from_pem_slice(authority.certificate.as_bytes());
         let certificate = certificate.map_err(SignError::Pem)?;
@@ -82,7 +82,7 @@ impl Signer {
     pub fn sign(
         &self,
         request: &[u8],
-        identity: &Identity,
+        identity: &CertificateIdentity,
         now: SystemTime,
     ) -> Result<(CertificateDer<'static>, SystemTime), SignError> {
         let request = CertificateSigningRequestParams::from_der(&request.to_vec().into())?;
@@ -93,17 +93,21 @@ impl Signer {
     }
 
     /// Creates a key and a certificate for the controller itself.
-    pub fn own(&self, identity: &Identity, now: SystemTime) -> Result<Own, SignError> {
+    pub fn own(
+        &self,
+        identity: &CertificateIdentity,
+        now: SystemTime,
+    ) -> Result<OwnCertificate, SignError> {
         let key = KeyPair::generate()?;
         let (certificate, _) = self.certify(&key, identity, now)?;
-        Ok(Own { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()) })
+        Ok(OwnCertificate { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()) })
     }
 
     /// Signs a certificate for a public key. Identity and lifetime never come from a request.
     fn certify(
         &self,
         key: &impl PublicKeyData,
-        identity: &Identity,
+        identity: &CertificateIdentity,
         now: SystemTime,
     ) -> Result<(CertificateDer<'static>, SystemTime), SignError> {
         let end = now + LIFETIME;
@@ -114,8 +118,10 @@ impl Signer {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match identity.holder {
             // No other component opens streams to these; activators accept each other's client certificates.
-            Holder::Agent | Holder::Activator => vec![ExtendedKeyUsagePurpose::ClientAuth],
-            Holder::Controller | Holder::Autoscaler => {
+            CertificateRole::Agent | CertificateRole::Activator => {
+                vec![ExtendedKeyUsagePurpose::ClientAuth]
+            }
+            CertificateRole::Controller | CertificateRole::Autoscaler => {
                 vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
             }
         };

@@ -8,15 +8,15 @@ use std::{
 };
 
 use common::{
-    link::{Finder, Link, PodKey},
-    node::Orders,
+    link::{ComponentLink, PodReportKey, ReplicaResolver},
+    node::LocalNodeSpec,
     outbox::Outbox,
     tls::{
-        Credentials, enrol,
-        peer::{Holder, Identity as Who},
+        TlsCredentials, enrol,
+        peer::{CertificateIdentity as Who, CertificateRole},
     },
     wire::{
-        Part, PodItem, Role, ScaleItem, Subscriber,
+        ComponentReplica, ComponentRole, PodReportItem, ScaleItem, ServerComponent,
         raw::{
             self, identity_client::IdentityClient, pods_client::PodsClient,
             routes_client::RoutesClient, scale_client::ScaleClient,
@@ -28,25 +28,27 @@ use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, transport::Channel};
 
-use super::{rotation::Authorities, *};
-use crate::{agents, machine::Machine, shared::Shared, world::World};
+use super::{rotation::CertificateAuthorities, *};
+use crate::{
+    agents, machine::ControllerStateMachine, shared::ControllerRuntime, world::ClusterState,
+};
 
 /// A cluster in memory: results of TokenReviews, and a Secret.
 #[derive(Debug, Default)]
-struct Fake {
-    tokens: Mutex<BTreeMap<String, Reviewed>>,
+struct FakeIdentityCluster {
+    tokens: Mutex<BTreeMap<String, TokenReviewResult>>,
     secret: Mutex<Option<(String, u64)>>,
     bundle: Mutex<String>,
     reviews: AtomicUsize,
 }
 
-impl Fake {
+impl FakeIdentityCluster {
     fn put(&self, token: &str, account: &str, node: &str, pod: &str) {
         let extra = [("pod-name", pod), ("pod-uid", "0c7f"), ("node-name", node)];
         let said = |(key, value): (&str, &str)| {
             (format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()])
         };
-        let reviewed = Reviewed {
+        let reviewed = TokenReviewResult {
             is_authentic: true,
             audiences: vec![claim::AUDIENCE.into()],
             user: format!("system:serviceaccount:{account}"),
@@ -57,8 +59,8 @@ impl Fake {
 }
 
 #[tonic::async_trait]
-impl Reviewer for Fake {
-    async fn review(&self, token: &str) -> Result<Reviewed, StoreError> {
+impl TokenReviewer for FakeIdentityCluster {
+    async fn review(&self, token: &str) -> Result<TokenReviewResult, AuthorityStoreError> {
         self.reviews.fetch_add(1, Ordering::Relaxed);
         if token == "broken" {
             return Err("no API server".into());
@@ -68,13 +70,13 @@ impl Reviewer for Fake {
 }
 
 #[tonic::async_trait]
-impl keep::Store for Fake {
-    async fn load(&self) -> Result<Option<(String, String)>, StoreError> {
+impl keep::AuthorityStore for FakeIdentityCluster {
+    async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError> {
         let secret = self.secret.lock().expect("no panic").clone();
         Ok(secret.map(|(text, version)| (text, version.to_string())))
     }
 
-    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), StoreError> {
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), AuthorityStoreError> {
         let mut secret = self.secret.lock().expect("no panic");
         let now = secret.as_ref().map(|(_, version)| version.to_string());
         if now.as_deref() != version {
@@ -85,31 +87,31 @@ impl keep::Store for Fake {
         Ok(())
     }
 
-    async fn publish(&self, bundle: &str) -> Result<(), StoreError> {
+    async fn publish(&self, bundle: &str) -> Result<(), AuthorityStoreError> {
         bundle.clone_into(&mut self.bundle.lock().expect("no panic"));
         Ok(())
     }
 }
 
 fn controller(pod: &str) -> Who {
-    Who::new(Holder::Controller, "n1", pod, "c0").expect("an identity")
+    Who::new(CertificateRole::Controller, "n1", pod, "c0").expect("an identity")
 }
 
-fn keeper(cluster: &Arc<Fake>, pod: &str) -> Arc<Keeper> {
-    Keeper::new(Arc::<Fake>::clone(cluster), controller(pod))
+fn keeper(cluster: &Arc<FakeIdentityCluster>, pod: &str) -> Arc<AuthorityManager> {
+    AuthorityManager::new(Arc::<FakeIdentityCluster>::clone(cluster), controller(pod))
 }
 
 /// A replica of the controller that serves over TLS.
-struct Bed {
-    cluster: Arc<Fake>,
-    keeper: Arc<Keeper>,
+struct IdentityFixture {
+    cluster: Arc<FakeIdentityCluster>,
+    keeper: Arc<AuthorityManager>,
     at: SocketAddr,
     stop: CancellationToken,
 }
 
-impl Bed {
+impl IdentityFixture {
     async fn new() -> Self {
-        let cluster = Arc::new(Fake::default());
+        let cluster = Arc::new(FakeIdentityCluster::default());
         cluster.put("agent-n1", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
         cluster.put("activator", "knative-serving:activator", "n1", "activator-1");
         cluster.put("autoscaler", "knative-serving:autoscaler", "n1", "autoscaler-1");
@@ -120,10 +122,11 @@ impl Bed {
         }
         let keeper = keeper(&cluster, "controller-1");
         keeper.once(SystemTime::now(), true).await.expect("an authority");
-        let reviewer = Arc::<Fake>::clone(&cluster);
-        let issuer = Issuer::new(Arc::clone(&keeper), reviewer, "knative-serving");
-        let machine = Machine::new(World::default(), Outbox::new());
-        let shared = Arc::new(Shared::new(machine, watch::channel(Orders::default()).0));
+        let reviewer = Arc::<FakeIdentityCluster>::clone(&cluster);
+        let issuer = CertificateIssuer::new(Arc::clone(&keeper), reviewer, "knative-serving");
+        let machine = ControllerStateMachine::new(ClusterState::default(), Outbox::new());
+        let shared =
+            Arc::new(ControllerRuntime::new(machine, watch::channel(LocalNodeSpec::default()).0));
         let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
         let (at, stop) = (at.expect("an address"), CancellationToken::new());
         let (to, ending) = (format!("https://{at}"), stop.clone());
@@ -134,13 +137,17 @@ impl Bed {
         Self { cluster, keeper, at, stop }
     }
 
-    fn finder(&self, credentials: &Arc<Credentials>) -> Arc<Finder> {
-        Finder::known_as(Holder::Controller, &format!("https://{}", self.at), Some(credentials))
+    fn finder(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
+        ReplicaResolver::known_as(
+            CertificateRole::Controller,
+            &format!("https://{}", self.at),
+            Some(credentials),
+        )
     }
 
     /// Credentials that trust the cluster's authorities and present no certificate.
-    fn nobody(&self) -> Arc<Credentials> {
-        let credentials = Credentials::new();
+    fn nobody(&self) -> Arc<TlsCredentials> {
+        let credentials = TlsCredentials::new();
         let signing = self.keeper.signing().expect("an authority");
         credentials.trust(&signing.authorities).expect("trusted");
         credentials
@@ -157,7 +164,7 @@ impl Bed {
     }
 
     /// Credentials of the component that has this token.
-    async fn part(&self, token: &str) -> Arc<Credentials> {
+    async fn part(&self, token: &str) -> Arc<TlsCredentials> {
         let (key, request) = request();
         let reply = self.issue(token, request).await.expect("a certificate");
         let credentials = self.nobody();
@@ -166,12 +173,12 @@ impl Bed {
         credentials
     }
 
-    async fn dial(&self, credentials: &Arc<Credentials>) -> Channel {
+    async fn dial(&self, credentials: &Arc<TlsCredentials>) -> Channel {
         self.finder(credentials).dial_named().await.expect("a connection")
     }
 }
 
-impl Drop for Bed {
+impl Drop for IdentityFixture {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -184,22 +191,22 @@ fn request() -> (KeyPair, Vec<u8>) {
     (key, der)
 }
 
-fn who(role: Role, name: &str, node: &str) -> Subscriber {
-    Subscriber { role, name: name.into(), node: node.into() }
+fn who(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
+    ComponentReplica { role, name: name.into(), node: node.into() }
 }
 
-async fn watches(channel: Channel, who: Subscriber) -> Option<Code> {
+async fn watches(channel: Channel, who: ComponentReplica) -> Option<Code> {
     let watched = RoutesClient::new(channel).watch(raw::Subscriber::from(who)).await;
     watched.err().map(|status| status.code())
 }
 
-async fn reports(channel: Channel, items: Vec<PodItem>) -> Option<Code> {
+async fn reports(channel: Channel, items: Vec<PodReportItem>) -> Option<Code> {
     let items = futures::stream::iter(items.into_iter().map(raw::PodItem::from));
     let reported = PodsClient::new(channel).report(items).await;
     reported.err().map(|status| status.code())
 }
 
-async fn decides(channel: Channel, who: Subscriber) -> Option<Code> {
+async fn decides(channel: Channel, who: ComponentReplica) -> Option<Code> {
     let items = futures::stream::iter([raw::ScaleItem::from(ScaleItem::Sender(who))]);
     let decided = ScaleClient::new(channel).decide(items).await;
     decided.err().map(|status| status.code())
@@ -207,54 +214,60 @@ async fn decides(channel: Channel, who: Subscriber) -> Option<Code> {
 
 #[tokio::test]
 async fn each_part_may_do_its_own_work() {
-    let bed = Bed::new().await;
+    let bed = IdentityFixture::new().await;
     let (agent, activator) =
-        (who(Role::Agent, "n1", "n1"), who(Role::Activator, "activator-1", ""));
-    let gone = PodItem::Gone("p".into());
+        (who(ComponentRole::Agent, "n1", "n1"), who(ComponentRole::Activator, "activator-1", ""));
+    let gone = PodReportItem::Gone("p".into());
     let credentials = bed.part("agent-n1").await;
     assert_eq!(watches(bed.dial(&credentials).await, agent.clone()).await, None);
-    let items = vec![PodItem::Sender(agent), gone];
+    let items = vec![PodReportItem::Sender(agent), gone];
     assert_eq!(reports(bed.dial(&credentials).await, items).await, None);
     let credentials = bed.part("activator").await;
     assert_eq!(watches(bed.dial(&credentials).await, activator.clone()).await, None);
-    let items = vec![PodItem::Sender(activator), PodItem::Avoided("p".into())];
+    let items = vec![PodReportItem::Sender(activator), PodReportItem::Avoided("p".into())];
     assert_eq!(reports(bed.dial(&credentials).await, items).await, None);
     let credentials = bed.part("autoscaler").await;
-    let autoscaler = who(Role::Autoscaler, "autoscaler-1", "");
+    let autoscaler = who(ComponentRole::Autoscaler, "autoscaler-1", "");
     assert_eq!(decides(bed.dial(&credentials).await, autoscaler).await, None);
 }
 
 #[tokio::test]
 async fn no_part_may_do_anothers_work() {
-    let bed = Bed::new().await;
+    let bed = IdentityFixture::new().await;
     let denied = Some(Code::PermissionDenied);
     let credentials = bed.part("agent-n1").await;
     // An agent as that of another node; as an activator; as an autoscaler.
-    assert_eq!(watches(bed.dial(&credentials).await, who(Role::Agent, "n2", "n2")).await, denied);
-    let other = vec![PodItem::Sender(who(Role::Agent, "n2", "n2"))];
+    assert_eq!(
+        watches(bed.dial(&credentials).await, who(ComponentRole::Agent, "n2", "n2")).await,
+        denied
+    );
+    let other = vec![PodReportItem::Sender(who(ComponentRole::Agent, "n2", "n2"))];
     assert_eq!(reports(bed.dial(&credentials).await, other).await, denied);
-    let other = who(Role::Activator, "activator-1", "n1");
+    let other = who(ComponentRole::Activator, "activator-1", "n1");
     assert_eq!(watches(bed.dial(&credentials).await, other).await, denied);
-    assert_eq!(decides(bed.dial(&credentials).await, who(Role::Agent, "n1", "n1")).await, denied);
-    let other = who(Role::Autoscaler, "autoscaler-1", "");
+    assert_eq!(
+        decides(bed.dial(&credentials).await, who(ComponentRole::Agent, "n1", "n1")).await,
+        denied
+    );
+    let other = who(ComponentRole::Autoscaler, "autoscaler-1", "");
     assert_eq!(decides(bed.dial(&credentials).await, other).await, denied);
     // An activator that reports pods.
     let credentials = bed.part("activator").await;
-    let sender = PodItem::Sender(who(Role::Activator, "activator-1", "n1"));
-    let items = vec![sender, PodItem::Gone("p".into())];
+    let sender = PodReportItem::Sender(who(ComponentRole::Activator, "activator-1", "n1"));
+    let items = vec![sender, PodReportItem::Gone("p".into())];
     assert_eq!(reports(bed.dial(&credentials).await, items).await, denied);
     // An autoscaler that reports at all.
     let credentials = bed.part("autoscaler").await;
-    let items = vec![PodItem::Sender(who(Role::Autoscaler, "autoscaler-1", ""))];
+    let items = vec![PodReportItem::Sender(who(ComponentRole::Autoscaler, "autoscaler-1", ""))];
     assert_eq!(reports(bed.dial(&credentials).await, items).await, denied);
 }
 
 #[tokio::test]
 async fn without_a_certificate_only_a_certificate_can_be_asked_for() {
-    let bed = Bed::new().await;
-    let (agent, refused) = (who(Role::Agent, "n1", "n1"), Some(Code::Unauthenticated));
+    let bed = IdentityFixture::new().await;
+    let (agent, refused) = (who(ComponentRole::Agent, "n1", "n1"), Some(Code::Unauthenticated));
     assert_eq!(watches(bed.nameless().await, agent.clone()).await, refused);
-    let items = vec![PodItem::Sender(agent.clone())];
+    let items = vec![PodReportItem::Sender(agent.clone())];
     assert_eq!(reports(bed.nameless().await, items).await, refused);
     assert_eq!(decides(bed.nameless().await, agent).await, refused);
     assert!(bed.issue("agent-n1", request().1).await.is_ok());
@@ -262,7 +275,7 @@ async fn without_a_certificate_only_a_certificate_can_be_asked_for() {
 
 #[tokio::test]
 async fn a_token_that_is_not_ours_earns_nothing() {
-    let bed = Bed::new().await;
+    let bed = IdentityFixture::new().await;
     for token in ["", "unknown", "stranger", "foreign"] {
         let refused = bed.issue(token, request().1).await.err();
         assert_eq!(refused, Some(Code::Unauthenticated), "{token:?}");
@@ -276,7 +289,7 @@ async fn a_token_that_is_not_ours_earns_nothing() {
 
 #[tokio::test]
 async fn a_request_gets_what_the_api_server_says_and_nothing_it_asks_for() {
-    let bed = Bed::new().await;
+    let bed = IdentityFixture::new().await;
     let key = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::default();
     let asked = controller("controller-1").to_string().try_into().expect("ASCII");
@@ -292,7 +305,7 @@ async fn a_request_gets_what_the_api_server_says_and_nothing_it_asks_for() {
 
 #[tokio::test]
 async fn what_is_too_large_or_no_request_is_refused_unread() {
-    let bed = Bed::new().await;
+    let bed = IdentityFixture::new().await;
     let before = bed.cluster.reviews.load(Ordering::Relaxed);
     let large = bed.issue("agent-n1", vec![0; REQUEST_BYTES + 1]).await.err();
     assert_eq!(large, Some(Code::InvalidArgument));
@@ -313,21 +326,25 @@ async fn what_is_too_large_or_no_request_is_refused_unread() {
 
 #[tokio::test]
 async fn an_agent_enrols_and_follows_and_reports() {
-    let bed = Bed::new().await;
+    let bed = IdentityFixture::new().await;
     let folder = std::env::temp_dir().join(format!("rouse-identity-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     std::fs::write(folder.join("token"), "agent-n1").expect("written");
     let bundle = bed.cluster.bundle.lock().expect("no panic").clone();
     std::fs::write(folder.join("ca.pem"), bundle).expect("written");
-    let (credentials, stop) = (Credentials::new(), bed.stop.clone());
+    let (credentials, stop) = (TlsCredentials::new(), bed.stop.clone());
     let finder = bed.finder(&credentials);
-    let files = enrol::Files::below(&folder);
+    let files = enrol::EnrollmentFiles::below(&folder);
     tokio::spawn(enrol::keep(credentials, Arc::clone(&finder), files, stop.clone()));
-    let link = Link::to(Arc::clone(&finder), who(Role::Agent, "n1", "n1"), stop.clone());
-    let reports = Arc::new(Link::to(finder.clone(), who(Role::Agent, "n1", "n1"), stop));
-    let link = link.tells(Part::Controller, finder);
+    let link =
+        ComponentLink::to(Arc::clone(&finder), who(ComponentRole::Agent, "n1", "n1"), stop.clone());
+    let reports =
+        Arc::new(ComponentLink::to(finder.clone(), who(ComponentRole::Agent, "n1", "n1"), stop));
+    let link = link.tells(ServerComponent::Controller, finder);
     let reporting = Arc::clone(&reports);
-    tokio::spawn(async move { reporting.report_pods(&Outbox::<PodKey, PodItem>::new()).await });
+    tokio::spawn(async move {
+        reporting.report_pods(&Outbox::<PodReportKey, PodReportItem>::new()).await
+    });
     let (send, mut tables) = tokio::sync::mpsc::channel(4);
     tokio::spawn(async move { link.watch_routes(|view, _| _ = send.try_send(view.version)).await });
     assert!(tables.recv().await.is_some());
@@ -339,13 +356,13 @@ async fn an_agent_enrols_and_follows_and_reports() {
 
 #[tokio::test]
 async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
-    let cluster = Arc::new(Fake::default());
+    let cluster = Arc::new(FakeIdentityCluster::default());
     let (one, two) = (keeper(&cluster, "controller-1"), keeper(&cluster, "controller-2"));
     let now = SystemTime::now();
-    assert!(matches!(two.once(now, false).await, Err(keep::KeepError::None)));
+    assert!(matches!(two.once(now, false).await, Err(keep::AuthorityError::None)));
     one.once(now, true).await.expect("made");
     two.once(now, false).await.expect("read");
-    let signing = |keeper: &Keeper| keeper.signing().expect("signs").authorities.clone();
+    let signing = |keeper: &AuthorityManager| keeper.signing().expect("signs").authorities.clone();
     assert_eq!(signing(&one), signing(&two));
     assert_eq!(two.credentials().identity().as_deref(), Some(&controller("controller-2")));
     // Two that both believe to lead, one of them with an old view, do not overwrite each other.
@@ -356,7 +373,7 @@ async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
 
 #[tokio::test]
 async fn authorities_are_replaced_with_an_overlap() {
-    let cluster = Arc::new(Fake::default());
+    let cluster = Arc::new(FakeIdentityCluster::default());
     let keeper = keeper(&cluster, "controller-1");
     let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
     let mut steps = Vec::new();
@@ -366,7 +383,7 @@ async fn authorities_are_replaced_with_an_overlap() {
         let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
         assert_eq!(trusted, published);
         let text = cluster.secret.lock().expect("no panic").clone().expect("a Secret").0;
-        let all: Authorities = serde_json::from_str(&text).expect("authorities");
+        let all: CertificateAuthorities = serde_json::from_str(&text).expect("authorities");
         let at_s = at.duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
         let signer = all.signer(at_s).expect("signs").made_s;
         let newest = all.all().last().expect("one").made_s;
@@ -377,10 +394,10 @@ async fn authorities_are_replaced_with_an_overlap() {
 
 #[tokio::test]
 async fn a_secret_that_cannot_be_read_is_not_overwritten() {
-    let cluster = Arc::new(Fake::default());
+    let cluster = Arc::new(FakeIdentityCluster::default());
     *cluster.secret.lock().expect("no panic") = Some(("not json".into(), 7));
     let keeper = keeper(&cluster, "controller-1");
     let refused = keeper.once(SystemTime::now(), true).await.expect_err("unreadable");
-    assert!(matches!(refused, keep::KeepError::Text(_)), "{refused}");
+    assert!(matches!(refused, keep::AuthorityError::Text(_)), "{refused}");
     assert_eq!(cluster.secret.lock().expect("no panic").as_ref().map(|it| it.1), Some(7));
 }

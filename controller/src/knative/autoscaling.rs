@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, Object};
+use super::{KnativeCondition, KnativeObject};
 
 /// API group and version of both kinds here.
 pub const API_VERSION: &str = "autoscaling.internal.knative.dev/v1alpha1";
 
 /// Scaling of one Revision: its bounds, desired and actual pods.
-pub type PodAutoscaler = Object<PodAutoscalerSpec, PodAutoscalerStatus>;
+pub type PodAutoscaler = KnativeObject<PodAutoscalerSpec, PodAutoscalerStatus>;
 /// Averaging windows of one Revision's load.
-pub type Metric = Object<MetricSpec, MetricStatus>;
+pub type KnativeMetric = KnativeObject<MetricSpec, MetricStatus>;
 
 /// Desired scaling: the scale target and its protocol.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -22,17 +22,17 @@ pub struct PodAutoscalerSpec {
     /// Maximum number of concurrent requests per pod (hard limit); 0: no limit.
     pub container_concurrency: i64,
     /// Deployment whose replicas are set.
-    pub scale_target_ref: ObjectReference,
+    pub scale_target_ref: NamespacedObjectRef,
     /// Reachability of the Revision by Routes; empty while unknown.
-    #[serde(skip_serializing_if = "Reachability::is_unknown")]
-    pub reachability: Reachability,
+    #[serde(skip_serializing_if = "KnativeReachability::is_unknown")]
+    pub reachability: KnativeReachability,
     /// Protocol of the pods: `http1` or `h2c`.
     pub protocol_type: String,
 }
 
 /// Reachability of a Revision: whether any Route names it as a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Reachability {
+pub enum KnativeReachability {
     /// Unknown, since the Routes have not been evaluated yet.
     #[default]
     #[serde(rename = "")]
@@ -43,7 +43,7 @@ pub enum Reachability {
     Unreachable,
 }
 
-impl Reachability {
+impl KnativeReachability {
     fn is_unknown(&self) -> bool {
         *self == Self::Unknown
     }
@@ -52,7 +52,7 @@ impl Reachability {
 /// Reference to an object of the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ObjectReference {
+pub struct NamespacedObjectRef {
     /// Group and version of the object.
     pub api_version: String,
     /// Kind of the object.
@@ -68,7 +68,7 @@ pub struct PodAutoscalerStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Conditions `Ready`, `Active`, `ScaleTargetInitialized` and `SKSReady`.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
     /// `rouse.dev/decision`: reason for the present number of pods; absent until the first scale decision.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -103,5 +103,5 @@ pub struct MetricStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// The condition `Ready` only.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
 }

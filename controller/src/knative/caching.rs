@@ -3,13 +3,13 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, Object};
+use super::{KnativeCondition, KnativeObject};
 
 /// API group and version of the kind.
 pub const API_VERSION: &str = "caching.internal.knative.dev/v1alpha1";
 
 /// An image that a Revision's pods will run.
-pub type Image = Object<ImageSpec, ImageStatus>;
+pub type KnativeImage = KnativeObject<ImageSpec, ImageStatus>;
 
 /// Desired image, with the credentials to pull it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,5 +40,5 @@ pub struct ImageStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// The condition `Ready` only.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
 }

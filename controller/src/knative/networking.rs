@@ -3,24 +3,24 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, Object, autoscaling::ObjectReference};
+use super::{KnativeCondition, KnativeObject, autoscaling::NamespacedObjectRef};
 
 /// API group and version of both kinds here.
 pub const API_VERSION: &str = "networking.internal.knative.dev/v1alpha1";
 
 /// Path of the connections to a Revision: direct or through activators.
-pub type ServerlessService = Object<ServerlessServiceSpec, ServerlessServiceStatus>;
+pub type ServerlessService = KnativeObject<ServerlessServiceSpec, ServerlessServiceStatus>;
 /// Reservation of a domain for one namespace; the object's name is the domain.
-pub type ClusterDomainClaim = Object<ClusterDomainClaimSpec, NoStatus>;
+pub type ClusterDomainClaim = KnativeObject<ClusterDomainClaimSpec, EmptyStatus>;
 
 /// Desired path of the connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServerlessServiceSpec {
     /// `Serve` if the eBPF programs route to pods, `Proxy` if they route to activators.
-    pub mode: Mode,
+    pub mode: KnativeServerlessMode,
     /// Deployment whose pods serve the Revision.
-    pub object_ref: ObjectReference,
+    pub object_ref: NamespacedObjectRef,
     /// Protocol of the pods: `http1` or `h2c`.
     pub protocol_type: String,
     /// Number of activators that serve the Revision; 0: all.
@@ -30,7 +30,7 @@ pub struct ServerlessServiceSpec {
 
 /// Path of new connections to a Revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Mode {
+pub enum KnativeServerlessMode {
     /// Connections are routed to pods (direct path).
     Serve,
     /// Connections are routed to activators (activator path).
@@ -49,7 +49,7 @@ pub struct ServerlessServiceStatus {
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Conditions `Ready`, `EndpointsPopulated` and `ActivatorEndpointsPopulated`.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KnativeCondition>,
     /// Name of the Kubernetes Service, which is the Revision's name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub service_name: String,
@@ -68,4 +68,4 @@ pub struct ClusterDomainClaimSpec {
 
 /// Status of a kind that has none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct NoStatus {}
+pub struct EmptyStatus {}

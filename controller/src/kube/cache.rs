@@ -5,18 +5,18 @@ use std::{
     hash::{Hash as _, Hasher},
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use serde_json::Value;
 
-use super::{Key, scope::Scope};
-use crate::children::Resource;
+use super::{ObjectPartKey, scope::WatchScope};
+use crate::children::ResourceKind;
 
 /// Annotation that holds the hash of the body that was applied last.
 pub const APPLIED: &str = "rouse.dev/applied";
 
 /// Facts that are remembered of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedObject {
     /// UID of the object.
     pub uid: Box<str>,
     /// Value of the object's `resourceVersion`.
@@ -39,7 +39,7 @@ pub struct Seen {
     pub touched: bool,
 }
 
-impl Seen {
+impl ObservedObject {
     /// Extracts the facts from an object as the API server sent it.
     pub fn of(object: &Value) -> Self {
         let meta = &object["metadata"];
@@ -74,9 +74,9 @@ impl Seen {
 }
 
 /// FNV-1a, 64 bit: stable across releases, unlike the standard library's hasher, since objects keep the hash.
-struct Fnv(u64);
+struct Fnv1aHasher(u64);
 
-impl Hasher for Fnv {
+impl Hasher for Fnv1aHasher {
     fn write(&mut self, bytes: &[u8]) {
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         self.0 = bytes.iter().fold(self.0, step);
@@ -95,12 +95,12 @@ pub fn applied(object: &Value) -> Option<u64> {
 
 /// Returns a hash of a JSON value that does not depend on the order of its fields.
 pub fn hash(value: &Value) -> u64 {
-    let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
+    let mut hasher = Fnv1aHasher(0xcbf2_9ce4_8422_2325);
     feed(value, &mut hasher);
     hasher.finish()
 }
 
-fn feed(value: &Value, out: &mut Fnv) {
+fn feed(value: &Value, out: &mut Fnv1aHasher) {
     match value {
         Value::Null => 0_u8.hash(out),
         Value::Bool(it) => (1_u8, it).hash(out),
@@ -123,27 +123,27 @@ fn feed(value: &Value, out: &mut Fnv) {
 
 /// All watched objects, as last observed.
 #[derive(Debug, Default)]
-pub struct Cache {
-    seen: BTreeMap<Resource, HashMap<Name, Seen>>,
+pub struct ObjectCache {
+    seen: BTreeMap<ResourceKind, HashMap<NamespacedName, ObservedObject>>,
     /// Objects that the current lists of each scope have not named yet.
-    unnamed: Vec<(Scope, BTreeSet<Name>)>,
+    unnamed: Vec<(WatchScope, BTreeSet<NamespacedName>)>,
     /// Keys of the requests under way whose objects were not deleted since the request began.
-    asked: BTreeSet<Key>,
+    asked: BTreeSet<ObjectPartKey>,
 }
 
-impl Cache {
+impl ObjectCache {
     /// Returns the facts of an object, if it is known.
-    pub fn get(&self, resource: Resource, name: &Name) -> Option<&Seen> {
+    pub fn get(&self, resource: ResourceKind, name: &NamespacedName) -> Option<&ObservedObject> {
         self.seen.get(&resource)?.get(name)
     }
 
     /// Returns the number of known objects of a kind.
-    pub fn count(&self, resource: Resource) -> usize {
+    pub fn count(&self, resource: ResourceKind) -> usize {
         self.seen.get(&resource).map_or(0, HashMap::len)
     }
 
     /// Begins a full list of a watch's objects, after a start or a lost watch.
-    pub fn begin(&mut self, scope: &Scope) {
+    pub fn begin(&mut self, scope: &WatchScope) {
         let all = self.seen.get(&scope.resource).into_iter().flat_map(HashMap::keys);
         let names = all.filter(|name| scope.covers(name)).cloned().collect();
         // The library may begin a list again before the last one ended.
@@ -152,7 +152,7 @@ impl Cache {
     }
 
     /// Ends a full list. Returns the objects that the list did not name: they are deleted.
-    pub fn end(&mut self, scope: &Scope) -> Vec<Name> {
+    pub fn end(&mut self, scope: &WatchScope) -> Vec<NamespacedName> {
         let Some(at) = self.unnamed.iter().position(|(have, _)| have == scope) else {
             return Vec::new();
         };
@@ -164,7 +164,12 @@ impl Cache {
     }
 
     /// Stores an object from a watch. Returns true if anything is new: a watch may lag behind our own writes.
-    pub fn put(&mut self, resource: Resource, name: &Name, seen: Seen) -> bool {
+    pub fn put(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        seen: ObservedObject,
+    ) -> bool {
         for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| scope.resource == resource) {
             names.remove(name);
         }
@@ -172,7 +177,7 @@ impl Cache {
     }
 
     /// Marks a request about the object of `key` as under way, until [`close`](Self::close).
-    pub fn ask(&mut self, key: &Key) {
+    pub fn ask(&mut self, key: &ObjectPartKey) {
         self.asked.insert(key.clone());
     }
 
@@ -181,15 +186,15 @@ impl Cache {
     ///
     /// A response is refused if the object was deleted since the request began. Otherwise the object would stay in the
     /// cache forever, since a watch reports a deletion only once.
-    pub fn answered(&mut self, key: &Key, seen: Seen, ours: bool) -> bool {
-        let Key { resource, name, .. } = key;
+    pub fn answered(&mut self, key: &ObjectPartKey, seen: ObservedObject, ours: bool) -> bool {
+        let ObjectPartKey { resource, name, .. } = key;
         if !self.asked.contains(key) {
             return false;
         }
         if self.get(*resource, name).is_none() {
             // The current list may be of a time after a second deletion. If it is of a time before the creation, the
             // watch reports the creation next.
-            let covers = |scope: &Scope| scope.resource == *resource && scope.covers(name);
+            let covers = |scope: &WatchScope| scope.resource == *resource && scope.covers(name);
             for (_, names) in self.unnamed.iter_mut().filter(|(scope, _)| covers(scope)) {
                 names.insert(name.clone());
             }
@@ -199,7 +204,7 @@ impl Cache {
     }
 
     /// Marks the request about `key` as finished.
-    pub fn close(&mut self, key: &Key) {
+    pub fn close(&mut self, key: &ObjectPartKey) {
         self.asked.remove(key);
     }
 
@@ -208,7 +213,13 @@ impl Cache {
         self.asked.clear();
     }
 
-    fn insert(&mut self, resource: Resource, name: &Name, mut seen: Seen, ours: bool) -> bool {
+    fn insert(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        mut seen: ObservedObject,
+        ours: bool,
+    ) -> bool {
         let all = self.seen.entry(resource).or_default();
         // Versions are comparable only within one object: a new UID always wins.
         let have = all.get(name).filter(|have| have.uid == seen.uid);
@@ -223,18 +234,24 @@ impl Cache {
 
     /// Stores the replicas of a Deployment from the response to a scale, as of `version`. The watch reports any other
     /// difference.
-    pub fn scaled(&mut self, resource: Resource, name: &Name, version: &str, replicas: i64) {
+    pub fn scaled(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        version: &str,
+        replicas: i64,
+    ) {
         if let Some(known) = self.get(resource, name) {
             let (version, replicas) = (version.into(), Some(replicas));
             // The API server raises the generation only if the number differs.
             let generation = known.generation + i64::from(known.replicas != replicas);
-            let seen = Seen { version, generation, replicas, ..known.clone() };
+            let seen = ObservedObject { version, generation, replicas, ..known.clone() };
             self.insert(resource, name, seen, false);
         }
     }
 
     /// Removes a deleted object, and the marks of requests about it.
-    pub fn remove(&mut self, resource: Resource, name: &Name) {
+    pub fn remove(&mut self, resource: ResourceKind, name: &NamespacedName) {
         self.asked.retain(|key| key.resource != resource || key.name != *name);
         if let Some(all) = self.seen.get_mut(&resource) {
             all.remove(name);
@@ -244,23 +261,23 @@ impl Cache {
 
 /// Returns true if `new` is an older version than `have`. Kubernetes promises since 1.35 that versions of one kind
 /// compare as numbers; before, they did without a promise. If a version is no number, the newest to arrive wins.
-fn is_older(new: &Seen, have: &Seen) -> bool {
-    let number = |seen: &Seen| seen.version.parse::<u128>().ok();
+fn is_older(new: &ObservedObject, have: &ObservedObject) -> bool {
+    let number = |seen: &ObservedObject| seen.version.parse::<u128>().ok();
     number(new).zip(number(have)).is_some_and(|(new, have)| new < have)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::Part;
+    use crate::kube::ObjectPart;
     use serde_json::json;
 
-    fn name(own: &str) -> Name {
-        Name::new("default", own)
+    fn name(own: &str) -> NamespacedName {
+        NamespacedName::new("default", own)
     }
 
-    fn seen(version: &str) -> Seen {
-        Seen { uid: "u".into(), version: version.into(), ..Seen::default() }
+    fn seen(version: &str) -> ObservedObject {
+        ObservedObject { uid: "u".into(), version: version.into(), ..ObservedObject::default() }
     }
 
     #[test]
@@ -274,7 +291,7 @@ mod tests {
             "spec": {"replicas": 4},
             "status": {"a": 1},
         });
-        let expected = Seen {
+        let expected = ObservedObject {
             uid: "u".into(),
             version: "7".into(),
             generation: 3,
@@ -283,22 +300,28 @@ mod tests {
             status: hash(&json!({"a": 1})),
             replicas: Some(4),
             deleting: true,
-            ..Seen::default()
+            ..ObservedObject::default()
         };
-        assert_eq!(Seen::of(&object), expected);
+        assert_eq!(ObservedObject::of(&object), expected);
     }
 
     /// Returns a Deployment of this version and generation, with this number of replicas.
-    fn deployment(version: &str, generation: i64, replicas: i64) -> Seen {
+    fn deployment(version: &str, generation: i64, replicas: i64) -> ObservedObject {
         let controller = Some("boss".into());
-        Seen { generation, replicas: Some(replicas), applied: Some(1), controller, ..seen(version) }
+        ObservedObject {
+            generation,
+            replicas: Some(replicas),
+            applied: Some(1),
+            controller,
+            ..seen(version)
+        }
     }
 
     #[test]
     fn what_somebody_else_changed_is_known_until_it_is_applied_again() {
-        let (mut cache, kind) = (Cache::default(), Resource::Deployment);
-        let key = Key::new(kind, Part::Object, name("a"));
-        let touched = |cache: &Cache| cache.get(kind, &name("a")).map(|it| it.touched);
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Deployment);
+        let key = ObjectPartKey::new(kind, ObjectPart::Object, name("a"));
+        let touched = |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.touched);
         cache.put(kind, &name("a"), deployment("1", 1, 0));
         cache.put(kind, &name("a"), deployment("2", 1, 0));
         assert_eq!(touched(&cache), Some(false), "its status");
@@ -313,20 +336,20 @@ mod tests {
         cache.answered(&key, deployment("6", 4, 0), true);
         cache.put(kind, &name("a"), deployment("6", 4, 0));
         assert_eq!(touched(&cache), Some(false));
-        cache.put(kind, &name("a"), Seen { applied: Some(2), ..deployment("7", 5, 0) });
+        cache.put(kind, &name("a"), ObservedObject { applied: Some(2), ..deployment("7", 5, 0) });
         assert_eq!(touched(&cache), Some(false), "we applied another, and the watch was first");
         cache.put(kind, &name("a"), deployment("8", 6, 0));
-        cache.put(kind, &name("a"), Seen { uid: "v".into(), ..deployment("9", 1, 0) });
+        cache.put(kind, &name("a"), ObservedObject { uid: "v".into(), ..deployment("9", 1, 0) });
         assert_eq!(touched(&cache), Some(false), "another object");
-        cache.put(kind, &name("b"), Seen { controller: None, ..deployment("1", 1, 0) });
-        cache.put(kind, &name("b"), Seen { controller: None, ..deployment("2", 2, 0) });
+        cache.put(kind, &name("b"), ObservedObject { controller: None, ..deployment("1", 1, 0) });
+        cache.put(kind, &name("b"), ObservedObject { controller: None, ..deployment("2", 2, 0) });
         assert!(cache.get(kind, &name("b")).is_some_and(|it| !it.touched), "a user's own");
     }
 
     #[test]
     fn a_scaled_deployment_is_not_a_changed_one() {
-        let (mut cache, kind) = (Cache::default(), Resource::Deployment);
-        let touched = |cache: &Cache| cache.get(kind, &name("a")).map(|it| it.touched);
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Deployment);
+        let touched = |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.touched);
         cache.put(kind, &name("a"), deployment("1", 1, 0));
         cache.scaled(kind, &name("a"), "2", 1);
         cache.put(kind, &name("a"), deployment("2", 2, 1));
@@ -340,13 +363,13 @@ mod tests {
 
     #[test]
     fn a_spec_whose_changes_are_not_counted_is_compared() {
-        let (mut cache, kind) = (Cache::default(), Resource::Service);
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Service);
         let of = |version: &str, port: i64| {
             let owners = json!([{"uid": "boss", "controller": true}]);
             let meta = json!({"uid": "u", "resourceVersion": version, "ownerReferences": owners});
-            Seen::of(&json!({"metadata": meta, "spec": {"port": port}}))
+            ObservedObject::of(&json!({"metadata": meta, "spec": {"port": port}}))
         };
-        let touched = |cache: &Cache| cache.get(kind, &name("a")).map(|it| it.touched);
+        let touched = |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.touched);
         cache.put(kind, &name("a"), of("1", 80));
         cache.put(kind, &name("a"), of("2", 80));
         assert_eq!(touched(&cache), Some(false));
@@ -365,12 +388,12 @@ mod tests {
 
     #[test]
     fn what_a_new_list_does_not_name_is_gone() {
-        let mut cache = Cache::default();
-        let kind = Resource::Pod;
-        let pods = |it: &&Scope| it.resource == kind && it.except.is_some();
+        let mut cache = ObjectCache::default();
+        let kind = ResourceKind::Pod;
+        let pods = |it: &&WatchScope| it.resource == kind && it.except.is_some();
         let scopes = crate::kube::scope::scopes("default-system");
         let scope = scopes.iter().find(pods).unwrap();
-        cache.put(kind, &Name::new("default-system", "part"), seen("1"));
+        cache.put(kind, &NamespacedName::new("default-system", "part"), seen("1"));
         for own in ["a", "b"] {
             cache.put(kind, &name(own), seen("1"));
         }
@@ -384,12 +407,13 @@ mod tests {
 
     #[test]
     fn an_answer_that_a_loss_overtook_is_not_believed() {
-        let mut cache = Cache::default();
-        let key = |own: &str| Key::new(Resource::Service, Part::Object, name(own));
+        let mut cache = ObjectCache::default();
+        let key =
+            |own: &str| ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, name(own));
         let (a, b) = (key("a"), key("b"));
         [&a, &b].into_iter().for_each(|it| cache.ask(it));
         assert!(cache.answered(&a, seen("1"), true));
-        cache.remove(Resource::Service, &name("a"));
+        cache.remove(ResourceKind::Service, &name("a"));
         assert!(!cache.answered(&a, seen("2"), true));
         assert!(cache.answered(&b, seen("3"), true), "another object");
         assert_eq!((cache.get(a.resource, &a.name), cache.count(a.resource)), (None, 1));
@@ -402,13 +426,13 @@ mod tests {
 
     #[test]
     fn an_answer_does_not_outlive_a_list_that_does_not_name_it() {
-        let (mut cache, kind) = (Cache::default(), Resource::Service);
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Service);
         let scopes = crate::kube::scope::scopes("default-system");
         let scope = scopes.iter().find(|it| it.resource == kind).unwrap();
         cache.put(kind, &name("old"), seen("1"));
         cache.begin(scope);
         for own in ["old", "new", "named"] {
-            let key = Key::new(kind, Part::Object, name(own));
+            let key = ObjectPartKey::new(kind, ObjectPart::Object, name(own));
             cache.ask(&key);
             assert!(cache.answered(&key, seen("2"), true));
         }
@@ -419,12 +443,12 @@ mod tests {
 
     #[test]
     fn a_watch_that_lags_does_not_undo_what_was_written() {
-        let mut cache = Cache::default();
-        let kind = Resource::Deployment;
+        let mut cache = ObjectCache::default();
+        let kind = ResourceKind::Deployment;
         assert!(cache.put(kind, &name("a"), seen("10")));
         assert!(!cache.put(kind, &name("a"), seen("9")));
         assert_eq!(cache.get(kind, &name("a")), Some(&seen("10")));
-        let other = Seen { uid: "v".into(), ..seen("8") };
+        let other = ObservedObject { uid: "v".into(), ..seen("8") };
         assert!(cache.put(kind, &name("a"), other.clone()), "another object of the name");
         assert_eq!(cache.get(kind, &name("a")), Some(&other));
     }

@@ -2,18 +2,18 @@
 
 use std::path::Path;
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use kube::{
     Api, Client, Config,
     api::{ApiResource, DynamicObject},
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use crate::children::Resource;
+use crate::children::ResourceKind;
 
 /// The controller cannot get a client of the API server.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum KubeClientError {
     /// The process runs outside a pod, and no kubeconfig is given.
     #[error("cannot use the pod's own account (outside a pod give --kubeconfig FILE)")]
     InCluster(#[source] InClusterError),
@@ -39,17 +39,18 @@ pub enum ClientError {
 
 /// Returns a client of the API server that `kubeconfig` names, or else of the cluster whose pod this process runs in.
 /// Variables such as `KUBECONFIG` are ignored.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, KubeClientError> {
     let mut config = match kubeconfig {
-        None => Config::incluster().map_err(ClientError::InCluster)?,
-        Some(path) => from_file(path)
-            .await
-            .map_err(|cause| ClientError::Kubeconfig { file: path.display().to_string(), cause })?,
+        None => Config::incluster().map_err(KubeClientError::InCluster)?,
+        Some(path) => from_file(path).await.map_err(|cause| KubeClientError::Kubeconfig {
+            file: path.display().to_string(),
+            cause,
+        })?,
     };
     // The writer's queue decides when to try again, and can write other objects meanwhile.
     config.default_retry = false;
     let server = config.cluster_url.to_string();
-    Client::try_from(config).map_err(|cause| ClientError::Client { server, cause })
+    Client::try_from(config).map_err(|cause| KubeClientError::Client { server, cause })
 }
 
 async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {
@@ -58,7 +59,7 @@ async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {
 }
 
 /// Returns the API group, version and plural of a kind, as the library needs them.
-pub fn api_resource(resource: Resource) -> ApiResource {
+pub fn api_resource(resource: ResourceKind) -> ApiResource {
     ApiResource {
         group: resource.group().into(),
         version: resource.version().into(),
@@ -69,7 +70,11 @@ pub fn api_resource(resource: Resource) -> ApiResource {
 }
 
 /// Returns a client for objects of one kind in the namespace of `name`.
-pub fn api_of(client: &Client, resource: Resource, name: &Name) -> Api<DynamicObject> {
+pub fn api_of(
+    client: &Client,
+    resource: ResourceKind,
+    name: &NamespacedName,
+) -> Api<DynamicObject> {
     let kind = api_resource(resource);
     if resource.namespaced() {
         Api::namespaced_with(client.clone(), &name.namespace, &kind)

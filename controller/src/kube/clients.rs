@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use futures::StreamExt as _;
 use kube::{
     Api, ResourceExt as _,
@@ -17,9 +17,12 @@ use tracing::{info, warn};
 
 use super::{
     client::api_resource,
-    watch::{Pauses, chain},
+    watch::{WatchBackoff, chain},
 };
-use crate::{children::Resource, machine::Event, network_policies::Client, shared::Shared};
+use crate::{
+    children::ResourceKind, machine::ControllerEvent, network_policies::PolicyClientPod,
+    shared::ControllerRuntime,
+};
 
 /// Field selector of pods that still hold an address: a finished pod has given it back.
 const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -27,19 +30,20 @@ const LIVING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Follows all pods, from the time when `needed` becomes true.
 pub(super) async fn follow(
     client: kube::Client,
-    shared: Arc<Shared>,
+    shared: Arc<ControllerRuntime>,
     mut needed: watch::Receiver<bool>,
 ) {
     if needed.wait_for(|it| *it).await.is_err() {
         return;
     }
     info!("a network policy names pods: all are followed");
-    let api: Api<DynamicObject> = Api::all_with(client, &api_resource(Resource::Pod));
-    let mut events =
-        std::pin::pin!(watcher(api, Config::default().fields(LIVING)).backoff(Pauses::default()));
+    let api: Api<DynamicObject> = Api::all_with(client, &api_resource(ResourceKind::Pod));
+    let mut events = std::pin::pin!(
+        watcher(api, Config::default().fields(LIVING)).backoff(WatchBackoff::default())
+    );
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
     let (mut known, mut named) = (BTreeSet::new(), BTreeSet::new());
-    let tell = |name: Name, client| shared.step(Event::Client(name, client));
+    let tell = |name: NamespacedName, client| shared.step(ControllerEvent::Client(name, client));
     while let Some(event) = events.next().await {
         match event {
             Ok(Seen::Init) => named.clear(),
@@ -47,7 +51,8 @@ pub(super) async fn follow(
                 let name = name(&pod);
                 named.insert(name.clone());
                 known.insert(name.clone());
-                let client = serde_json::to_value(pod).ok().as_ref().and_then(Client::read);
+                let client =
+                    serde_json::to_value(pod).ok().as_ref().and_then(PolicyClientPod::read);
                 tell(name, client);
             }
             Ok(Seen::Delete(pod)) => {
@@ -56,7 +61,7 @@ pub(super) async fn follow(
                 tell(name, None);
             }
             Ok(Seen::InitDone) => {
-                let gone: Vec<Name> = known.difference(&named).cloned().collect();
+                let gone: Vec<NamespacedName> = known.difference(&named).cloned().collect();
                 known.retain(|it| named.contains(it));
                 gone.into_iter().for_each(|name| tell(name, None));
             }
@@ -67,6 +72,6 @@ pub(super) async fn follow(
     }
 }
 
-fn name(pod: &DynamicObject) -> Name {
-    Name::new(pod.namespace().unwrap_or_default(), pod.name_any())
+fn name(pod: &DynamicObject) -> NamespacedName {
+    NamespacedName::new(pod.namespace().unwrap_or_default(), pod.name_any())
 }

@@ -1,17 +1,17 @@
 //! Pure: desired and observed state of an object → next write.
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
 use super::{
-    Key, Part, Trouble, Want,
-    cache::{APPLIED, Seen, hash},
+    DesiredState, ObjectPart, ObjectPartKey, WriteError,
+    cache::{APPLIED, ObservedObject, hash},
 };
-use crate::children::Resource;
+use crate::children::ResourceKind;
 
 /// Next write of one part of an object.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action {
+pub enum WriteAction {
     /// Nothing to write: the observed state matches.
     None,
     /// Apply this body to an object that seems absent: first read it, to be sure.
@@ -27,15 +27,15 @@ pub enum Action {
         /// Number of pods, for `spec.replicas`.
         replicas: i64,
         /// Pods that get a deletion cost before the scale.
-        leaving: Vec<Name>,
+        leaving: Vec<NamespacedName>,
     },
     /// Delete the object, if it still has this UID.
     Delete(Box<str>),
     /// Write nothing: an object of another owner has the name.
-    NotOwned(Trouble),
+    NotOwned(WriteError),
 }
 
-impl Action {
+impl WriteAction {
     /// Returns the body to write to the object itself, if the action has one.
     pub fn body(&self) -> Option<&Value> {
         match self {
@@ -53,21 +53,27 @@ impl Action {
 ///
 /// `wrote` is the hash of the status that was applied last, with the hash of the status that the API server stored.
 /// A field that the API server drops or adds must not cause a write each time.
-pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u64)>) -> Action {
+pub fn decide(
+    key: &ObjectPartKey,
+    want: DesiredState,
+    seen: Option<&ObservedObject>,
+    wrote: Option<(u64, u64)>,
+) -> WriteAction {
     match (want, key.part) {
-        (Want::Any, _) => Action::None,
-        (Want::Gone, Part::Object) => gone(key, seen),
-        (Want::Scale { replicas, most, leaving }, Part::Scale) => {
+        (DesiredState::Any, _) => WriteAction::None,
+        (DesiredState::Gone, ObjectPart::Object) => gone(key, seen),
+        (DesiredState::Scale { replicas, most, leaving }, ObjectPart::Scale) => {
             scale(replicas, most, leaving, seen)
         }
         // Only the object itself can be deleted, and a body and a scale fit only their own parts.
-        (Want::Gone | Want::Scale { .. }, _) | (Want::Body(_), Part::Scale) => Action::None,
-        (Want::Body(body), Part::Object) => object(key, body, seen),
-        (Want::Body(mut status), Part::Status) => {
+        (DesiredState::Gone | DesiredState::Scale { .. }, _)
+        | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
+        (DesiredState::Body(body), ObjectPart::Object) => object(key, body, seen),
+        (DesiredState::Body(mut status), ObjectPart::Status) => {
             // The API server deletes the status with the object; a write would only race with the deletion.
-            let stays = |it: &&Seen| key.resource.has_status() && !it.deleting;
+            let stays = |it: &&ObservedObject| key.resource.has_status() && !it.deleting;
             let Some(seen) = seen.filter(stays) else {
-                return Action::None;
+                return WriteAction::None;
             };
             // The renderer of the status may not know the generation of the object that was applied.
             if status.get("observedGeneration").is_none() && seen.generation > 0 {
@@ -76,11 +82,11 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
             let wanted = hash(&status);
             // The second comparison: the API server has already stored a different status for this one.
             if seen.status == wanted || wrote == Some((wanted, seen.status)) {
-                return Action::None;
+                return WriteAction::None;
             }
             let mut body = identity(key, seen);
             body["status"] = status;
-            Action::Status(body)
+            WriteAction::Status(body)
         }
     }
 }
@@ -88,13 +94,13 @@ pub fn decide(key: &Key, want: Want, seen: Option<&Seen>, wrote: Option<(u64, u6
 /// Deletes the object only if the controller applied it for an owner. A copy made by a user bears the annotation too,
 /// but has no owner. A ClusterDomainClaim has no owner either, since a cluster-wide object cannot be owned from a
 /// namespace.
-fn gone(key: &Key, seen: Option<&Seen>) -> Action {
-    let owned = |it: &Seen| it.controller.is_some() || !key.resource.namespaced();
-    let ours = |it: &&Seen| it.applied.is_some() && owned(it) && !it.deleting;
-    seen.filter(ours).map_or(Action::None, |it| Action::Delete(it.uid.clone()))
+fn gone(key: &ObjectPartKey, seen: Option<&ObservedObject>) -> WriteAction {
+    let owned = |it: &ObservedObject| it.controller.is_some() || !key.resource.namespaced();
+    let ours = |it: &&ObservedObject| it.applied.is_some() && owned(it) && !it.deleting;
+    seen.filter(ours).map_or(WriteAction::None, |it| WriteAction::Delete(it.uid.clone()))
 }
 
-fn identity(key: &Key, seen: &Seen) -> Value {
+fn identity(key: &ObjectPartKey, seen: &ObservedObject) -> Value {
     let mut meta = json!({"name": key.name.name.as_str(), "uid": seen.uid});
     if key.resource.namespaced() {
         meta["namespace"] = json!(key.name.namespace.as_str());
@@ -102,23 +108,27 @@ fn identity(key: &Key, seen: &Seen) -> Value {
     json!({"apiVersion": key.resource.api_version(), "kind": key.resource.kind(), "metadata": meta})
 }
 
-fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
+fn object(key: &ObjectPartKey, mut body: Value, seen: Option<&ObservedObject>) -> WriteAction {
     let wanted = body_hash(key.resource, &body);
     body["metadata"]["annotations"][APPLIED] = json!(format!("{wanted:016x}"));
     let Some(seen) = seen else {
         // The controller never creates pods; it only annotates them.
-        return if key.resource == Resource::Pod { Action::None } else { Action::Create(body) };
+        return if key.resource == ResourceKind::Pod {
+            WriteAction::None
+        } else {
+            WriteAction::Create(body)
+        };
     };
     if let Some(trouble) = foreign(key, &body, seen) {
-        return Action::NotOwned(trouble);
+        return WriteAction::NotOwned(trouble);
     }
     // The hash covers the last applied body only, so `touched` is needed to notice changes by others.
     let stands = seen.applied == Some(wanted) && !seen.touched;
     // A deletion cannot be stopped; once it is done, the watch reports it and the object is created again.
     if stands || seen.deleting {
-        return Action::None;
+        return WriteAction::None;
     }
-    if key.resource == Resource::Deployment {
+    if key.resource == ResourceKind::Deployment {
         // Replicas follow the load. An apply must name them, or it would give up the ownership of the field. With the
         // version at which they were read, it cannot reset a scale that came in between.
         body["spec"]["replicas"] = json!(seen.replicas);
@@ -126,12 +136,12 @@ fn object(key: &Key, mut body: Value, seen: Option<&Seen>) -> Action {
     }
     // With the UID, the apply fails if the object was replaced by another one of the same name.
     body["metadata"]["uid"] = json!(seen.uid);
-    if seen.touched { Action::Restore(body) } else { Action::Apply(body) }
+    if seen.touched { WriteAction::Restore(body) } else { WriteAction::Apply(body) }
 }
 
 /// Returns the hash of a body, as the annotation on the object holds it; a Deployment's replicas do not count.
-pub fn body_hash(resource: Resource, body: &Value) -> u64 {
-    if resource != Resource::Deployment {
+pub fn body_hash(resource: ResourceKind, body: &Value) -> u64 {
+    if resource != ResourceKind::Deployment {
         return hash(body);
     }
     let mut body = body.clone();
@@ -143,26 +153,31 @@ pub fn body_hash(resource: Resource, body: &Value) -> u64 {
 
 /// Returns a write error if the object has another owner than the desired one. A body without an owner never conflicts:
 /// it holds only the few fields that the controller sets on a user's object.
-fn foreign(key: &Key, body: &Value, seen: &Seen) -> Option<Trouble> {
+fn foreign(key: &ObjectPartKey, body: &Value, seen: &ObservedObject) -> Option<WriteError> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?["uid"].as_str()?;
     (seen.controller.as_deref() != Some(owner)).then(|| not_owned(key))
 }
 
 /// Returns Knative's write error for an object that has the name and another owner.
-pub fn not_owned(key: &Key) -> Trouble {
+pub fn not_owned(key: &ObjectPartKey) -> WriteError {
     let (kind, name) = (key.resource.kind(), &key.name.name);
     let message = format!("There is an existing {kind} {name:?} that we do not own.");
-    Trouble { reason: "NotOwned", message }
+    WriteError { reason: "NotOwned", message }
 }
 
-fn scale(fewest: i64, most: i64, leaving: Vec<Name>, seen: Option<&Seen>) -> Action {
-    let Some(seen) = seen.filter(|it| !it.deleting) else { return Action::None };
+fn scale(
+    fewest: i64,
+    most: i64,
+    leaving: Vec<NamespacedName>,
+    seen: Option<&ObservedObject>,
+) -> WriteAction {
+    let Some(seen) = seen.filter(|it| !it.deleting) else { return WriteAction::None };
     // A number between both bounds stays: the pods beyond the desired number are draining.
     let replicas = seen.replicas.map_or(fewest, |it| it.min(most).max(fewest));
     match seen.replicas == Some(replicas) {
-        true => Action::None,
-        false => Action::Scale { replicas, leaving },
+        true => WriteAction::None,
+        false => WriteAction::Scale { replicas, leaving },
     }
 }
 
@@ -170,8 +185,8 @@ fn scale(fewest: i64, most: i64, leaving: Vec<Name>, seen: Option<&Seen>) -> Act
 mod tests {
     use super::*;
 
-    fn key(resource: Resource, part: Part) -> Key {
-        Key::new(resource, part, Name::new("default", "hello"))
+    fn key(resource: ResourceKind, part: ObjectPart) -> ObjectPartKey {
+        ObjectPartKey::new(resource, part, NamespacedName::new("default", "hello"))
     }
 
     fn body() -> Value {
@@ -181,39 +196,46 @@ mod tests {
         })
     }
 
-    fn ours(applied: Option<u64>) -> Seen {
-        Seen {
+    fn ours(applied: Option<u64>) -> ObservedObject {
+        ObservedObject {
             uid: "u".into(),
             version: "7".into(),
             controller: Some("boss".into()),
             replicas: Some(5),
             applied,
-            ..Seen::default()
+            ..ObservedObject::default()
         }
     }
 
-    fn deployment(seen: Option<&Seen>) -> Action {
-        decide(&key(Resource::Deployment, Part::Object), Want::Body(body()), seen, None)
+    fn deployment(seen: Option<&ObservedObject>) -> WriteAction {
+        decide(
+            &key(ResourceKind::Deployment, ObjectPart::Object),
+            DesiredState::Body(body()),
+            seen,
+            None,
+        )
     }
 
     #[test]
     fn creates_what_is_missing_with_the_hash_of_its_body() {
-        let Action::Create(made) = deployment(None) else { panic!("not created") };
-        let hash = format!("{:016x}", body_hash(Resource::Deployment, &body()));
+        let WriteAction::Create(made) = deployment(None) else { panic!("not created") };
+        let hash = format!("{:016x}", body_hash(ResourceKind::Deployment, &body()));
         assert_eq!(made["metadata"]["annotations"][APPLIED], json!(hash));
         assert_eq!(made["spec"]["replicas"], 1);
     }
 
     #[test]
     fn applies_only_what_differs_and_never_the_replicas() {
-        let current = body_hash(Resource::Deployment, &body());
-        assert_eq!(deployment(Some(&ours(Some(current)))), Action::None);
-        let Action::Apply(body) = deployment(Some(&ours(Some(1)))) else { panic!("not applied") };
+        let current = body_hash(ResourceKind::Deployment, &body());
+        assert_eq!(deployment(Some(&ours(Some(current)))), WriteAction::None);
+        let WriteAction::Apply(body) = deployment(Some(&ours(Some(1)))) else {
+            panic!("not applied")
+        };
         assert_eq!(body["spec"], json!({"replicas": 5, "a": "b"}));
         assert_eq!(body["metadata"]["resourceVersion"], "7");
         assert_eq!(body["metadata"]["uid"], "u");
-        let touched = Seen { touched: true, ..ours(Some(current)) };
-        assert!(matches!(deployment(Some(&touched)), Action::Restore(_)), "changed by others");
+        let touched = ObservedObject { touched: true, ..ours(Some(current)) };
+        assert!(matches!(deployment(Some(&touched)), WriteAction::Restore(_)), "changed by others");
     }
 
     #[test]
@@ -221,89 +243,97 @@ mod tests {
         let mut other = body();
         other["spec"]["replicas"] = json!(9);
         let of = |resource| (body_hash(resource, &body()), body_hash(resource, &other));
-        let (one, two) = of(Resource::Deployment);
+        let (one, two) = of(ResourceKind::Deployment);
         assert_eq!(one, two);
-        let (one, two) = of(Resource::Service);
+        let (one, two) = of(ResourceKind::Service);
         assert_ne!(one, two);
     }
 
     #[test]
     fn an_object_of_somebody_else_is_reported_and_left_alone() {
-        let key = key(Resource::Service, Part::Object);
+        let key = key(ResourceKind::Service, ObjectPart::Object);
         let message = "There is an existing Service \"hello\" that we do not own.".to_owned();
-        let trouble = Trouble { reason: "NotOwned", message };
+        let trouble = WriteError { reason: "NotOwned", message };
         for controller in [None, Some("another".into())] {
-            let seen = Seen { controller, ..ours(Some(1)) };
-            let action = decide(&key, Want::Body(body()), Some(&seen), None);
-            assert_eq!(action, Action::NotOwned(trouble.clone()));
+            let seen = ObservedObject { controller, ..ours(Some(1)) };
+            let action = decide(&key, DesiredState::Body(body()), Some(&seen), None);
+            assert_eq!(action, WriteAction::NotOwned(trouble.clone()));
         }
     }
 
     #[test]
     fn deletes_only_what_was_applied_and_only_that_object() {
-        let key = key(Resource::Service, Part::Object);
-        let gone = |seen: &Seen| decide(&key, Want::Gone, Some(seen), None);
-        assert_eq!(gone(&ours(Some(1))), Action::Delete("u".into()));
-        assert_eq!(gone(&ours(None)), Action::None);
-        assert_eq!(gone(&Seen { controller: None, ..ours(Some(1)) }), Action::None, "a copy");
-        assert_eq!(gone(&Seen { deleting: true, ..ours(Some(1)) }), Action::None);
-        assert_eq!(decide(&key, Want::Gone, None, None), Action::None);
+        let key = key(ResourceKind::Service, ObjectPart::Object);
+        let gone = |seen: &ObservedObject| decide(&key, DesiredState::Gone, Some(seen), None);
+        assert_eq!(gone(&ours(Some(1))), WriteAction::Delete("u".into()));
+        assert_eq!(gone(&ours(None)), WriteAction::None);
+        assert_eq!(
+            gone(&ObservedObject { controller: None, ..ours(Some(1)) }),
+            WriteAction::None,
+            "a copy"
+        );
+        assert_eq!(gone(&ObservedObject { deleting: true, ..ours(Some(1)) }), WriteAction::None);
+        assert_eq!(decide(&key, DesiredState::Gone, None, None), WriteAction::None);
     }
 
     #[test]
     fn waits_until_what_goes_is_gone() {
-        assert_eq!(deployment(Some(&Seen { deleting: true, ..ours(Some(1)) })), Action::None);
+        assert_eq!(
+            deployment(Some(&ObservedObject { deleting: true, ..ours(Some(1)) })),
+            WriteAction::None
+        );
     }
 
     #[test]
     fn a_status_is_written_when_it_differs_and_not_again_when_the_server_made_it_another() {
-        let key = key(Resource::Revision, Part::Status);
+        let key = key(ResourceKind::Revision, ObjectPart::Status);
         let status = json!({"ready": true});
-        let write =
-            |seen: &Seen, wrote| decide(&key, Want::Body(status.clone()), Some(seen), wrote);
-        let same = Seen { status: hash(&status), ..ours(None) };
-        assert_eq!(write(&same, None), Action::None);
-        let other = Seen { status: 3, ..ours(None) };
-        let Action::Status(body) = write(&other, None) else { panic!("not written") };
+        let write = |seen: &ObservedObject, wrote| {
+            decide(&key, DesiredState::Body(status.clone()), Some(seen), wrote)
+        };
+        let same = ObservedObject { status: hash(&status), ..ours(None) };
+        assert_eq!(write(&same, None), WriteAction::None);
+        let other = ObservedObject { status: 3, ..ours(None) };
+        let WriteAction::Status(body) = write(&other, None) else { panic!("not written") };
         let meta = json!({"name": "hello", "namespace": "default", "uid": "u"});
         assert_eq!((&body["metadata"], &body["status"]), (&meta, &status));
-        assert_eq!(write(&other, Some((hash(&status), 3))), Action::None);
+        assert_eq!(write(&other, Some((hash(&status), 3))), WriteAction::None);
         assert!(
-            matches!(write(&other, Some((hash(&status), 4))), Action::Status(_)),
+            matches!(write(&other, Some((hash(&status), 4))), WriteAction::Status(_)),
             "changed by others"
         );
     }
 
     #[test]
     fn nothing_is_written_to_what_goes() {
-        let going = Seen { deleting: true, ..ours(Some(1)) };
+        let going = ObservedObject { deleting: true, ..ours(Some(1)) };
         let decide =
-            |part, want| decide(&key(Resource::Deployment, part), want, Some(&going), None);
-        let scale = Want::Scale { replicas: 1, most: 1, leaving: Vec::new() };
+            |part, want| decide(&key(ResourceKind::Deployment, part), want, Some(&going), None);
+        let scale = DesiredState::Scale { replicas: 1, most: 1, leaving: Vec::new() };
         for (part, want) in [
-            (Part::Object, Want::Body(body())),
-            (Part::Object, Want::Gone),
-            (Part::Status, Want::Body(json!({"ready": true}))),
-            (Part::Scale, scale),
+            (ObjectPart::Object, DesiredState::Body(body())),
+            (ObjectPart::Object, DesiredState::Gone),
+            (ObjectPart::Status, DesiredState::Body(json!({"ready": true}))),
+            (ObjectPart::Scale, scale),
         ] {
-            assert_eq!(decide(part, want.clone()), Action::None, "{want:?}");
+            assert_eq!(decide(part, want.clone()), WriteAction::None, "{want:?}");
         }
-        let revision = key(Resource::Revision, Part::Status);
-        let status = Want::Body(json!({"ready": true}));
-        assert_eq!(super::decide(&revision, status, Some(&going), None), Action::None);
+        let revision = key(ResourceKind::Revision, ObjectPart::Status);
+        let status = DesiredState::Body(json!({"ready": true}));
+        assert_eq!(super::decide(&revision, status, Some(&going), None), WriteAction::None);
     }
 
     #[test]
     fn scales_only_to_another_number() {
-        let key = key(Resource::Deployment, Part::Scale);
-        let leaving = vec![Name::new("default", "pod")];
+        let key = key(ResourceKind::Deployment, ObjectPart::Scale);
+        let leaving = vec![NamespacedName::new("default", "pod")];
         let scale = |replicas: i64, most: i64| {
-            let want = Want::Scale { replicas, most, leaving: leaving.clone() };
+            let want = DesiredState::Scale { replicas, most, leaving: leaving.clone() };
             decide(&key, want, Some(&ours(None)), None)
         };
-        let to = |replicas| Action::Scale { replicas, leaving: leaving.clone() };
-        assert_eq!(scale(5, 5), Action::None);
+        let to = |replicas| WriteAction::Scale { replicas, leaving: leaving.clone() };
+        assert_eq!(scale(5, 5), WriteAction::None);
         assert_eq!(scale(0, 0), to(0));
-        assert_eq!([scale(4, 7), scale(0, 3), scale(6, 7)], [Action::None, to(3), to(6)]);
+        assert_eq!([scale(4, 7), scale(0, 3), scale(6, 7)], [WriteAction::None, to(3), to(6)]);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
@@ -16,19 +16,19 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::{Key, Trouble, metrics::Metrics};
-use crate::children::{Resource, services::ACTIVATOR_PORT};
+use super::{ObjectPartKey, WriteError, metrics::ApiServerMetrics};
+use crate::children::{ResourceKind, services::ACTIVATOR_PORT};
 
 /// Maximum number of Events that wait to be written.
 const ROOM: usize = 1024;
 
 /// An Event to write, and the object that it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct ObjectEvent {
     /// Kind of the object.
-    pub resource: Resource,
+    pub resource: ResourceKind,
     /// Namespace and name of the object.
-    pub name: Name,
+    pub name: NamespacedName,
     /// UID of the object.
     pub uid: String,
     /// True for type `Warning`, false for `Normal`.
@@ -41,37 +41,42 @@ pub struct News {
 
 /// Bounded inbox of Events; cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Events {
-    inbox: mpsc::Sender<News>,
-    metrics: Arc<Metrics>,
+pub struct EventInbox {
+    inbox: mpsc::Sender<ObjectEvent>,
+    metrics: Arc<ApiServerMetrics>,
 }
 
-impl Events {
+impl EventInbox {
     /// Records on its owner that an object was created; only for the kinds for which Knative does so.
-    pub fn tell_made(&self, key: &Key, body: &Value) {
+    pub fn tell_made(&self, key: &ObjectPartKey, body: &Value) {
         let told = match key.resource {
-            Resource::Configuration | Resource::Route | Resource::Revision => true,
+            ResourceKind::Configuration | ResourceKind::Route | ResourceKind::Revision => true,
             // Only a Route's placeholder Services bear this annotation; a Revision's own Services are details.
-            Resource::Service => body["metadata"]["annotations"][ACTIVATOR_PORT].is_string(),
+            ResourceKind::Service => body["metadata"]["annotations"][ACTIVATOR_PORT].is_string(),
             _ => false,
         };
         let (kind, name) = (key.resource.kind(), &key.name.name);
         let message = format!("Created {kind} {name:?}");
         if let Some(owner) = owner(key, body).filter(|_| told) {
-            self.tell(News { warning: false, reason: "Created".into(), message, ..owner });
+            self.tell(ObjectEvent { warning: false, reason: "Created".into(), message, ..owner });
         }
     }
 
     /// Records a write error of an object, on its owner.
-    pub fn tell_trouble(&self, key: &Key, body: &Value, trouble: &Trouble) {
+    pub fn tell_trouble(&self, key: &ObjectPartKey, body: &Value, trouble: &WriteError) {
         if let Some(owner) = owner(key, body) {
             let message = format!("{key}: {}", trouble.message);
-            self.tell(News { warning: true, reason: trouble.reason.into(), message, ..owner });
+            self.tell(ObjectEvent {
+                warning: true,
+                reason: trouble.reason.into(),
+                message,
+                ..owner
+            });
         }
     }
 
     /// Queues an Event, or drops and counts it if the inbox is full.
-    pub fn tell(&self, news: News) {
+    pub fn tell(&self, news: ObjectEvent) {
         if self.inbox.try_send(news).is_err() {
             self.metrics.lost_event();
         }
@@ -79,14 +84,15 @@ impl Events {
 }
 
 /// Returns an empty Event about the object that controls the one of `body`.
-fn owner(key: &Key, body: &Value) -> Option<News> {
+fn owner(key: &ObjectPartKey, body: &Value) -> Option<ObjectEvent> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?;
     let text = |field: &str| owner[field].as_str().unwrap_or_default().to_owned();
-    let of = |it: &Resource| it.kind() == text("kind") && it.api_version() == text("apiVersion");
-    Some(News {
-        resource: Resource::ALL.into_iter().find(of)?,
-        name: Name::new(key.name.namespace.as_str(), text("name")),
+    let of =
+        |it: &ResourceKind| it.kind() == text("kind") && it.api_version() == text("apiVersion");
+    Some(ObjectEvent {
+        resource: ResourceKind::ALL.into_iter().find(of)?,
+        name: NamespacedName::new(key.name.namespace.as_str(), text("name")),
         uid: text("uid"),
         warning: false,
         reason: String::new(),
@@ -98,9 +104,9 @@ fn owner(key: &Key, body: &Value) -> Option<News> {
 pub fn recorder(
     client: Client,
     instance: &str,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ApiServerMetrics>,
     shutdown: CancellationToken,
-) -> (Events, impl Future<Output = ()> + use<>) {
+) -> (EventInbox, impl Future<Output = ()> + use<>) {
     let (events, mut news) = inbox(metrics);
     let reporter =
         Reporter { controller: "rouse-controller".into(), instance: Some(instance.into()) };
@@ -122,12 +128,12 @@ pub fn recorder(
     (events, work)
 }
 
-fn inbox(metrics: Arc<Metrics>) -> (Events, mpsc::Receiver<News>) {
+fn inbox(metrics: Arc<ApiServerMetrics>) -> (EventInbox, mpsc::Receiver<ObjectEvent>) {
     let (inbox, news) = mpsc::channel(ROOM);
-    (Events { inbox, metrics }, news)
+    (EventInbox { inbox, metrics }, news)
 }
 
-fn event(news: &News) -> (Event, ObjectReference) {
+fn event(news: &ObjectEvent) -> (Event, ObjectReference) {
     let event = Event {
         type_: if news.warning { EventType::Warning } else { EventType::Normal },
         reason: news.reason.clone(),
@@ -156,11 +162,11 @@ mod tests {
     /// docs/operations.md states the same number.
     #[test]
     fn of_more_events_than_may_wait_the_newest_are_left_out_and_counted() {
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(ApiServerMetrics::default());
         let (events, mut waiting) = inbox(metrics.clone());
-        let news = |number: u32| News {
-            resource: Resource::Revision,
-            name: Name::new("default", "hello-00001"),
+        let news = |number: u32| ObjectEvent {
+            resource: ResourceKind::Revision,
+            name: NamespacedName::new("default", "hello-00001"),
             uid: String::new(),
             warning: false,
             reason: "Created".into(),
@@ -172,7 +178,7 @@ mod tests {
         encode(&mut page, &registry).expect("text");
         assert!(page.contains("rouse_controller_kube_events_lost_total 3\n"), "{page}");
         let kept = std::iter::from_fn(|| waiting.try_recv().ok());
-        let kept: Vec<News> = kept.collect();
+        let kept: Vec<ObjectEvent> = kept.collect();
         assert_eq!((kept.len(), kept.last()), (1_024, Some(&news(1_023))));
     }
 }

@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    lease::{Lease, Moment, Record, Step, Times},
-    watch::Pauses,
+    lease::{LeaseAction, LeaseRecord, LeaseState, LeaseTiming, MonotonicTime},
+    watch::WatchBackoff,
 };
 
 /// Name of the controller's Lease.
@@ -35,7 +35,7 @@ pub const LEASE: &str = "rouse-controller";
 #[derive(Clone, Debug)]
 pub struct Leadership {
     start: Instant,
-    until: watch::Receiver<Option<Moment>>,
+    until: watch::Receiver<Option<MonotonicTime>>,
 }
 
 impl Leadership {
@@ -64,30 +64,30 @@ impl Leadership {
 
     /// Returns a permission without end, for a single controller, as in tests.
     pub fn always() -> Self {
-        let (_, until) = watch::channel(Some(Moment::MAX));
+        let (_, until) = watch::channel(Some(MonotonicTime::MAX));
         Self { start: Instant::now(), until }
     }
 }
 
 /// Leader elector: one replica that competes for the Lease.
 #[derive(Debug)]
-pub struct Candidate {
+pub struct LeaderElector {
     api: Api<LeaseObject>,
-    lease: Arc<Mutex<Lease>>,
+    lease: Arc<Mutex<LeaseState>>,
     me: String,
-    times: Times,
+    times: LeaseTiming,
     start: Instant,
-    until: watch::Sender<Option<Moment>>,
+    until: watch::Sender<Option<MonotonicTime>>,
     /// Time at which this replica acquired the Lease, for the Lease's `acquireTime`.
     acquired: Mutex<Timestamp>,
 }
 
-impl Candidate {
+impl LeaderElector {
     /// Returns an elector with the identity `me`, for the Lease in `namespace`.
-    pub fn new(client: Client, namespace: &str, me: &str, times: Times) -> Self {
+    pub fn new(client: Client, namespace: &str, me: &str, times: LeaseTiming) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
-            lease: Arc::new(Mutex::new(Lease::new(me, times))),
+            lease: Arc::new(Mutex::new(LeaseState::new(me, times))),
             me: me.into(),
             times,
             start: Instant::now(),
@@ -105,7 +105,8 @@ impl Candidate {
     pub async fn run(self, shutdown: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
         // The watch reports a release at once; without it, the next attempt would notice.
-        let news = watcher(self.api.clone(), config).backoff(Pauses::default()).touched_objects();
+        let news =
+            watcher(self.api.clone(), config).backoff(WatchBackoff::default()).touched_objects();
         let mut news = std::pin::pin!(news.map_ok(|it| self.is_free(&it)).fuse());
         loop {
             self.attempt().await;
@@ -126,7 +127,7 @@ impl Candidate {
         holder.unwrap_or_default().is_empty() && !self.with(|it| it.may_write(self.start.elapsed()))
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         act(&mut self.lease.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -154,8 +155,8 @@ impl Candidate {
                 let found = self.api.get_opt(LEASE).await?;
                 let now = self.start.elapsed();
                 match self.with(|it| it.saw(found.as_ref().map(record), now)) {
-                    Step::Wait => return Ok(()),
-                    Step::Take(version) => {
+                    LeaseAction::Wait => return Ok(()),
+                    LeaseAction::Take(version) => {
                         *self.acquired.lock().unwrap_or_else(PoisonError::into_inner) =
                             Timestamp::now();
                         version
@@ -180,7 +181,7 @@ impl Candidate {
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 // Another replica wrote first, or the Lease was deleted: the next attempt reads it.
-                self.with(Lease::lost);
+                self.with(LeaseState::lost);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -190,7 +191,7 @@ impl Candidate {
     async fn release(&self) {
         // Stop writing before the release, or another leader could write at the same time.
         self.until.send_replace(None);
-        let Some(version) = self.with(Lease::release) else { return };
+        let Some(version) = self.with(LeaseState::release) else { return };
         let body = self.body(Some(version), "");
         let params =
             PostParams { field_manager: Some(super::FIELD_MANAGER.into()), dry_run: false };
@@ -220,11 +221,11 @@ impl Candidate {
     }
 }
 
-fn record(lease: &LeaseObject) -> Record {
+fn record(lease: &LeaseObject) -> LeaseRecord {
     let spec = lease.spec.as_ref();
     let holder = spec.and_then(|it| it.holder_identity.clone());
     let seconds = spec.and_then(|it| it.lease_duration_seconds).map(u64::try_from);
-    Record {
+    LeaseRecord {
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
         holder: holder.unwrap_or_default(),
         duration: Duration::from_secs(seconds.and_then(Result::ok).unwrap_or_default()),

@@ -6,12 +6,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{Key, outcome::Outcome};
-use crate::children::Resource;
+use super::{ObjectPartKey, outcome::WriteOutcome};
+use crate::children::ResourceKind;
 
 /// Labels of a count of writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct WriteLabels {
+pub struct ApiWriteLabels {
     resource: String,
     part: &'static str,
     outcome: &'static str,
@@ -19,29 +19,29 @@ pub struct WriteLabels {
 
 /// Label of a count of watch events or restarts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct WatchLabels {
+pub struct ApiWatchLabels {
     resource: String,
 }
 
 /// Label of a number of queued keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct QueueLabels {
+pub struct WriteQueueLabels {
     state: &'static str,
 }
 
 /// Counters, gauges and a histogram of watches, writes and the queue.
 #[derive(Clone, Debug)]
-pub struct Metrics {
-    writes: Family<WriteLabels, Counter>,
+pub struct ApiServerMetrics {
+    writes: Family<ApiWriteLabels, Counter>,
     took: Histogram,
-    restarts: Family<WatchLabels, Counter>,
-    events: Family<WatchLabels, Counter>,
-    queue: Family<QueueLabels, Gauge>,
+    restarts: Family<ApiWatchLabels, Counter>,
+    events: Family<ApiWatchLabels, Counter>,
+    queue: Family<WriteQueueLabels, Gauge>,
     leads: Gauge,
     lost: Counter,
 }
 
-impl Default for Metrics {
+impl Default for ApiServerMetrics {
     fn default() -> Self {
         // 1 ms to about 16 s.
         let bounds = (0..15).map(|power| 1e-3 * f64::from(1_u32 << power));
@@ -57,35 +57,35 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ApiServerMetrics {
     /// Counts a finished write and its duration.
-    pub fn wrote(&self, key: &Key, outcome: &Outcome, took: std::time::Duration) {
+    pub fn wrote(&self, key: &ObjectPartKey, outcome: &WriteOutcome, took: std::time::Duration) {
         let part = match key.part {
-            super::Part::Scale => "scale",
-            super::Part::Object => "object",
-            super::Part::Status => "status",
+            super::ObjectPart::Scale => "scale",
+            super::ObjectPart::Object => "object",
+            super::ObjectPart::Status => "status",
         };
         let labels =
-            WriteLabels { resource: key.resource.to_string(), part, outcome: outcome.label() };
+            ApiWriteLabels { resource: key.resource.to_string(), part, outcome: outcome.label() };
         self.writes.get_or_create(&labels).inc();
         self.took.observe(took.as_secs_f64());
     }
 
     /// Counts an event of a watch.
-    pub fn watched(&self, resource: Resource) {
-        self.events.get_or_create(&WatchLabels { resource: resource.to_string() }).inc();
+    pub fn watched(&self, resource: ResourceKind) {
+        self.events.get_or_create(&ApiWatchLabels { resource: resource.to_string() }).inc();
     }
 
     /// Counts a watch that broke and was begun again.
-    pub fn restarted(&self, resource: Resource) {
-        self.restarts.get_or_create(&WatchLabels { resource: resource.to_string() }).inc();
+    pub fn restarted(&self, resource: ResourceKind) {
+        self.restarts.get_or_create(&ApiWatchLabels { resource: resource.to_string() }).inc();
     }
 
     /// Sets the numbers of keys that are ready, that wait for a time, and that are being written.
     pub fn queued(&self, (waiting, later, busy): (usize, usize, usize)) {
         for (state, count) in [("waiting", waiting), ("later", later), ("writing", busy)] {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
-            self.queue.get_or_create(&QueueLabels { state }).set(count);
+            self.queue.get_or_create(&WriteQueueLabels { state }).set(count);
         }
     }
 

@@ -13,13 +13,13 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use super::scope::{self, Kept};
-use crate::children::Resource as Kind;
+use super::scope::{self, KeptFields};
+use crate::children::ResourceKind as Kind;
 
 /// An object of any kind. The library's `DynamicObject` is parsed twice and must be serialized to become a value again.
 /// With a hundred thousand pods, that is most of the time of a start.
 #[derive(Debug)]
-pub(super) struct Object<S> {
+pub(super) struct WatchedObject<S> {
     /// Name, namespace and version, the only metadata that the library asks for.
     meta: ObjectMeta,
     /// The object without `managedFields` (often the larger half) and without the fields that are not
@@ -29,53 +29,53 @@ pub(super) struct Object<S> {
 }
 
 // A derived `Clone` would require `S: Clone`.
-impl<S> Clone for Object<S> {
+impl<S> Clone for WatchedObject<S> {
     fn clone(&self) -> Self {
         Self { meta: self.meta.clone(), value: self.value.clone(), shape: PhantomData }
     }
 }
 
 /// Kind of the objects of a list, as a type: JSON of a list does not repeat the kind in each item.
-pub(super) trait Shape: fmt::Debug + 'static {
+pub(super) trait ObjectShape: fmt::Debug + 'static {
     /// Parts of the object of which only some fields are kept.
-    const KEPT: Kept;
+    const KEPT: KeptFields;
 }
 
 /// Pods, without their containers and volumes, which the controller does not read.
 #[derive(Debug)]
-pub(super) struct Pods;
+pub(super) struct PodShape;
 
-impl Shape for Pods {
-    const KEPT: Kept = scope::kept(Kind::Pod);
+impl ObjectShape for PodShape {
+    const KEPT: KeptFields = scope::kept(Kind::Pod);
 }
 
 /// Deployments, without their pod templates, which the controller does not read.
 #[derive(Debug)]
-pub(super) struct Deployments;
+pub(super) struct DeploymentShape;
 
-impl Shape for Deployments {
-    const KEPT: Kept = scope::kept(Kind::Deployment);
+impl ObjectShape for DeploymentShape {
+    const KEPT: KeptFields = scope::kept(Kind::Deployment);
 }
 
 /// Kinds that the controller only writes, so that their specs are not kept.
 #[derive(Debug)]
-pub(super) struct Written;
+pub(super) struct WriteOnlyShape;
 
-impl Shape for Written {
-    const KEPT: Kept = scope::kept(Kind::PodAutoscaler);
+impl ObjectShape for WriteOnlyShape {
+    const KEPT: KeptFields = scope::kept(Kind::PodAutoscaler);
 }
 
 /// Kinds of which every field is kept.
 #[derive(Debug)]
-pub(super) struct Whole;
+pub(super) struct FullShape;
 
-impl Shape for Whole {
-    const KEPT: Kept = &[];
+impl ObjectShape for FullShape {
+    const KEPT: KeptFields = &[];
 }
 
-impl<'de, S: Shape> Deserialize<'de> for Object<S> {
+impl<'de, S: ObjectShape> Deserialize<'de> for WatchedObject<S> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let value = from.deserialize_map(Fields::All(S::KEPT))?;
+        let value = from.deserialize_map(FieldFilter::All(S::KEPT))?;
         let meta = &value["metadata"];
         if !meta.is_object() {
             return Err(D::Error::custom("an object without metadata"));
@@ -94,16 +94,16 @@ impl<'de, S: Shape> Deserialize<'de> for Object<S> {
 
 /// A deserializer that keeps some fields of an object and skips the others unparsed.
 #[derive(Clone, Copy)]
-enum Fields {
+enum FieldFilter {
     /// Fields of the object itself: all are kept, of some parts only the listed fields.
-    All(Kept),
+    All(KeptFields),
     /// Fields of the metadata: all but `managedFields`.
     Metadata,
     /// Fields of a part: only the listed ones.
     Only(&'static [&'static str]),
 }
 
-impl Fields {
+impl FieldFilter {
     /// Reads the value of the field `name`; `None` if the field is not kept.
     fn field<'de, A: MapAccess<'de>>(
         self,
@@ -132,7 +132,7 @@ impl Fields {
     }
 }
 
-impl<'de> Visitor<'de> for Fields {
+impl<'de> Visitor<'de> for FieldFilter {
     type Value = Value;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -155,7 +155,7 @@ impl<'de> Visitor<'de> for Fields {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Fields {
+impl<'de> DeserializeSeed<'de> for FieldFilter {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
@@ -163,7 +163,7 @@ impl<'de> DeserializeSeed<'de> for Fields {
     }
 }
 
-impl<S: 'static> Resource for Object<S> {
+impl<S: 'static> Resource for WatchedObject<S> {
     type DynamicType = ApiResource;
     type Scope = DynamicResourceScope;
 
@@ -212,7 +212,7 @@ mod tests {
             },
             "spec": {"metadata": {"managedFields": 1}},
         });
-        let read: Object<Whole> = serde_json::from_str(&whole.to_string()).unwrap();
+        let read: WatchedObject<FullShape> = serde_json::from_str(&whole.to_string()).unwrap();
         let mut kept = whole;
         kept["metadata"].as_object_mut().unwrap().remove("managedFields");
         assert_eq!(read.value, kept);
@@ -229,21 +229,22 @@ mod tests {
             "spec": {"nodeName": "n", "containers": [{"spec": 1}]},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}], "qosClass": "Burstable"},
         });
-        let read = serde_json::from_str::<Object<Pods>>(&whole.to_string()).unwrap().value;
+        let read =
+            serde_json::from_str::<WatchedObject<PodShape>>(&whole.to_string()).unwrap().value;
         let kept = json!({
             "metadata": {"name": "a"}, "spec": {"nodeName": "n"},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}]},
         });
         assert_eq!(read, kept);
         let bare = r#"{"metadata": {}, "spec": null}"#;
-        let read = serde_json::from_str::<Object<Deployments>>(bare).unwrap().value;
+        let read = serde_json::from_str::<WatchedObject<DeploymentShape>>(bare).unwrap().value;
         assert_eq!(read, json!({"metadata": {}, "spec": null}));
     }
 
     #[test]
     fn what_is_no_object_is_refused() {
         for text in ["1", "[]", "{}", "null", r#"{"metadata": []}"#, r#"{"metadata": null}"#] {
-            assert!(serde_json::from_str::<Object<Whole>>(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<WatchedObject<FullShape>>(text).is_err(), "{text}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Pure: the API server's response → if and when to try again, and the write error for users.
 
-use super::Trouble;
+use super::WriteError;
 
 /// Outcome of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WriteOutcome {
     /// The object is now as desired.
     Done,
     /// The object has changed since it was read: read it and try again.
@@ -12,18 +12,18 @@ pub enum Outcome {
     /// The object does not exist: forget it and try again.
     Missing,
     /// Try again later, after growing delays.
-    Retry(Option<Trouble>),
+    Retry(Option<WriteError>),
     /// Try again after this number of seconds, as the API server asks.
     RetryAfter(u32),
     /// No attempt can succeed until something else changes; try again rarely.
-    Refused(Trouble),
+    Refused(WriteError),
     /// The same content was written too often: wait this number of milliseconds.
     Repeated(u64),
     /// Writing has become pointless: the namespace terminates, or this replica is no longer the leader.
     Pointless,
 }
 
-impl Outcome {
+impl WriteOutcome {
     /// Returns the value of the metrics' label `outcome`.
     pub fn label(&self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl Outcome {
 
 /// A response of the API server; a broken connection has code 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer<'a> {
+pub struct ApiResponse<'a> {
     /// HTTP status code of the response.
     pub code: u16,
     /// Reason in one CamelCase word.
@@ -55,26 +55,26 @@ pub struct Answer<'a> {
 }
 
 /// Returns the outcome of a response that is not a success.
-pub fn outcome(answer: Answer<'_>) -> Outcome {
-    let trouble = |reason| Trouble { reason, message: answer.message.to_owned() };
+pub fn outcome(answer: ApiResponse<'_>) -> WriteOutcome {
+    let trouble = |reason| WriteError { reason, message: answer.message.to_owned() };
     match answer.code {
-        404 => Outcome::Missing,
-        409 => Outcome::Conflict,
+        404 => WriteOutcome::Missing,
+        409 => WriteOutcome::Conflict,
         // The message is checked too, in case the details name no cause.
         403 if answer.cause == "NamespaceTerminating"
             || answer.message.contains("is being terminated") =>
         {
-            Outcome::Pointless
+            WriteOutcome::Pointless
         }
         // A quota may be raised or become free at any time, so try again as after any other 403.
         403 if answer.message.contains("exceeded quota") => {
-            Outcome::Retry(Some(trouble("QuotaExceeded")))
+            WriteOutcome::Retry(Some(trouble("QuotaExceeded")))
         }
-        401 | 403 => Outcome::Retry(Some(trouble("Forbidden"))),
-        429 => Outcome::RetryAfter(answer.retry_after.max(1)),
-        400 | 413 | 415 | 422 => Outcome::Refused(trouble("Invalid")),
-        500.. if answer.retry_after > 0 => Outcome::RetryAfter(answer.retry_after),
-        _ => Outcome::Retry(None),
+        401 | 403 => WriteOutcome::Retry(Some(trouble("Forbidden"))),
+        429 => WriteOutcome::RetryAfter(answer.retry_after.max(1)),
+        400 | 413 | 415 | 422 => WriteOutcome::Refused(trouble("Invalid")),
+        500.. if answer.retry_after > 0 => WriteOutcome::RetryAfter(answer.retry_after),
+        _ => WriteOutcome::Retry(None),
     }
 }
 
@@ -85,23 +85,26 @@ mod tests {
     #[test]
     fn every_answer_has_its_consequence() {
         let answer =
-            |code, message| Answer { code, reason: "", message, cause: "", retry_after: 0 };
-        let trouble = |reason, message: &str| Trouble { reason, message: message.to_owned() };
+            |code, message| ApiResponse { code, reason: "", message, cause: "", retry_after: 0 };
+        let trouble = |reason, message: &str| WriteError { reason, message: message.to_owned() };
         let quota = "pods \"a\" is forbidden: exceeded quota: small, requested: cpu=1";
         let leaving = "namespace x because it is being terminated";
         let table = [
-            (answer(404, ""), Outcome::Missing),
-            (answer(409, ""), Outcome::Conflict),
-            (answer(403, quota), Outcome::Retry(Some(trouble("QuotaExceeded", quota)))),
-            (answer(403, leaving), Outcome::Pointless),
-            (Answer { cause: "NamespaceTerminating", ..answer(403, "no") }, Outcome::Pointless),
-            (answer(403, "no"), Outcome::Retry(Some(trouble("Forbidden", "no")))),
-            (answer(422, "bad"), Outcome::Refused(trouble("Invalid", "bad"))),
-            (Answer { retry_after: 7, ..answer(429, "") }, Outcome::RetryAfter(7)),
-            (answer(429, ""), Outcome::RetryAfter(1)),
-            (answer(503, ""), Outcome::Retry(None)),
-            (Answer { retry_after: 2, ..answer(503, "") }, Outcome::RetryAfter(2)),
-            (answer(0, "connection refused"), Outcome::Retry(None)),
+            (answer(404, ""), WriteOutcome::Missing),
+            (answer(409, ""), WriteOutcome::Conflict),
+            (answer(403, quota), WriteOutcome::Retry(Some(trouble("QuotaExceeded", quota)))),
+            (answer(403, leaving), WriteOutcome::Pointless),
+            (
+                ApiResponse { cause: "NamespaceTerminating", ..answer(403, "no") },
+                WriteOutcome::Pointless,
+            ),
+            (answer(403, "no"), WriteOutcome::Retry(Some(trouble("Forbidden", "no")))),
+            (answer(422, "bad"), WriteOutcome::Refused(trouble("Invalid", "bad"))),
+            (ApiResponse { retry_after: 7, ..answer(429, "") }, WriteOutcome::RetryAfter(7)),
+            (answer(429, ""), WriteOutcome::RetryAfter(1)),
+            (answer(503, ""), WriteOutcome::Retry(None)),
+            (ApiResponse { retry_after: 2, ..answer(503, "") }, WriteOutcome::RetryAfter(2)),
+            (answer(0, "connection refused"), WriteOutcome::Retry(None)),
         ];
         for (answer, expected) in table {
             assert_eq!(outcome(answer), expected, "{answer:?}");

@@ -2,23 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use crate::world::Stamp;
+use crate::world::UnixMillis;
 
 /// Time after planning at which an app's objects are looked for, and between checks while one is missing.
 const AFTER_MS: u64 = 8000;
 
 /// Apps whose child objects should exist soon, by the time of their next check.
 #[derive(Debug, Default)]
-pub struct Promises {
-    due: BTreeSet<(Stamp, Name)>,
-    of: BTreeMap<Name, Stamp>,
+pub struct ChildCheckSchedule {
+    due: BTreeSet<(UnixMillis, NamespacedName)>,
+    of: BTreeMap<NamespacedName, UnixMillis>,
 }
 
-impl Promises {
+impl ChildCheckSchedule {
     /// Schedules a check of an app whose objects were planned. A check that is already due earlier stays.
-    pub fn add(&mut self, app: Name, now: Stamp) {
+    pub fn add(&mut self, app: NamespacedName, now: UnixMillis) {
         let at = now.plus_ms(AFTER_MS);
         // Pushing the check back at each change would never check an app that changes all the time.
         if *self.of.entry(app.clone()).or_insert(at) == at {
@@ -27,7 +27,7 @@ impl Promises {
     }
 
     /// Removes and returns the next app whose check is due.
-    pub fn next(&mut self, now: Stamp) -> Option<Name> {
+    pub fn next(&mut self, now: UnixMillis) -> Option<NamespacedName> {
         let is_due = self.due.first().is_some_and(|(at, _)| *at <= now);
         let (_, app) = if is_due { self.due.pop_first()? } else { return None };
         self.of.remove(&app);
@@ -35,7 +35,7 @@ impl Promises {
     }
 
     /// Returns the time of the next check.
-    pub fn next_at(&self) -> Option<Stamp> {
+    pub fn next_at(&self) -> Option<UnixMillis> {
         self.due.first().map(|(at, _)| *at)
     }
 
@@ -51,15 +51,15 @@ mod tests {
 
     #[test]
     fn an_app_is_looked_at_once_within_ten_seconds_however_often_it_changes() {
-        let mut promises = Promises::default();
-        let app = |own: &str| Name::new("default", own);
+        let mut promises = ChildCheckSchedule::default();
+        let app = |own: &str| NamespacedName::new("default", own);
         for ms in 0..100 {
-            promises.add(app("a"), Stamp(ms));
+            promises.add(app("a"), UnixMillis(ms));
         }
-        promises.add(app("b"), Stamp(50));
-        assert_eq!(promises.next(Stamp(AFTER_MS - 1)), None);
-        assert_eq!(promises.next_at(), Some(Stamp(AFTER_MS)));
-        let now = Stamp(AFTER_MS + 50);
+        promises.add(app("b"), UnixMillis(50));
+        assert_eq!(promises.next(UnixMillis(AFTER_MS - 1)), None);
+        assert_eq!(promises.next_at(), Some(UnixMillis(AFTER_MS)));
+        let now = UnixMillis(AFTER_MS + 50);
         assert_eq!([promises.next(now), promises.next(now)], [Some(app("a")), Some(app("b"))]);
         assert_eq!((promises.next(now), promises.next_at()), (None, None));
         promises.add(app("a"), now);

@@ -12,8 +12,8 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use super::{Key, Part, outcome::Outcome};
-use crate::{children::Resource, world::Stamp};
+use super::{ObjectPart, ObjectPartKey, outcome::WriteOutcome};
+use crate::{children::ResourceKind, world::UnixMillis};
 
 /// Delay after the first failure.
 const FIRST_MS: u64 = 20;
@@ -27,25 +27,25 @@ const BURST_MS: u64 = 1000;
 
 /// Lane in which a key waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
+enum QueueLane {
     Scale,
     Slices,
     Rest,
 }
 
-impl Lane {
-    fn of(key: &Key) -> Self {
+impl QueueLane {
+    fn of(key: &ObjectPartKey) -> Self {
         match (key.part, key.resource) {
-            (Part::Scale, _) => Self::Scale,
-            (_, Resource::EndpointSlice) => Self::Slices,
-            (Part::Object | Part::Status, _) => Self::Rest,
+            (ObjectPart::Scale, _) => Self::Scale,
+            (_, ResourceKind::EndpointSlice) => Self::Slices,
+            (ObjectPart::Object | ObjectPart::Status, _) => Self::Rest,
         }
     }
 }
 
 /// Limits of the writes under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct WriteLimits {
     /// Writes of scale at once.
     pub scale: usize,
     /// Other writes at once, while no scale is written.
@@ -56,7 +56,7 @@ pub struct Limits {
     pub slices_per_s: u64,
 }
 
-impl Default for Limits {
+impl Default for WriteLimits {
     /// Returns limits that were measured with 150 cold starts at once, on two processors shared with API server and
     /// etcd.
     ///
@@ -69,41 +69,41 @@ impl Default for Limits {
 
 /// Queue of the keys that wait and of the keys that are being written.
 #[derive(Debug, Default)]
-pub struct Queue {
-    limits: Limits,
-    scale: VecDeque<Key>,
-    rest: VecDeque<Key>,
-    slices: VecDeque<Key>,
+pub struct WriteQueue {
+    limits: WriteLimits,
+    scale: VecDeque<ObjectPartKey>,
+    rest: VecDeque<ObjectPartKey>,
+    slices: VecDeque<ObjectPartKey>,
     /// Time at which the slices begun so far will have used up the rate.
-    paid: Stamp,
-    waiting: HashSet<Key>,
+    paid: UnixMillis,
+    waiting: HashSet<ObjectPartKey>,
     /// Keys being written; true if the key was added again meanwhile.
-    busy: HashMap<Key, bool>,
-    failures: HashMap<Key, u32>,
-    later: BTreeSet<(Stamp, Key)>,
-    later_of: BTreeMap<Key, Stamp>,
+    busy: HashMap<ObjectPartKey, bool>,
+    failures: HashMap<ObjectPartKey, u32>,
+    later: BTreeSet<(UnixMillis, ObjectPartKey)>,
+    later_of: BTreeMap<ObjectPartKey, UnixMillis>,
 }
 
-impl Queue {
+impl WriteQueue {
     /// Returns an empty queue with these limits.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: WriteLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
     /// Adds a key, to be written as soon as the limits permit.
-    pub fn add(&mut self, key: Key) {
+    pub fn add(&mut self, key: ObjectPartKey) {
         if let Some(again) = self.busy.get_mut(&key) {
             *again = true;
             return;
         }
         self.not_later(&key);
         if self.waiting.insert(key.clone()) {
-            self.lane(Lane::of(&key)).push_back(key);
+            self.lane(QueueLane::of(&key)).push_back(key);
         }
     }
 
     /// Returns the next key to write; it then counts as being written until [`done`](Self::done).
-    pub fn next(&mut self, now: Stamp) -> Option<Key> {
+    pub fn next(&mut self, now: UnixMillis) -> Option<ObjectPartKey> {
         while let Some((at, key)) = self.later.first().cloned() {
             if at > now {
                 break;
@@ -111,22 +111,22 @@ impl Queue {
             self.add(key);
         }
         // A scale that only waits limits the other writes too, so that they do not take its processor time.
-        let scaling = self.busy.keys().filter(|key| key.part == Part::Scale).count();
+        let scaling = self.busy.keys().filter(|key| key.part == ObjectPart::Scale).count();
         let is_scaling = scaling > 0 || !self.scale.is_empty();
         let most = if is_scaling { self.limits.beside } else { usize::MAX };
         let room = self.busy.len() - scaling < most.min(self.limits.rest);
         // The order is the priority: scale, then the rest, then slices, which come in large numbers.
         let lanes = [
-            (Lane::Scale, scaling < self.limits.scale),
-            (Lane::Rest, room),
-            (Lane::Slices, room && self.paid <= now.plus_ms(BURST_MS)),
+            (QueueLane::Scale, scaling < self.limits.scale),
+            (QueueLane::Rest, room),
+            (QueueLane::Slices, room && self.paid <= now.plus_ms(BURST_MS)),
         ];
         let found = lanes.into_iter().find_map(|(lane, free)| {
             let key = if free { self.lane(lane).pop_front() } else { None };
             key.map(|key| (lane, key))
         });
         let (lane, key) = found?;
-        if lane == Lane::Slices {
+        if lane == QueueLane::Slices {
             // A virtual clock (GCRA): each slice moves it on by its cost, and it may be ahead by the burst.
             self.paid = self.paid.max(now).plus_ms(self.slice_cost());
         }
@@ -136,9 +136,9 @@ impl Queue {
     }
 
     /// Returns a slice's cost to the rate, since nothing of it differed and nothing is written.
-    pub fn spare(&mut self, key: &Key) {
-        if Lane::of(key) == Lane::Slices {
-            self.paid = Stamp(self.paid.0.saturating_sub(self.slice_cost()));
+    pub fn spare(&mut self, key: &ObjectPartKey) {
+        if QueueLane::of(key) == QueueLane::Slices {
+            self.paid = UnixMillis(self.paid.0.saturating_sub(self.slice_cost()));
         }
     }
 
@@ -147,21 +147,28 @@ impl Queue {
     }
 
     /// Ends the write of a key, and schedules the next attempt if `outcome` asks for one.
-    pub fn done(&mut self, key: &Key, outcome: &Outcome, now: Stamp) {
+    pub fn done(&mut self, key: &ObjectPartKey, outcome: &WriteOutcome, now: UnixMillis) {
         let again = self.busy.remove(key).unwrap_or(false);
         let wait = match outcome {
-            Outcome::Done | Outcome::Pointless => {
+            WriteOutcome::Done | WriteOutcome::Pointless => {
                 self.failures.remove(key);
                 None
             }
-            Outcome::Refused(_) => Some(REFUSED_MS),
-            Outcome::RetryAfter(seconds) => Some(u64::from(*seconds) * 1000),
-            Outcome::Repeated(ms) => Some(*ms),
-            Outcome::Conflict | Outcome::Missing | Outcome::Retry(_) => Some(self.patience(key)),
+            WriteOutcome::Refused(_) => Some(REFUSED_MS),
+            WriteOutcome::RetryAfter(seconds) => Some(u64::from(*seconds) * 1000),
+            WriteOutcome::Repeated(ms) => Some(*ms),
+            WriteOutcome::Conflict | WriteOutcome::Missing | WriteOutcome::Retry(_) => {
+                Some(self.patience(key))
+            }
         };
         // After a failure the delay holds even if the key was added again, or a busy object would be tried all the
         // time.
-        if again && matches!(outcome, Outcome::Done | Outcome::Pointless | Outcome::Refused(_)) {
+        if again
+            && matches!(
+                outcome,
+                WriteOutcome::Done | WriteOutcome::Pointless | WriteOutcome::Refused(_)
+            )
+        {
             return self.add(key.clone());
         }
         if let Some(wait) = wait {
@@ -172,9 +179,10 @@ impl Queue {
     }
 
     /// Returns the time at which [`next`](Self::next) may have a new key by time alone, after it had none for `now`.
-    pub fn next_at(&self, now: Stamp) -> Option<Stamp> {
+    pub fn next_at(&self, now: UnixMillis) -> Option<UnixMillis> {
         let later = self.later.first().map(|(at, _)| *at);
-        let slices = (!self.slices.is_empty()).then(|| Stamp(self.paid.0.saturating_sub(BURST_MS)));
+        let slices =
+            (!self.slices.is_empty()).then(|| UnixMillis(self.paid.0.saturating_sub(BURST_MS)));
         // Slices that the rate already permits wait for room, which a finished write makes, not time.
         later.into_iter().chain(slices.filter(|at| *at > now)).min()
     }
@@ -190,15 +198,15 @@ impl Queue {
         *self = Self::new(self.limits);
     }
 
-    fn lane(&mut self, lane: Lane) -> &mut VecDeque<Key> {
+    fn lane(&mut self, lane: QueueLane) -> &mut VecDeque<ObjectPartKey> {
         match lane {
-            Lane::Scale => &mut self.scale,
-            Lane::Slices => &mut self.slices,
-            Lane::Rest => &mut self.rest,
+            QueueLane::Scale => &mut self.scale,
+            QueueLane::Slices => &mut self.slices,
+            QueueLane::Rest => &mut self.rest,
         }
     }
 
-    fn not_later(&mut self, key: &Key) {
+    fn not_later(&mut self, key: &ObjectPartKey) {
         if let Some(at) = self.later_of.remove(key) {
             self.later.remove(&(at, key.clone()));
         }
@@ -206,7 +214,7 @@ impl Queue {
 
     /// Returns the delay after a failure: it doubles with each failure, and is between half and all of that. The share
     /// depends on the key and the number of failures, so that keys that failed together do not come back together.
-    fn patience(&mut self, key: &Key) -> u64 {
+    fn patience(&mut self, key: &ObjectPartKey) -> u64 {
         let failures = self.failures.entry(key.clone()).or_default();
         let whole = FIRST_MS.saturating_mul(1 << (*failures).min(20)).min(LONGEST_MS);
         let mut hasher = DefaultHasher::new();
@@ -219,89 +227,99 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::Trouble;
-    use common::wire::Name;
+    use crate::kube::WriteError;
+    use common::wire::NamespacedName;
 
-    const NOW: Stamp = Stamp(1_000_000);
+    const NOW: UnixMillis = UnixMillis(1_000_000);
 
-    fn key(own: &str, part: Part) -> Key {
-        Key::new(Resource::Deployment, part, Name::new("default", own))
+    fn key(own: &str, part: ObjectPart) -> ObjectPartKey {
+        ObjectPartKey::new(ResourceKind::Deployment, part, NamespacedName::new("default", own))
     }
 
-    fn object(own: &str) -> Key {
-        key(own, Part::Object)
+    fn object(own: &str) -> ObjectPartKey {
+        key(own, ObjectPart::Object)
     }
 
-    fn all(queue: &mut Queue, now: Stamp) -> Vec<Key> {
+    fn all(queue: &mut WriteQueue, now: UnixMillis) -> Vec<ObjectPartKey> {
         std::iter::from_fn(|| queue.next(now)).collect()
     }
 
     #[test]
     fn a_key_waits_once_and_is_written_again_when_it_changed_meanwhile() {
-        let mut queue = Queue::new(Limits::default());
+        let mut queue = WriteQueue::new(WriteLimits::default());
         queue.add(object("a"));
         queue.add(object("a"));
         assert_eq!(all(&mut queue, NOW), [object("a")]);
         queue.add(object("a"));
         assert_eq!(all(&mut queue, NOW), [], "it is being written");
-        queue.done(&object("a"), &Outcome::Done, NOW);
+        queue.done(&object("a"), &WriteOutcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [object("a")]);
-        queue.done(&object("a"), &Outcome::Done, NOW);
+        queue.done(&object("a"), &WriteOutcome::Done, NOW);
         assert_eq!((all(&mut queue, NOW), queue.depth()), (vec![], (0, 0, 0)));
     }
 
     #[test]
     fn little_else_is_written_while_scale_is() {
-        let mut queue = Queue::new(Limits { scale: 1, rest: 3, beside: 1, ..Limits::default() });
-        let fast = key("a", Part::Scale);
+        let mut queue =
+            WriteQueue::new(WriteLimits { scale: 1, rest: 3, beside: 1, ..WriteLimits::default() });
+        let fast = key("a", ObjectPart::Scale);
         let others = ["a", "b", "c", "d"].map(object);
         [&fast].into_iter().chain(&others).for_each(|it| queue.add(it.clone()));
         assert_eq!(all(&mut queue, NOW), [fast.clone(), object("a")]);
-        queue.done(&object("a"), &Outcome::Done, NOW);
+        queue.done(&object("a"), &WriteOutcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [object("b")], "but that goes on");
-        queue.done(&fast, &Outcome::Done, NOW);
+        queue.done(&fast, &WriteOutcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [object("c"), object("d")]);
     }
 
     /// docs/operations.md states the same numbers.
     #[test]
     fn sixteen_scales_and_one_else_are_written_at_once_or_thirty_two_without_scale() {
-        let mut queue = Queue::new(Limits::default());
+        let mut queue = WriteQueue::new(WriteLimits::default());
         (0..100).for_each(|own| queue.add(object(&own.to_string())));
         assert_eq!(all(&mut queue, NOW).len(), 32);
-        let mut queue = Queue::new(Limits::default());
+        let mut queue = WriteQueue::new(WriteLimits::default());
         for own in 0..100 {
             let own = own.to_string();
             queue.add(object(&own));
-            queue.add(key(&own, Part::Scale));
-            queue.add(Key::new(Resource::EndpointSlice, Part::Object, Name::new("default", own)));
+            queue.add(key(&own, ObjectPart::Scale));
+            queue.add(ObjectPartKey::new(
+                ResourceKind::EndpointSlice,
+                ObjectPart::Object,
+                NamespacedName::new("default", own),
+            ));
         }
         let busy = all(&mut queue, NOW);
-        let scales = busy.iter().filter(|it| it.part == Part::Scale).count();
+        let scales = busy.iter().filter(|it| it.part == ObjectPart::Scale).count();
         assert_eq!((scales, busy.len()), (16, 17));
-        assert_eq!(Limits::default().slices_per_s, 100);
+        assert_eq!(WriteLimits::default().slices_per_s, 100);
     }
 
     #[test]
     fn scale_overtakes_everything_and_has_room_of_its_own() {
-        let mut queue = Queue::new(Limits { scale: 1, rest: 1, ..Limits::default() });
-        let (fast, other) = (key("a", Part::Scale), key("b", Part::Scale));
+        let mut queue =
+            WriteQueue::new(WriteLimits { scale: 1, rest: 1, ..WriteLimits::default() });
+        let (fast, other) = (key("a", ObjectPart::Scale), key("b", ObjectPart::Scale));
         for it in [object("a"), object("b"), fast.clone(), other.clone()] {
             queue.add(it);
         }
         assert_eq!(all(&mut queue, NOW), [fast.clone(), object("a")]);
-        queue.done(&object("a"), &Outcome::Done, NOW);
+        queue.done(&object("a"), &WriteOutcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [object("b")]);
-        queue.done(&fast, &Outcome::Done, NOW);
+        queue.done(&fast, &WriteOutcome::Done, NOW);
         assert_eq!(all(&mut queue, NOW), [other]);
     }
 
     #[test]
     fn slices_keep_a_rate_and_hold_up_nothing_else() {
-        let mut queue = Queue::new(Limits { rest: 10_000, slices_per_s: 100, ..Limits::default() });
+        let mut queue = WriteQueue::new(WriteLimits {
+            rest: 10_000,
+            slices_per_s: 100,
+            ..WriteLimits::default()
+        });
         for it in 0..1000 {
-            let name = Name::new("default", format!("s{it}"));
-            queue.add(Key::new(Resource::EndpointSlice, Part::Object, name));
+            let name = NamespacedName::new("default", format!("s{it}"));
+            queue.add(ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, name));
         }
         queue.add(object("a"));
         let (mut now, mut begun) = (NOW, Vec::new());
@@ -320,39 +338,51 @@ mod tests {
 
     #[test]
     fn slices_that_did_not_differ_use_up_no_rate() {
-        let mut queue = Queue::new(Limits { rest: 10_000, slices_per_s: 10, ..Limits::default() });
+        let mut queue = WriteQueue::new(WriteLimits {
+            rest: 10_000,
+            slices_per_s: 10,
+            ..WriteLimits::default()
+        });
         let slice = |own: usize| {
-            Key::new(Resource::EndpointSlice, Part::Object, Name::new("default", own.to_string()))
+            ObjectPartKey::new(
+                ResourceKind::EndpointSlice,
+                ObjectPart::Object,
+                NamespacedName::new("default", own.to_string()),
+            )
         };
         (0..1000).for_each(|own| queue.add(slice(own)));
         let mut looked = 0;
-        while let Some(key) = queue.next(Stamp(0)) {
+        while let Some(key) = queue.next(UnixMillis(0)) {
             looked += 1;
             queue.spare(&key);
-            queue.done(&key, &Outcome::Done, Stamp(0));
+            queue.done(&key, &WriteOutcome::Done, UnixMillis(0));
         }
         assert_eq!(looked, 1000);
     }
 
     #[test]
     fn slices_without_room_are_not_asked_for_again_and_again() {
-        let mut queue = Queue::new(Limits { rest: 1, ..Limits::default() });
+        let mut queue = WriteQueue::new(WriteLimits { rest: 1, ..WriteLimits::default() });
         queue.add(object("a"));
-        queue.add(Key::new(Resource::EndpointSlice, Part::Object, Name::new("default", "s")));
+        queue.add(ObjectPartKey::new(
+            ResourceKind::EndpointSlice,
+            ObjectPart::Object,
+            NamespacedName::new("default", "s"),
+        ));
         assert_eq!(all(&mut queue, NOW), [object("a")]);
         assert_eq!(queue.next_at(NOW), None, "only the end of that write makes room");
     }
 
     #[test]
     fn failures_wait_longer_each_time_and_never_longer_than_a_minute() {
-        let mut queue = Queue::new(Limits::default());
+        let mut queue = WriteQueue::new(WriteLimits::default());
         queue.add(object("a"));
         let (mut now, mut waits) = (NOW, Vec::new());
         for _ in 0..20 {
             assert_eq!(queue.next(now), Some(object("a")));
-            queue.done(&object("a"), &Outcome::Retry(None), now);
+            queue.done(&object("a"), &WriteOutcome::Retry(None), now);
             let at = queue.next_at(now).unwrap();
-            assert_eq!(queue.next(Stamp(at.0 - 1)), None, "too early");
+            assert_eq!(queue.next(UnixMillis(at.0 - 1)), None, "too early");
             waits.push(at.0 - now.0);
             now = at;
         }
@@ -361,79 +391,79 @@ mod tests {
         assert!(waits[12..].iter().all(|it| (30_000..=60_000).contains(it)), "{waits:?}");
         assert!(waits[12..].iter().collect::<BTreeSet<_>>().len() > 1, "no jitter: {waits:?}");
         queue.next(now);
-        queue.done(&object("a"), &Outcome::Done, now);
+        queue.done(&object("a"), &WriteOutcome::Done, now);
         queue.add(object("a"));
         queue.next(now);
-        queue.done(&object("a"), &Outcome::Retry(None), now);
+        queue.done(&object("a"), &WriteOutcome::Retry(None), now);
         assert!(queue.next_at(now).unwrap().0 - now.0 <= 20, "success forgets failures");
     }
 
     #[test]
     fn keys_that_fail_together_do_not_come_back_together() {
-        let mut queue = Queue::new(Limits::default());
-        let keys: Vec<Key> = (0..20).map(|it| object(&format!("k{it}"))).collect();
+        let mut queue = WriteQueue::new(WriteLimits::default());
+        let keys: Vec<ObjectPartKey> = (0..20).map(|it| object(&format!("k{it}"))).collect();
         let mut now = NOW;
         for _ in 0..8 {
             keys.iter().for_each(|key| queue.add(key.clone()));
             for key in all(&mut queue, now) {
-                queue.done(&key, &Outcome::Retry(None), now);
+                queue.done(&key, &WriteOutcome::Retry(None), now);
             }
             now = now.plus_ms(1);
         }
-        let moments: BTreeSet<Stamp> = queue.later.iter().map(|(at, _)| *at).collect();
+        let moments: BTreeSet<UnixMillis> = queue.later.iter().map(|(at, _)| *at).collect();
         assert!(moments.len() > 15, "{moments:?}");
     }
 
     #[test]
     fn news_end_a_wait_and_a_refusal_waits_for_news() {
-        let mut queue = Queue::new(Limits::default());
-        let trouble = Trouble { reason: "Invalid", message: String::new() };
+        let mut queue = WriteQueue::new(WriteLimits::default());
+        let trouble = WriteError { reason: "Invalid", message: String::new() };
         queue.add(object("a"));
         queue.next(NOW);
-        queue.done(&object("a"), &Outcome::Refused(trouble), NOW);
+        queue.done(&object("a"), &WriteOutcome::Refused(trouble), NOW);
         assert_eq!(queue.next_at(NOW), Some(NOW.plus_ms(REFUSED_MS)));
         queue.add(object("a"));
         assert_eq!(queue.next(NOW), Some(object("a")));
         assert_eq!(queue.next_at(NOW), None);
-        queue.done(&object("a"), &Outcome::RetryAfter(3), NOW);
+        queue.done(&object("a"), &WriteOutcome::RetryAfter(3), NOW);
         assert_eq!(queue.next_at(NOW), Some(NOW.plus_ms(3000)));
     }
 
     #[test]
     fn a_failure_is_not_tried_at_once_because_of_news_that_came_meanwhile() {
-        let mut queue = Queue::new(Limits::default());
+        let mut queue = WriteQueue::new(WriteLimits::default());
         queue.add(object("a"));
         queue.next(NOW);
         queue.add(object("a"));
-        queue.done(&object("a"), &Outcome::Retry(None), NOW);
+        queue.done(&object("a"), &WriteOutcome::Retry(None), NOW);
         assert_eq!(queue.next(NOW), None);
         assert!(queue.next_at(NOW).is_some());
     }
 
     #[test]
     fn whoever_loses_the_lease_forgets_what_waits() {
-        let mut queue = Queue::new(Limits::default());
+        let mut queue = WriteQueue::new(WriteLimits::default());
         for own in ["a", "b"] {
             queue.add(object(own));
         }
         queue.next(NOW);
         queue.add(object("a"));
         queue.clear();
-        queue.done(&object("a"), &Outcome::Done, NOW);
+        queue.done(&object("a"), &WriteOutcome::Done, NOW);
         assert_eq!((all(&mut queue, NOW), queue.depth()), (vec![], (0, 0, 0)));
     }
 
     #[test]
     fn whoever_leads_again_writes_what_it_had_to_give_up() {
-        let limits = Limits { rest: 1, ..Limits::default() };
-        let mut queue = Queue::new(limits);
+        let limits = WriteLimits { rest: 1, ..WriteLimits::default() };
+        let mut queue = WriteQueue::new(limits);
         queue.add(object("a"));
         assert_eq!(queue.next(NOW), Some(object("a")));
         queue.clear();
         queue.add(object("b"));
         queue.add(object("a"));
         assert_eq!(queue.next(NOW), Some(object("b")), "nothing is under way");
-        queue.done(&object("b"), &Outcome::Done, NOW);
+        queue.done(&object("b"), &WriteOutcome::Done, NOW);
         assert_eq!(queue.next(NOW), Some(object("a")));
     }
 }

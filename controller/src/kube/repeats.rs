@@ -8,8 +8,8 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use super::Key;
-use crate::world::Stamp;
+use super::ObjectPartKey;
+use crate::world::UnixMillis;
 
 /// Number of equal writes without a delay.
 const AT_ONCE: u32 = 30;
@@ -22,25 +22,25 @@ const CALM_MS: u64 = 300_000;
 
 /// Writes of one object since its content last changed.
 #[derive(Clone, Copy, Debug)]
-struct Writes {
+struct EqualWrites {
     body: u64,
     count: u32,
-    last: Stamp,
+    last: UnixMillis,
     is_told: bool,
 }
 
 /// Counts of the recent writes of each object with its present content.
 #[derive(Debug, Default)]
-pub struct Repeats {
+pub struct RepeatedWrites {
     /// Counts by a hash of the key; entries not written since `turned` are in `old`.
-    young: HashMap<u64, Writes>,
-    old: HashMap<u64, Writes>,
-    turned: Stamp,
+    young: HashMap<u64, EqualWrites>,
+    old: HashMap<u64, EqualWrites>,
+    turned: UnixMillis,
 }
 
 /// Delay of a write, with its cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
+pub struct RepeatDelay {
     /// Length of the delay in milliseconds.
     pub ms: u64,
     /// Number of equal writes so far.
@@ -49,14 +49,17 @@ pub struct Wait {
     pub is_new: bool,
 }
 
-impl Repeats {
+impl RepeatedWrites {
     /// Returns the delay of the next write of `key` if its content has the hash `body`, or `None` for no delay.
-    pub fn wait(&mut self, key: &Key, body: u64, now: Stamp) -> Option<Wait> {
+    pub fn wait(&mut self, key: &ObjectPartKey, body: u64, now: UnixMillis) -> Option<RepeatDelay> {
         self.forget(now);
         let (at, mut writes) = self.known(key, body, now)?;
         let due = writes.last.plus_ms(patience(writes.count));
-        let wait =
-            Wait { ms: due.0.saturating_sub(now.0), writes: writes.count, is_new: !writes.is_told };
+        let wait = RepeatDelay {
+            ms: due.0.saturating_sub(now.0),
+            writes: writes.count,
+            is_new: !writes.is_told,
+        };
         if wait.ms == 0 {
             return None;
         }
@@ -66,23 +69,23 @@ impl Repeats {
     }
 
     /// Counts a write of `key` with a content of this hash.
-    pub fn wrote(&mut self, key: &Key, body: u64, now: Stamp) {
+    pub fn wrote(&mut self, key: &ObjectPartKey, body: u64, now: UnixMillis) {
         self.forget(now);
-        let first = Writes { body, count: 0, last: now, is_told: false };
+        let first = EqualWrites { body, count: 0, last: now, is_told: false };
         let (at, mut writes) = self.known(key, body, now).unwrap_or_else(|| (hash(key), first));
         (writes.count, writes.last) = (writes.count.saturating_add(1), now);
         self.young.insert(at, writes);
     }
 
     /// Returns the recent writes of `key` with the same content, and the hash of the key.
-    fn known(&self, key: &Key, body: u64, now: Stamp) -> Option<(u64, Writes)> {
+    fn known(&self, key: &ObjectPartKey, body: u64, now: UnixMillis) -> Option<(u64, EqualWrites)> {
         let at = hash(key);
         let known = self.young.get(&at).or_else(|| self.old.get(&at)).copied()?;
         (known.body == body && now < known.last.plus_ms(CALM_MS)).then_some((at, known))
     }
 
     /// Drops old entries, one generation at a time.
-    pub fn forget(&mut self, now: Stamp) {
+    pub fn forget(&mut self, now: UnixMillis) {
         if now >= self.turned.plus_ms(CALM_MS) {
             // Two generations instead of a timer per entry: each entry lives for one to two periods.
             self.old = std::mem::take(&mut self.young);
@@ -91,7 +94,7 @@ impl Repeats {
     }
 }
 
-fn hash(key: &Key) -> u64 {
+fn hash(key: &ObjectPartKey) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     hasher.finish()
@@ -108,15 +111,24 @@ fn patience(writes: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{children::Resource, kube::Part};
-    use common::wire::Name;
+    use crate::{children::ResourceKind, kube::ObjectPart};
+    use common::wire::NamespacedName;
 
-    fn key(own: &str) -> Key {
-        Key::new(Resource::Deployment, Part::Object, Name::new("default", own))
+    fn key(own: &str) -> ObjectPartKey {
+        ObjectPartKey::new(
+            ResourceKind::Deployment,
+            ObjectPart::Object,
+            NamespacedName::new("default", own),
+        )
     }
 
     /// Writes unless the write must wait; returns the delay.
-    fn write(repeats: &mut Repeats, key: &Key, body: u64, now: Stamp) -> Option<Wait> {
+    fn write(
+        repeats: &mut RepeatedWrites,
+        key: &ObjectPartKey,
+        body: u64,
+        now: UnixMillis,
+    ) -> Option<RepeatDelay> {
         let wait = repeats.wait(key, body, now);
         if wait.is_none() {
             repeats.wrote(key, body, now);
@@ -126,10 +138,10 @@ mod tests {
 
     /// Returns the times at which `key` is written within an hour, if every 100 ms an attempt is made.
     fn written(body: impl Fn(u64) -> u64) -> Vec<u64> {
-        let mut repeats = Repeats::default();
+        let mut repeats = RepeatedWrites::default();
         let moments = (0..36_000).map(|it| it * 100);
         moments
-            .filter(|at| write(&mut repeats, &key("a"), body(*at), Stamp(1 + at)).is_none())
+            .filter(|at| write(&mut repeats, &key("a"), body(*at), UnixMillis(1 + at)).is_none())
             .collect()
     }
 
@@ -151,30 +163,30 @@ mod tests {
 
     #[test]
     fn it_is_told_once_and_forgotten_after_a_while() {
-        let mut repeats = Repeats::default();
-        let mut ask = |at| write(&mut repeats, &key("a"), 7, Stamp(at));
+        let mut repeats = RepeatedWrites::default();
+        let mut ask = |at| write(&mut repeats, &key("a"), 7, UnixMillis(at));
         (0..30).for_each(|_| assert_eq!(ask(10), None));
-        assert_eq!(ask(10), Some(Wait { ms: 1000, writes: 30, is_new: true }));
-        assert_eq!(ask(20), Some(Wait { ms: 990, writes: 30, is_new: false }));
+        assert_eq!(ask(10), Some(RepeatDelay { ms: 1000, writes: 30, is_new: true }));
+        assert_eq!(ask(20), Some(RepeatDelay { ms: 990, writes: 30, is_new: false }));
         assert_eq!(ask(10 + CALM_MS), None);
         (0..29).for_each(|_| assert_eq!(ask(10 + CALM_MS), None, "it begins again"));
         assert_eq!(ask(10 + CALM_MS).map(|it| it.is_new), Some(true));
-        repeats.forget(Stamp(20 + 2 * CALM_MS));
-        repeats.forget(Stamp(30 + 3 * CALM_MS));
+        repeats.forget(UnixMillis(20 + 2 * CALM_MS));
+        repeats.forget(UnixMillis(30 + 3 * CALM_MS));
         assert_eq!((repeats.young.len(), repeats.old.len()), (0, 0));
     }
 
     #[test]
     fn what_could_not_be_written_is_no_repetition() {
-        let mut repeats = Repeats::default();
-        (0..100).for_each(|at| assert_eq!(repeats.wait(&key("a"), 7, Stamp(at)), None));
+        let mut repeats = RepeatedWrites::default();
+        (0..100).for_each(|at| assert_eq!(repeats.wait(&key("a"), 7, UnixMillis(at)), None));
     }
 
     #[test]
     fn objects_do_not_wait_for_each_other() {
-        let mut repeats = Repeats::default();
+        let mut repeats = RepeatedWrites::default();
         for own in 0..1000 {
-            assert_eq!(write(&mut repeats, &key(&own.to_string()), 7, Stamp(1)), None);
+            assert_eq!(write(&mut repeats, &key(&own.to_string()), 7, UnixMillis(1)), None);
         }
     }
 }

@@ -8,9 +8,9 @@ use std::{
 };
 
 use common::{
-    admin::Admin,
-    log::{self, Speaker},
-    wire::Name,
+    admin::AdminState,
+    log::{self, LogComponent},
+    wire::NamespacedName,
 };
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -18,40 +18,43 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info};
 
 use super::{
-    Source,
-    client::{ClientError, connect},
+    DesiredStateSource,
+    client::{KubeClientError, connect},
     clients, events,
-    lead::{Candidate, Leadership},
-    lease::Times,
-    metrics::Metrics,
-    queue::Limits,
+    lead::{LeaderElector, Leadership},
+    lease::LeaseTiming,
+    metrics::ApiServerMetrics,
+    queue::WriteLimits,
     scope::{place, scopes},
-    watch::{Observed, watch},
-    writer::Writer,
+    watch::{WatchUpdate, watch},
+    writer::ObjectWriter,
 };
 use crate::{
     bind,
-    children::Resource,
-    config::Cluster,
-    machine::Event,
+    children::ResourceKind,
+    config::KubernetesConfig,
+    machine::ControllerEvent,
     observe,
-    shared::Shared,
-    webhook::{self, Answers, Binder, InForce, certs::Certificates, register::Place, review},
+    shared::ControllerRuntime,
+    webhook::{
+        self, AdmissionContext, PodBinder, WebhookSettingsSource, certs::WebhookCertResolver,
+        register::WebhookAddress, review,
+    },
 };
 
 /// Connection of the machine to the API server: watches, writer, leader election and webhook.
-pub struct Platform {
+pub struct KubernetesPlatform {
     client: kube::Client,
-    shared: Arc<Shared>,
-    writer: Arc<Writer>,
-    metrics: Arc<Metrics>,
+    shared: Arc<ControllerRuntime>,
+    writer: Arc<ObjectWriter>,
+    metrics: Arc<ApiServerMetrics>,
     system_namespace: String,
     pod: String,
     cluster_domain: String,
     /// Address of the admission webhook, and the place where the API server finds it.
-    webhook: Option<(SocketAddr, Place)>,
+    webhook: Option<(SocketAddr, WebhookAddress)>,
     /// Certificates with which the webhook serves.
-    certificates: Arc<Certificates>,
+    certificates: Arc<WebhookCertResolver>,
     synced: CancellationToken,
     /// Labels of the watches whose first list is not complete.
     missing: Arc<Mutex<BTreeSet<String>>>,
@@ -68,27 +71,31 @@ pub struct Platform {
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WITHIN: Duration = Duration::from_secs(60);
 
-impl std::fmt::Debug for Platform {
+impl std::fmt::Debug for KubernetesPlatform {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Platform").field("pod", &self.pod).finish_non_exhaustive()
     }
 }
 
-impl Platform {
+impl KubernetesPlatform {
     /// Connects to the API server; nothing is watched or written yet.
-    pub async fn new(cluster: &Cluster, shared: Arc<Shared>) -> Result<Self, ClientError> {
+    pub async fn new(
+        cluster: &KubernetesConfig,
+        shared: Arc<ControllerRuntime>,
+    ) -> Result<Self, KubeClientError> {
         let client = connect(cluster.kubeconfig.as_deref()).await?;
-        let metrics = Arc::new(Metrics::default());
-        let writer = Writer::new(client.clone(), Limits::default(), Arc::clone(&metrics));
+        let metrics = Arc::new(ApiServerMetrics::default());
+        let writer =
+            ObjectWriter::new(client.clone(), WriteLimits::default(), Arc::clone(&metrics));
         let writer = Arc::new(writer);
         let stop = CancellationToken::new();
         let (events, telling) =
             events::recorder(client.clone(), &cluster.pod, Arc::clone(&metrics), stop.clone());
         tokio::spawn(telling);
         shared.write_to(Arc::clone(&writer), events);
-        let place = |address: SocketAddr| Place {
+        let place = |address: SocketAddr| WebhookAddress {
             url: cluster.webhook_url.clone(),
-            ..Place::new(&cluster.system_namespace, address.port())
+            ..WebhookAddress::new(&cluster.system_namespace, address.port())
         };
         // A watch is removed from this set once its first list is complete.
         let missing = scopes(&cluster.system_namespace).iter().map(|it| it.label()).collect();
@@ -129,7 +136,7 @@ impl Platform {
 
     /// Adds to `admin` the metrics, and not-ready reasons until all lists are complete and the webhook has a
     /// certificate.
-    pub fn admin(&self, mut admin: Admin) -> Admin {
+    pub fn admin(&self, mut admin: AdminState) -> AdminState {
         self.metrics.register(&mut admin.registry);
         let (missing, before) = (Arc::clone(&self.missing), admin.troubles);
         let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
@@ -150,13 +157,14 @@ impl Platform {
     pub async fn run(&self, shutdown: CancellationToken) {
         let mut news = watch(&self.client, &self.system_namespace, &self.metrics, &shutdown);
         self.begin(&mut news).await;
-        self.shared.step(Event::Known);
+        self.shared.step(ControllerEvent::Known);
         self.follow_level();
         info!("everything is known");
         self.synced.cancel();
         // Only now, since a leader that knows half of the objects would delete or recreate the others.
         let lead = self.stand(&shutdown);
-        let source: Arc<dyn Source> = Arc::clone(&self.shared) as Arc<dyn Source>;
+        let source: Arc<dyn DesiredStateSource> =
+            Arc::clone(&self.shared) as Arc<dyn DesiredStateSource>;
         let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
         tokio::select! {
             () = writing => {}
@@ -171,15 +179,15 @@ impl Platform {
     async fn answer(&self, lead: Leadership, shutdown: &CancellationToken) {
         if let Some((address, place)) = self.webhook.clone() {
             let (shared, domain) = (Arc::clone(&self.shared), self.cluster_domain.clone());
-            let settings: InForce = Arc::new(move || {
-                Arc::new(review::Settings::of(&shared.settings().configs, &domain))
+            let settings: WebhookSettingsSource = Arc::new(move || {
+                Arc::new(review::AdmissionSettings::of(&shared.settings().configs, &domain))
             });
             let shared = Arc::clone(&self.shared);
-            let binder: Binder = Arc::new(move |pod: &Value, chance| {
+            let binder: PodBinder = Arc::new(move |pod: &Value, chance| {
                 let now = shared.now();
                 shared.look(|it| bind::place(it.world(), pod, chance, now).map(str::to_owned))
             });
-            let (client, answers) = (self.client.clone(), Answers { settings, binder });
+            let (client, answers) = (self.client.clone(), AdmissionContext { settings, binder });
             let certificates = Arc::clone(&self.certificates);
             let place = (address, place);
             let run = webhook::run(client, place, certificates, lead, answers, shutdown.clone());
@@ -203,10 +211,10 @@ impl Platform {
     /// Starts the leader election, with the present times of `config-leader-election`. Later changes need a restart:
     /// two replicas that applied a change at different moments could both believe to be the leader.
     fn stand(&self, shutdown: &CancellationToken) -> Leadership {
-        let times = Times::from(&*self.shared.settings().configs.leader_election);
+        let times = LeaseTiming::from(&*self.shared.settings().configs.leader_election);
         let (client, namespace) = (self.client.clone(), &self.system_namespace);
         info!(?times, "stands for the lease");
-        let candidate = Candidate::new(client, namespace, &self.pod, times);
+        let candidate = LeaderElector::new(client, namespace, &self.pod, times);
         let lead = candidate.leadership();
         *self.lead.lock().unwrap_or_else(PoisonError::into_inner) = Some(lead.clone());
         let task = tokio::spawn(candidate.run(shutdown.clone()));
@@ -214,8 +222,8 @@ impl Platform {
         lead
     }
 
-    /// Applies the first lists. The machine plans nothing on a part of them: it waits for [`Event::Known`].
-    async fn begin(&self, news: &mut mpsc::Receiver<Observed>) {
+    /// Applies the first lists. The machine plans nothing on a part of them: it waits for [`ControllerEvent::Known`].
+    async fn begin(&self, news: &mut mpsc::Receiver<WatchUpdate>) {
         while !self.missing().is_empty() {
             let Some(observed) = news.recv().await else { return };
             self.take(observed);
@@ -236,7 +244,7 @@ impl Platform {
     /// Sets the log level of this component; the others get theirs by the RouteTable.
     fn follow_level(&self) {
         let level = self.shared.settings().configs.logging.levels().controller;
-        log::set(Speaker::Controller, level);
+        log::set(LogComponent::Controller, level);
     }
 
     fn note_policies(&self) {
@@ -245,34 +253,38 @@ impl Platform {
         }
     }
 
-    async fn follow(&self, news: &mut mpsc::Receiver<Observed>) {
+    async fn follow(&self, news: &mut mpsc::Receiver<WatchUpdate>) {
         self.note_policies();
         while let Some(observed) = news.recv().await {
             self.take(observed);
         }
     }
 
-    fn take(&self, observed: Observed) {
+    fn take(&self, observed: WatchUpdate) {
         match observed {
-            Observed::Begin(scope) => self.writer.begin(&scope),
-            Observed::Object(resource, name, seen, object) => {
+            WatchUpdate::Begin(scope) => self.writer.begin(&scope),
+            WatchUpdate::Object(resource, name, seen, object) => {
                 // The machine comes first: the writer compares the observed state with what the machine now wants. The
                 // kinds that this condition leaves out are only written, and concern the cache alone.
                 if place(resource).is_some() || owns_another(resource, &object) {
-                    self.shared.step(Event::Observe(resource, name.clone(), Some(object)));
+                    self.shared.step(ControllerEvent::Observe(
+                        resource,
+                        name.clone(),
+                        Some(object),
+                    ));
                 }
                 self.writer.see(resource, &name, seen);
                 match resource {
-                    Resource::NetworkPolicy => self.note_policies(),
-                    Resource::ConfigMap => self.follow_level(),
+                    ResourceKind::NetworkPolicy => self.note_policies(),
+                    ResourceKind::ConfigMap => self.follow_level(),
                     _ => {}
                 }
             }
-            Observed::Gone(resource, name) => {
+            WatchUpdate::Gone(resource, name) => {
                 self.writer.lose(resource, &name);
                 self.lose(resource, name);
             }
-            Observed::Synced(scope) => {
+            WatchUpdate::Synced(scope) => {
                 for name in self.writer.synced(&scope) {
                     self.lose(scope.resource, name);
                 }
@@ -281,17 +293,17 @@ impl Platform {
         }
     }
 
-    fn lose(&self, resource: Resource, name: Name) {
-        if place(resource).is_some() || resource == Resource::PodAutoscaler {
-            self.shared.step(Event::Observe(resource, name, None));
+    fn lose(&self, resource: ResourceKind, name: NamespacedName) {
+        if place(resource).is_some() || resource == ResourceKind::PodAutoscaler {
+            self.shared.step(ControllerEvent::Observe(resource, name, None));
         }
-        if resource == Resource::ConfigMap {
+        if resource == ResourceKind::ConfigMap {
             self.follow_level();
         }
     }
 }
 
 /// Returns true for a kind that is otherwise only written if a child object is made for this object.
-fn owns_another(resource: Resource, object: &Value) -> bool {
-    resource == Resource::PodAutoscaler && observe::is_horizontal(object)
+fn owns_another(resource: ResourceKind, object: &Value) -> bool {
+    resource == ResourceKind::PodAutoscaler && observe::is_horizontal(object)
 }

@@ -1,15 +1,15 @@
 //! Pure: scopes of the watches, and the fields that are kept of each kind.
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use serde_json::{Map, Value};
 
-use crate::{children::Resource, knative::key};
+use crate::{children::ResourceKind, knative::key};
 
 /// Scope of one watch: a kind, and a selection of its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
+pub struct WatchScope {
     /// Kind of the watched objects.
-    pub resource: Resource,
+    pub resource: ResourceKind,
     /// Namespace to watch; `None`: all namespaces.
     pub namespace: Option<String>,
     /// Namespace to leave out, since another watch of the same kind covers it.
@@ -20,8 +20,8 @@ pub struct Scope {
     pub metadata_only: bool,
 }
 
-impl Scope {
-    fn all(resource: Resource) -> Self {
+impl WatchScope {
+    fn all(resource: ResourceKind) -> Self {
         Self { resource, namespace: None, except: None, labels: None, metadata_only: false }
     }
 
@@ -34,7 +34,7 @@ impl Scope {
     }
 
     /// Returns true if an object that this watch's list does not name is deleted.
-    pub fn covers(&self, name: &Name) -> bool {
+    pub fn covers(&self, name: &NamespacedName) -> bool {
         self.namespace.as_ref().is_none_or(|it| *it == name.namespace)
             && self.except.as_ref().is_none_or(|it| *it != name.namespace)
     }
@@ -44,64 +44,65 @@ impl Scope {
 ///
 /// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
 /// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
-pub fn scopes(system_namespace: &str) -> Vec<Scope> {
-    let all = Scope::all;
-    let labelled = |resource, labels| Scope { labels: Some(labels), ..all(resource) };
-    let metadata = |resource| Scope { metadata_only: true, ..all(resource) };
-    let system = |resource| Scope { namespace: Some(system_namespace.into()), ..all(resource) };
+pub fn scopes(system_namespace: &str) -> Vec<WatchScope> {
+    let all = WatchScope::all;
+    let labelled = |resource, labels| WatchScope { labels: Some(labels), ..all(resource) };
+    let metadata = |resource| WatchScope { metadata_only: true, ..all(resource) };
+    let system =
+        |resource| WatchScope { namespace: Some(system_namespace.into()), ..all(resource) };
     let except = Some(system_namespace.to_owned());
     vec![
-        all(Resource::KnativeService),
-        all(Resource::Configuration),
-        all(Resource::Revision),
-        all(Resource::Route),
-        all(Resource::DomainMapping),
-        all(Resource::PodAutoscaler),
-        all(Resource::ServerlessService),
-        all(Resource::Service),
-        all(Resource::Node),
+        all(ResourceKind::KnativeService),
+        all(ResourceKind::Configuration),
+        all(ResourceKind::Revision),
+        all(ResourceKind::Route),
+        all(ResourceKind::DomainMapping),
+        all(ResourceKind::PodAutoscaler),
+        all(ResourceKind::ServerlessService),
+        all(ResourceKind::Service),
+        all(ResourceKind::Node),
         // The metadata of these kinds holds everything that is compared: the applied hash and the generation.
-        metadata(Resource::Metric),
-        metadata(Resource::Image),
-        all(Resource::ClusterDomainClaim),
-        metadata(Resource::Namespace),
-        all(Resource::NetworkPolicy),
+        metadata(ResourceKind::Metric),
+        metadata(ResourceKind::Image),
+        all(ResourceKind::ClusterDomainClaim),
+        metadata(ResourceKind::Namespace),
+        all(ResourceKind::NetworkPolicy),
         // Users may have many Deployments and pods of their own, which the label excludes.
-        labelled(Resource::Deployment, key::REVISION_UID),
-        labelled(Resource::HorizontalPodAutoscaler, key::REVISION_UID),
-        labelled(Resource::EndpointSlice, "endpointslice.kubernetes.io/managed-by=rouse.dev"),
-        Scope { except, ..labelled(Resource::Pod, key::REVISION_UID) },
-        system(Resource::Pod),
-        system(Resource::ConfigMap),
+        labelled(ResourceKind::Deployment, key::REVISION_UID),
+        labelled(ResourceKind::HorizontalPodAutoscaler, key::REVISION_UID),
+        labelled(ResourceKind::EndpointSlice, "endpointslice.kubernetes.io/managed-by=rouse.dev"),
+        WatchScope { except, ..labelled(ResourceKind::Pod, key::REVISION_UID) },
+        system(ResourceKind::Pod),
+        system(ResourceKind::ConfigMap),
     ]
 }
 
 /// Order of the first lists: kinds that others depend on come first.
-const ORDER: [Resource; 14] = [
-    Resource::ConfigMap,
-    Resource::Namespace,
-    Resource::NetworkPolicy,
-    Resource::Node,
-    Resource::Service,
-    Resource::Configuration,
-    Resource::Revision,
-    Resource::Deployment,
+const ORDER: [ResourceKind; 14] = [
+    ResourceKind::ConfigMap,
+    ResourceKind::Namespace,
+    ResourceKind::NetworkPolicy,
+    ResourceKind::Node,
+    ResourceKind::Service,
+    ResourceKind::Configuration,
+    ResourceKind::Revision,
+    ResourceKind::Deployment,
     // An activator must not be known before its slice, which states whether connections are routed to it.
-    Resource::EndpointSlice,
-    Resource::Pod,
-    Resource::Route,
-    Resource::KnativeService,
-    Resource::DomainMapping,
-    Resource::ClusterDomainClaim,
+    ResourceKind::EndpointSlice,
+    ResourceKind::Pod,
+    ResourceKind::Route,
+    ResourceKind::KnativeService,
+    ResourceKind::DomainMapping,
+    ResourceKind::ClusterDomainClaim,
 ];
 
 /// Returns the place of a kind in the order of the first lists; `None` if only the writer reads the kind.
-pub fn place(resource: Resource) -> Option<usize> {
+pub fn place(resource: ResourceKind) -> Option<usize> {
     ORDER.iter().position(|it| *it == resource)
 }
 
 /// Removes the fields that the controller does not read.
-pub fn trim(scope: &Scope, object: &mut Value) {
+pub fn trim(scope: &WatchScope, object: &mut Value) {
     if let (true, Some(all)) = (scope.metadata_only, object.as_object_mut()) {
         all.retain(|field, _| field == "metadata");
     }
@@ -117,19 +118,19 @@ pub fn trim(scope: &Scope, object: &mut Value) {
 }
 
 /// Removes fields that are not [kept] from the parts of an object.
-pub fn keep(resource: Resource, object: &mut Value) {
+pub fn keep(resource: ResourceKind, object: &mut Value) {
     for (part, fields) in kept(resource) {
         only(object, part, fields);
     }
 }
 
 /// Parts of an object, each with the fields of it that are kept.
-pub type Kept = &'static [(&'static str, &'static [&'static str])];
+pub type KeptFields = &'static [(&'static str, &'static [&'static str])];
 
 /// Returns the parts of a kind of which only some fields are kept, since the controller reads no others.
-pub const fn kept(resource: Resource) -> Kept {
+pub const fn kept(resource: ResourceKind) -> KeptFields {
     match resource {
-        Resource::Pod => &[
+        ResourceKind::Pod => &[
             ("spec", &["nodeName", "terminationGracePeriodSeconds", "hostNetwork"]),
             (
                 "status",
@@ -145,30 +146,30 @@ pub const fn kept(resource: Resource) -> Kept {
                 ],
             ),
         ],
-        Resource::Deployment => &[("spec", &["replicas", "progressDeadlineSeconds"])],
-        Resource::Node => &[
+        ResourceKind::Deployment => &[("spec", &["replicas", "progressDeadlineSeconds"])],
+        ResourceKind::Node => &[
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
             ("status", &["conditions", "addresses", "images"]),
         ],
-        Resource::Service => {
+        ResourceKind::Service => {
             &[("spec", &["clusterIP", "clusterIPs", "ports", "type", "selector"]), ("status", &[])]
         }
-        Resource::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
-        Resource::KnativeService
-        | Resource::Configuration
-        | Resource::Revision
-        | Resource::Route
-        | Resource::DomainMapping
-        | Resource::EndpointSlice
-        | Resource::ConfigMap
-        | Resource::ClusterDomainClaim
-        | Resource::Namespace => &[],
+        ResourceKind::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
+        ResourceKind::KnativeService
+        | ResourceKind::Configuration
+        | ResourceKind::Revision
+        | ResourceKind::Route
+        | ResourceKind::DomainMapping
+        | ResourceKind::EndpointSlice
+        | ResourceKind::ConfigMap
+        | ResourceKind::ClusterDomainClaim
+        | ResourceKind::Namespace => &[],
         // These kinds are only written: the applied hash and the status suffice to find a difference.
-        Resource::PodAutoscaler
-        | Resource::ServerlessService
-        | Resource::HorizontalPodAutoscaler
-        | Resource::Metric
-        | Resource::Image => &[("spec", &[])],
+        ResourceKind::PodAutoscaler
+        | ResourceKind::ServerlessService
+        | ResourceKind::HorizontalPodAutoscaler
+        | ResourceKind::Metric
+        | ResourceKind::Image => &[("spec", &[])],
     }
 }
 
@@ -188,8 +189,8 @@ mod tests {
     #[test]
     fn every_kind_is_watched() {
         let scopes = scopes("knative-serving");
-        let watched: BTreeSet<Resource> = scopes.iter().map(|it| it.resource).collect();
-        assert_eq!(watched, Resource::ALL.into());
+        let watched: BTreeSet<ResourceKind> = scopes.iter().map(|it| it.resource).collect();
+        assert_eq!(watched, ResourceKind::ALL.into());
     }
 
     #[test]
@@ -202,7 +203,7 @@ mod tests {
             "spec": {"nodeName": "n", "containers": [1], "volumes": [2]},
             "status": {"phase": "Running", "qosClass": "Burstable"},
         });
-        trim(&Scope::all(Resource::Pod), &mut pod);
+        trim(&WatchScope::all(ResourceKind::Pod), &mut pod);
         let kept = json!({
             "metadata": {"name": "a", "annotations": {"a": "b"}},
             "spec": {"nodeName": "n"},
@@ -215,8 +216,8 @@ mod tests {
     fn each_pod_is_covered_by_one_watch() {
         let scopes = scopes("knative-serving");
         let covering = |namespace: &str| {
-            let name = Name::new(namespace, "a");
-            let pods = scopes.iter().filter(|it| it.resource == Resource::Pod);
+            let name = NamespacedName::new(namespace, "a");
+            let pods = scopes.iter().filter(|it| it.resource == ResourceKind::Pod);
             pods.filter(|it| it.covers(&name)).map(|it| it.labels).collect::<Vec<_>>()
         };
         assert_eq!(covering("knative-serving"), [None]);

@@ -7,27 +7,27 @@ use kube::{Api, Client};
 
 use crate::digests::{
     credentials::PullSecret,
-    queue::Account,
-    resolver::{BoxError, PullSecrets},
+    queue::PullAccount,
+    resolver::{PullSecretError, PullSecretSource},
 };
 
 /// Reader of a cluster's pull secrets. It watches and keeps nothing.
 #[derive(Clone)]
-pub struct Secrets(Client);
+pub struct ClusterPullSecrets(Client);
 
-impl std::fmt::Debug for Secrets {
+impl std::fmt::Debug for ClusterPullSecrets {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Secrets").finish_non_exhaustive()
     }
 }
 
-impl Secrets {
+impl ClusterPullSecrets {
     /// Returns a reader with the permissions of this client.
     pub fn new(client: Client) -> Self {
         Self(client)
     }
 
-    async fn of_account(&self, account: &Account) -> Result<Vec<String>, kube::Error> {
+    async fn of_account(&self, account: &PullAccount) -> Result<Vec<String>, kube::Error> {
         let name = Some(account.service_account.as_str()).filter(|it| !it.is_empty());
         let api: Api<ServiceAccount> = Api::namespaced(self.0.clone(), &account.namespace);
         // If the service account does not exist, the kubelet reports that on the pod, better than an error here.
@@ -47,8 +47,11 @@ impl Secrets {
     }
 }
 
-impl PullSecrets for Secrets {
-    async fn pull_secrets(&self, account: &Account) -> Result<Vec<PullSecret>, BoxError> {
+impl PullSecretSource for ClusterPullSecrets {
+    async fn pull_secrets(
+        &self,
+        account: &PullAccount,
+    ) -> Result<Vec<PullSecret>, PullSecretError> {
         let mut names = account.pull_secrets.clone();
         // The order matters: of equal paths in two secrets, the one of the earlier secret is used.
         for name in self.of_account(account).await? {

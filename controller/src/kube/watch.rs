@@ -8,7 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use futures::{Stream, StreamExt as _};
 use kube::{
     Api, Client, ResourceExt as _,
@@ -24,13 +24,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    cache::Seen,
+    cache::ObservedObject,
     client::api_resource,
-    metrics::Metrics,
-    object::{Deployments, Object, Pods, Shape, Whole, Written},
-    scope::{self, Scope},
+    metrics::ApiServerMetrics,
+    object::{DeploymentShape, FullShape, ObjectShape, PodShape, WatchedObject, WriteOnlyShape},
+    scope::{self, WatchScope},
 };
-use crate::children::Resource;
+use crate::children::ResourceKind;
 
 /// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
@@ -42,30 +42,30 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 /// Observation from a watch.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Observed {
+pub enum WatchUpdate {
     /// A full list of this scope begins.
-    Begin(Arc<Scope>),
+    Begin(Arc<WatchScope>),
     /// An object, trimmed, and the facts that the writer remembers of it.
-    Object(Resource, Name, Seen, Box<Value>),
+    Object(ResourceKind, NamespacedName, ObservedObject, Box<Value>),
     /// An object was deleted.
-    Gone(Resource, Name),
+    Gone(ResourceKind, NamespacedName),
     /// The full list of this scope is complete.
-    Synced(Arc<Scope>),
+    Synced(Arc<WatchScope>),
 }
 
 /// Watches all scopes until `shutdown`.
 pub fn watch(
     client: &Client,
     system_namespace: &str,
-    metrics: &Arc<Metrics>,
+    metrics: &Arc<ApiServerMetrics>,
     shutdown: &CancellationToken,
-) -> mpsc::Receiver<Observed> {
+) -> mpsc::Receiver<WatchUpdate> {
     let (sender, receiver) = mpsc::channel(ROOM);
     let mut tasks = JoinSet::new();
     let scopes = scope::scopes(system_namespace);
-    let turns = Turns::of(&scopes);
+    let turns = PendingLists::of(&scopes);
     for scope in scopes {
-        let watch = Watch {
+        let watch = WatchTask {
             scope: Arc::new(scope),
             sender: sender.clone(),
             metrics: Arc::clone(metrics),
@@ -85,10 +85,10 @@ pub fn watch(
 
 /// Numbers of watches by [place](scope::place) whose first list is not complete. Cheap to clone.
 #[derive(Clone, Debug)]
-struct Turns(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
+struct PendingLists(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
 
-impl Turns {
-    fn of(scopes: &[Scope]) -> Self {
+impl PendingLists {
+    fn of(scopes: &[WatchScope]) -> Self {
         let mut left = Vec::new();
         for place in scopes.iter().filter_map(|it| scope::place(it.resource)) {
             left.resize(left.len().max(place + 1), 0);
@@ -98,7 +98,7 @@ impl Turns {
     }
 
     /// Waits until all kinds before this one are listed.
-    async fn come(&self, resource: Resource) {
+    async fn come(&self, resource: ResourceKind) {
         let place = scope::place(resource).unwrap_or(0);
         let mut left = self.0.subscribe();
         // It cannot fail: `self` holds the sender.
@@ -106,7 +106,7 @@ impl Turns {
     }
 
     /// Counts a watch of this kind whose first list is complete.
-    fn over(&self, resource: Resource) {
+    fn over(&self, resource: ResourceKind) {
         if let Some(place) = scope::place(resource) {
             self.0.send_modify(|left| left[place] -= 1);
         }
@@ -114,47 +114,47 @@ impl Turns {
 }
 
 /// Task of one watch.
-struct Watch {
-    scope: Arc<Scope>,
-    sender: mpsc::Sender<Observed>,
-    metrics: Arc<Metrics>,
-    turns: Turns,
+struct WatchTask {
+    scope: Arc<WatchScope>,
+    sender: mpsc::Sender<WatchUpdate>,
+    metrics: Arc<ApiServerMetrics>,
+    turns: PendingLists,
     /// True once the first list is complete.
     has_listed: bool,
 }
 
-impl Watch {
+impl WatchTask {
     async fn run(self, client: Client) {
         // Listed only now, so that the objects that these refer to are known.
         self.turns.come(self.scope.resource).await;
         match self.scope.resource {
-            Resource::Pod => self.follow::<Pods>(client).await,
-            Resource::Deployment => self.follow::<Deployments>(client).await,
-            Resource::PodAutoscaler
-            | Resource::ServerlessService
-            | Resource::HorizontalPodAutoscaler
-            | Resource::Metric
-            | Resource::Image => self.follow::<Written>(client).await,
-            _ => self.follow::<Whole>(client).await,
+            ResourceKind::Pod => self.follow::<PodShape>(client).await,
+            ResourceKind::Deployment => self.follow::<DeploymentShape>(client).await,
+            ResourceKind::PodAutoscaler
+            | ResourceKind::ServerlessService
+            | ResourceKind::HorizontalPodAutoscaler
+            | ResourceKind::Metric
+            | ResourceKind::Image => self.follow::<WriteOnlyShape>(client).await,
+            _ => self.follow::<FullShape>(client).await,
         }
     }
 
-    async fn follow<S: Shape>(self, client: Client) {
+    async fn follow<S: ObjectShape>(self, client: Client) {
         let kind = api_resource(self.scope.resource);
         let mut config = watcher::Config::default().page_size(PAGE);
         if let Some(labels) = self.scope.labels {
             config = config.labels(labels);
         }
-        let api: Api<Object<S>> = match &self.scope.namespace {
+        let api: Api<WatchedObject<S>> = match &self.scope.namespace {
             Some(namespace) => Api::namespaced_with(client, namespace, &kind),
             None => Api::all_with(client, &kind),
         };
-        self.forward(watcher(api, config).backoff(Pauses::default())).await;
+        self.forward(watcher(api, config).backoff(WatchBackoff::default())).await;
     }
 
-    async fn forward<S: Shape>(
+    async fn forward<S: ObjectShape>(
         mut self,
-        events: impl Stream<Item = watcher::Result<Event<Object<S>>>>,
+        events: impl Stream<Item = watcher::Result<Event<WatchedObject<S>>>>,
     ) {
         let resource = self.scope.resource;
         let mut events = std::pin::pin!(events);
@@ -187,16 +187,16 @@ impl Watch {
         }
     }
 
-    fn observed<S: Shape>(&self, event: Event<Object<S>>) -> Observed {
+    fn observed<S: ObjectShape>(&self, event: Event<WatchedObject<S>>) -> WatchUpdate {
         let resource = self.scope.resource;
         match event {
-            Event::Init => Observed::Begin(Arc::clone(&self.scope)),
-            Event::InitDone => Observed::Synced(Arc::clone(&self.scope)),
-            Event::Delete(object) => Observed::Gone(resource, name(&object)),
+            Event::Init => WatchUpdate::Begin(Arc::clone(&self.scope)),
+            Event::InitDone => WatchUpdate::Synced(Arc::clone(&self.scope)),
+            Event::Delete(object) => WatchUpdate::Gone(resource, name(&object)),
             Event::Apply(object) | Event::InitApply(object) => {
                 let (name, mut value) = (name(&object), object.value);
                 scope::trim(&self.scope, &mut value);
-                Observed::Object(resource, name, Seen::of(&value), Box::new(value))
+                WatchUpdate::Object(resource, name, ObservedObject::of(&value), Box::new(value))
             }
         }
     }
@@ -204,9 +204,9 @@ impl Watch {
 
 /// Backoff of a broken watch: random, growing delays, up to [`PAUSE`].
 #[derive(Default)]
-pub(super) struct Pauses(DefaultBackoff);
+pub(super) struct WatchBackoff(DefaultBackoff);
 
-impl Iterator for Pauses {
+impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -214,14 +214,14 @@ impl Iterator for Pauses {
     }
 }
 
-impl Backoff for Pauses {
+impl Backoff for WatchBackoff {
     fn reset(&mut self) {
         self.0.reset();
     }
 }
 
-fn name(object: &impl kube::Resource) -> Name {
-    Name::new(object.namespace().unwrap_or_default(), object.name_any())
+fn name(object: &impl kube::Resource) -> NamespacedName {
+    NamespacedName::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
 /// Returns an error with all its causes, in one line.
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_stay_below_the_longest() {
-        let mut pauses = Pauses::default();
+        let mut pauses = WatchBackoff::default();
         let all: Vec<Duration> = pauses.by_ref().take(20).collect();
         assert!(all[0] < PAUSE && all.iter().all(|it| *it <= PAUSE), "{all:?}");
         assert_eq!(all[19], PAUSE, "it never ends, and reaches the longest");
@@ -253,34 +253,34 @@ mod tests {
 
     #[tokio::test]
     async fn a_kind_is_listed_when_all_watches_of_those_before_it_have_been() {
-        let turns = Turns::of(&scope::scopes("default-system"));
+        let turns = PendingLists::of(&scope::scopes("default-system"));
         let comes = |resource| {
             let turns = turns.clone();
             async move { tokio::time::timeout(Duration::ZERO, turns.come(resource)).await.is_ok() }
         };
-        assert!(comes(Resource::ConfigMap).await && comes(Resource::Metric).await);
-        assert!(!comes(Resource::Namespace).await);
-        turns.over(Resource::Metric);
-        assert!(!comes(Resource::Namespace).await, "nothing depends on those");
+        assert!(comes(ResourceKind::ConfigMap).await && comes(ResourceKind::Metric).await);
+        assert!(!comes(ResourceKind::Namespace).await);
+        turns.over(ResourceKind::Metric);
+        assert!(!comes(ResourceKind::Namespace).await, "nothing depends on those");
         let before = [
-            Resource::ConfigMap,
-            Resource::Namespace,
-            Resource::NetworkPolicy,
-            Resource::Node,
-            Resource::Service,
-            Resource::Configuration,
-            Resource::Revision,
-            Resource::Deployment,
-            Resource::EndpointSlice,
+            ResourceKind::ConfigMap,
+            ResourceKind::Namespace,
+            ResourceKind::NetworkPolicy,
+            ResourceKind::Node,
+            ResourceKind::Service,
+            ResourceKind::Configuration,
+            ResourceKind::Revision,
+            ResourceKind::Deployment,
+            ResourceKind::EndpointSlice,
         ];
         for resource in before {
-            assert!(!comes(Resource::Pod).await, "{resource} is not there yet");
+            assert!(!comes(ResourceKind::Pod).await, "{resource} is not there yet");
             turns.over(resource);
         }
-        assert!(comes(Resource::Pod).await && !comes(Resource::Route).await);
-        turns.over(Resource::Pod);
-        assert!(!comes(Resource::Route).await, "those of the system are another watch's");
-        turns.over(Resource::Pod);
-        assert!(comes(Resource::Route).await);
+        assert!(comes(ResourceKind::Pod).await && !comes(ResourceKind::Route).await);
+        turns.over(ResourceKind::Pod);
+        assert!(!comes(ResourceKind::Route).await, "those of the system are another watch's");
+        turns.over(ResourceKind::Pod);
+        assert!(comes(ResourceKind::Route).await);
     }
 }

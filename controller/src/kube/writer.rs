@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec};
 use kube::{
     Client,
@@ -23,20 +23,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    FIELD_MANAGER, Key, Part, Source,
-    cache::{Cache, Seen, applied},
+    DesiredStateSource, FIELD_MANAGER, ObjectPart, ObjectPartKey,
+    cache::{ObjectCache, ObservedObject, applied},
     client::api_of,
-    decide::{Action, decide},
+    decide::{WriteAction, decide},
     lead::Leadership,
-    metrics::Metrics,
-    outcome::{Answer, Outcome, outcome},
-    promises::Promises,
-    queue::{Limits, Queue},
-    repeats::Repeats,
-    scope::{self, Scope},
+    metrics::ApiServerMetrics,
+    outcome::{ApiResponse, WriteOutcome, outcome},
+    promises::ChildCheckSchedule,
+    queue::{WriteLimits, WriteQueue},
+    repeats::RepeatedWrites,
+    scope::{self, WatchScope},
     watch::chain,
 };
-use crate::{children::Resource, world::Stamp};
+use crate::{children::ResourceKind, world::UnixMillis};
 
 /// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
@@ -48,36 +48,36 @@ const AT_ONCE: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Writer of objects: the queue, the cache of observed objects, and the requests.
-pub struct Writer {
+pub struct ObjectWriter {
     client: Client,
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     wake: Notify,
     start: Instant,
     /// Time of day at `start`, in seconds since 1970.
     start_s: u64,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ApiServerMetrics>,
 }
 
 #[derive(Debug)]
-struct State {
-    queue: Queue,
-    cache: Cache,
+struct WriterState {
+    queue: WriteQueue,
+    cache: ObjectCache,
     /// Hash of the status applied last, and hash of the status that the API server stored.
-    wrote: HashMap<Key, (u64, u64)>,
-    repeats: Repeats,
-    promises: Promises,
+    wrote: HashMap<ObjectPartKey, (u64, u64)>,
+    repeats: RepeatedWrites,
+    promises: ChildCheckSchedule,
 }
 
-impl std::fmt::Debug for Writer {
+impl std::fmt::Debug for ObjectWriter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Writer").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
-impl Writer {
+impl ObjectWriter {
     /// Returns a writer with an empty queue.
-    pub fn new(client: Client, limits: Limits, metrics: Arc<Metrics>) -> Self {
-        let state = State::new(limits);
+    pub fn new(client: Client, limits: WriteLimits, metrics: Arc<ApiServerMetrics>) -> Self {
+        let state = WriterState::new(limits);
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
             client,
@@ -89,17 +89,17 @@ impl Writer {
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut WriterState) -> T) -> T {
         // A panic cannot leave the state half changed, so a poisoned lock is safe to use.
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn now(&self) -> Stamp {
-        Stamp(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    fn now(&self) -> UnixMillis {
+        UnixMillis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Adds keys, to be written as soon as the limits permit.
-    pub fn add(&self, keys: impl IntoIterator<Item = Key>) {
+    pub fn add(&self, keys: impl IntoIterator<Item = ObjectPartKey>) {
         let any = self.with(|state| {
             let before = state.queue.depth().0;
             keys.into_iter().for_each(|key| state.queue.add(key));
@@ -111,7 +111,7 @@ impl Writer {
     }
 
     /// Schedules a check that the planned objects of these apps exist.
-    pub fn expect(&self, apps: impl IntoIterator<Item = Name>) {
+    pub fn expect(&self, apps: impl IntoIterator<Item = NamespacedName>) {
         let (now, mut any) = (self.now(), false);
         self.with(|state| {
             apps.into_iter().for_each(|app| {
@@ -130,17 +130,17 @@ impl Writer {
     }
 
     /// Returns the facts of an object, if it is known.
-    pub fn seen(&self, resource: Resource, name: &Name) -> Option<Seen> {
+    pub fn seen(&self, resource: ResourceKind, name: &NamespacedName) -> Option<ObservedObject> {
         self.with(|state| state.cache.get(resource, name).cloned())
     }
 
     /// Begins a full list of a watch's objects.
-    pub fn begin(&self, scope: &Scope) {
+    pub fn begin(&self, scope: &WatchScope) {
         self.with(|state| state.cache.begin(scope));
     }
 
     /// Ends a full list. Returns the objects that the list did not name: they are deleted.
-    pub fn synced(&self, scope: &Scope) -> Vec<Name> {
+    pub fn synced(&self, scope: &WatchScope) -> Vec<NamespacedName> {
         let gone = self.with(|state| {
             let gone = state.cache.end(scope);
             gone.iter().for_each(|name| state.gone(scope.resource, name));
@@ -151,13 +151,13 @@ impl Writer {
     }
 
     /// Stores an observed object. If the controller made it and it changed, its desired state is checked again.
-    pub fn see(&self, resource: Resource, name: &Name, seen: Seen) {
+    pub fn see(&self, resource: ResourceKind, name: &NamespacedName, seen: ObservedObject) {
         self.with(|state| state.see(resource, name, seen));
         self.wake.notify_one();
     }
 
     /// Handles the deletion of an object.
-    pub fn lose(&self, resource: Resource, name: &Name) {
+    pub fn lose(&self, resource: ResourceKind, name: &NamespacedName) {
         self.with(|state| {
             state.cache.remove(resource, name);
             state.gone(resource, name);
@@ -168,7 +168,7 @@ impl Writer {
     /// Writes until `shutdown`, whenever `lead` permits it.
     pub async fn run(
         self: Arc<Self>,
-        source: Arc<dyn Source>,
+        source: Arc<dyn DesiredStateSource>,
         mut lead: Leadership,
         shutdown: CancellationToken,
     ) {
@@ -179,7 +179,7 @@ impl Writer {
             if led && !leads {
                 // Requests under way are dropped: they might arrive after a write of the next leader.
                 tasks.shutdown().await;
-                self.with(State::forget);
+                self.with(WriterState::forget);
             }
             if led != leads {
                 source.lead(leads);
@@ -216,7 +216,7 @@ impl Writer {
     }
 
     /// Returns the next write of a key, if its observed state differs from the desired one.
-    fn look(&self, key: &Key, source: &dyn Source) -> Option<Action> {
+    fn look(&self, key: &ObjectPartKey, source: &dyn DesiredStateSource) -> Option<WriteAction> {
         // The lock of the state is not held while the source takes its own.
         let want = source.want(key);
         let (seen, wrote) = self.with(|state| {
@@ -224,9 +224,9 @@ impl Writer {
             (seen, state.wrote.get(key).copied())
         });
         let action = decide(key, want, seen.as_ref(), wrote);
-        if action == Action::None {
+        if action == WriteAction::None {
             self.with(|state| state.queue.spare(key));
-            self.settle(key, &Outcome::Done, source);
+            self.settle(key, &WriteOutcome::Done, source);
             return None;
         }
         if action.body().is_some_and(|body| self.is_repeated(key, body, source)) {
@@ -238,7 +238,12 @@ impl Writer {
     }
 
     /// Returns true if the object was written with this content so often that the write must wait.
-    fn is_repeated(&self, key: &Key, body: &Value, source: &dyn Source) -> bool {
+    fn is_repeated(
+        &self,
+        key: &ObjectPartKey,
+        body: &Value,
+        source: &dyn DesiredStateSource,
+    ) -> bool {
         let (now, content) = (self.now(), applied(body).unwrap_or_default());
         let Some(wait) = self.with(|state| state.repeats.wait(key, content, now)) else {
             return false;
@@ -247,20 +252,21 @@ impl Writer {
             warn!(object = %key, writes = wait.writes, "the same is written again and again");
             source.repeated(key, body, wait.writes);
         }
-        let outcome = Outcome::Repeated(wait.ms);
+        let outcome = WriteOutcome::Repeated(wait.ms);
         self.metrics.wrote(key, &outcome, Duration::ZERO);
         self.settle(key, &outcome, source);
         true
     }
 
     /// Reports planned objects that still do not exist. Returns true if more apps are due.
-    fn look_for_missing(&self, source: &dyn Source, now: Stamp) -> bool {
+    fn look_for_missing(&self, source: &dyn DesiredStateSource, now: UnixMillis) -> bool {
         for _ in 0..AT_ONCE {
             let Some(app) = self.with(|state| state.promises.next(now)) else { return false };
             for owed in source.owed(&app) {
-                let is_there =
-                    |it: &Key, state: &State| state.cache.get(it.resource, &it.name).is_some();
-                let missing: Vec<Key> = self.with(|state| {
+                let is_there = |it: &ObjectPartKey, state: &WriterState| {
+                    state.cache.get(it.resource, &it.name).is_some()
+                };
+                let missing: Vec<ObjectPartKey> = self.with(|state| {
                     owed.keys.iter().filter(|it| !is_there(it, state)).cloned().collect()
                 });
                 source.missing(&app, &owed, &missing);
@@ -274,37 +280,45 @@ impl Writer {
         true
     }
 
-    async fn write(&self, key: Key, action: Action, source: &dyn Source, lead: &Leadership) {
+    async fn write(
+        &self,
+        key: ObjectPartKey,
+        action: WriteAction,
+        source: &dyn DesiredStateSource,
+        lead: &Leadership,
+    ) {
         let began = Instant::now();
         let content = action.body().map(|body| applied(body).unwrap_or_default());
         // The permission may have ended since the task was spawned.
         let outcome = if lead.may_write() {
             let done = timeout(PATIENCE, self.act(&key, action, source)).await;
-            done.unwrap_or(Outcome::Retry(None))
+            done.unwrap_or(WriteOutcome::Retry(None))
         } else {
-            Outcome::Pointless
+            WriteOutcome::Pointless
         };
         self.metrics.wrote(&key, &outcome, began.elapsed());
         // Only successful writes count: a failed one has a backoff of its own.
-        if let Some(content) = content.filter(|_| outcome == Outcome::Done) {
+        if let Some(content) = content.filter(|_| outcome == WriteOutcome::Done) {
             self.with(|state| state.repeats.wrote(&key, content, self.now()));
         }
         self.settle(&key, &outcome, source);
     }
 
-    fn settle(&self, key: &Key, outcome: &Outcome, source: &dyn Source) {
+    fn settle(&self, key: &ObjectPartKey, outcome: &WriteOutcome, source: &dyn DesiredStateSource) {
         match outcome {
-            Outcome::Done => source.trouble(key, None),
-            Outcome::Retry(Some(trouble)) | Outcome::Refused(trouble) => {
+            WriteOutcome::Done => source.trouble(key, None),
+            WriteOutcome::Retry(Some(trouble)) | WriteOutcome::Refused(trouble) => {
                 warn!(object = %key, reason = trouble.reason, message = trouble.message, "not written");
                 source.trouble(key, Some(trouble.clone()));
             }
-            Outcome::Conflict
-            | Outcome::Missing
-            | Outcome::Retry(None)
-            | Outcome::RetryAfter(_)
-            | Outcome::Repeated(_)
-            | Outcome::Pointless => debug!(object = %key, outcome = outcome.label(), "not written"),
+            WriteOutcome::Conflict
+            | WriteOutcome::Missing
+            | WriteOutcome::Retry(None)
+            | WriteOutcome::RetryAfter(_)
+            | WriteOutcome::Repeated(_)
+            | WriteOutcome::Pointless => {
+                debug!(object = %key, outcome = outcome.label(), "not written")
+            }
         }
         self.with(|state| {
             state.cache.close(key);
@@ -313,26 +327,36 @@ impl Writer {
         self.wake.notify_one();
     }
 
-    async fn act(&self, key: &Key, action: Action, source: &dyn Source) -> Outcome {
+    async fn act(
+        &self,
+        key: &ObjectPartKey,
+        action: WriteAction,
+        source: &dyn DesiredStateSource,
+    ) -> WriteOutcome {
         match action {
-            Action::None => Outcome::Done,
-            Action::NotOwned(trouble) => Outcome::Refused(trouble),
-            Action::Create(body) => self.create(key, &body, source).await,
-            Action::Apply(body) => self.apply(key, &body).await,
-            Action::Restore(body) => self.restore(key, body).await,
-            Action::Status(body) => self.status(key, body).await,
-            Action::Scale { replicas, leaving } => self.scale(key, replicas, &leaving).await,
-            Action::Delete(uid) => self.delete(key, &uid).await,
+            WriteAction::None => WriteOutcome::Done,
+            WriteAction::NotOwned(trouble) => WriteOutcome::Refused(trouble),
+            WriteAction::Create(body) => self.create(key, &body, source).await,
+            WriteAction::Apply(body) => self.apply(key, &body).await,
+            WriteAction::Restore(body) => self.restore(key, body).await,
+            WriteAction::Status(body) => self.status(key, body).await,
+            WriteAction::Scale { replicas, leaving } => self.scale(key, replicas, &leaving).await,
+            WriteAction::Delete(uid) => self.delete(key, &uid).await,
         }
     }
 
     /// Creates an object after a read: an apply cannot require absence, and would take over another owner's object.
-    async fn create(&self, key: &Key, body: &Value, source: &dyn Source) -> Outcome {
+    async fn create(
+        &self,
+        key: &ObjectPartKey,
+        body: &Value,
+        source: &dyn DesiredStateSource,
+    ) -> WriteOutcome {
         let api = api_of(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
             Ok(None) => {
                 let outcome = self.apply(key, body).await;
-                if outcome == Outcome::Done {
+                if outcome == WriteOutcome::Done {
                     source.made(key, body);
                     self.add(after_creation(key));
                 }
@@ -341,19 +365,19 @@ impl Writer {
             Ok(Some(object)) => {
                 self.learn(key, object, false);
                 // The object is in the cache now, so the next decision differs.
-                Outcome::Conflict
+                WriteOutcome::Conflict
             }
             Err(error) => self.failed(key, error).await,
         }
     }
 
-    async fn apply(&self, key: &Key, body: &Value) -> Outcome {
+    async fn apply(&self, key: &ObjectPartKey, body: &Value) -> WriteOutcome {
         let api = api_of(&self.client, key.resource, &key.name);
         match api.patch(&key.name.name, &apply(), &Patch::Apply(body)).await {
             Ok(object) => {
                 info!(object = %key, "applied");
                 self.learn(key, object, true);
-                Outcome::Done
+                WriteOutcome::Done
             }
             Err(error) => self.failed(key, error).await,
         }
@@ -362,7 +386,7 @@ impl Writer {
     /// Restores an object that another client changed. An apply keeps items that others added to a list, and these may
     /// conflict with ours: two ports cannot have one name. So a merge patch replaces the lists first, under a manager
     /// of its own, whose ownership is then removed.
-    async fn restore(&self, key: &Key, mut body: Value) -> Outcome {
+    async fn restore(&self, key: &ObjectPartKey, mut body: Value) -> WriteOutcome {
         let (api, name) = (api_of(&self.client, key.resource, &key.name), &key.name.name);
         let params = PatchParams { field_manager: Some(RESTORER.into()), ..PatchParams::default() };
         let restored = async {
@@ -384,7 +408,7 @@ impl Writer {
         }
     }
 
-    async fn status(&self, key: &Key, body: Value) -> Outcome {
+    async fn status(&self, key: &ObjectPartKey, body: Value) -> WriteOutcome {
         let api = api_of(&self.client, key.resource, &key.name);
         let asked = super::cache::hash(&body["status"]);
         match api.patch_status(&key.name.name, &apply(), &Patch::Apply(&body)).await {
@@ -392,13 +416,18 @@ impl Writer {
                 if let Some(seen) = self.learn(key, object, false) {
                     self.with(|state| state.wrote.insert(key.clone(), (asked, seen.status)));
                 }
-                Outcome::Done
+                WriteOutcome::Done
             }
             Err(error) => self.failed(key, error).await,
         }
     }
 
-    async fn scale(&self, key: &Key, replicas: i64, leaving: &[Name]) -> Outcome {
+    async fn scale(
+        &self,
+        key: &ObjectPartKey,
+        replicas: i64,
+        leaving: &[NamespacedName],
+    ) -> WriteOutcome {
         let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
         let marks = leaving.iter().map(|pod| self.annotate_pod(pod, &cost));
         for marked in futures::future::join_all(marks).await {
@@ -414,14 +443,18 @@ impl Writer {
                 info!(object = %key, replicas, "scaled");
                 let version = scale.metadata.resource_version.unwrap_or_default();
                 self.with(|state| state.cache.scaled(key.resource, &key.name, &version, replicas));
-                Outcome::Done
+                WriteOutcome::Done
             }
             Err(error) => self.failed(key, error).await,
         }
     }
 
     /// Writes the scale subresource, which costs the API server little more than half of a patch of the whole object.
-    async fn replace_scale(&self, key: &Key, replicas: i64) -> Result<Scale, kube::Error> {
+    async fn replace_scale(
+        &self,
+        key: &ObjectPartKey,
+        replicas: i64,
+    ) -> Result<Scale, kube::Error> {
         let name = &key.name.name;
         let metadata = ObjectMeta {
             name: Some(name.to_string()),
@@ -444,14 +477,18 @@ impl Writer {
         format!("-{}", now_s.min(2_000_000_000))
     }
 
-    async fn annotate_pod(&self, name: &Name, patch: &Value) -> Result<DynamicObject, kube::Error> {
+    async fn annotate_pod(
+        &self,
+        name: &NamespacedName,
+        patch: &Value,
+    ) -> Result<DynamicObject, kube::Error> {
         let params =
             PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let api = api_of(&self.client, Resource::Pod, name);
+        let api = api_of(&self.client, ResourceKind::Pod, name);
         api.patch(&name.name, &params, &Patch::Merge(patch)).await
     }
 
-    async fn delete(&self, key: &Key, uid: &str) -> Outcome {
+    async fn delete(&self, key: &ObjectPartKey, uid: &str) -> WriteOutcome {
         let api = api_of(&self.client, key.resource, &key.name);
         // The object with this UID only: the name may have another object by now.
         let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
@@ -459,26 +496,31 @@ impl Writer {
         match api.delete(&key.name.name, &params).await {
             Ok(_) => {
                 info!(object = %key, "deleted");
-                Outcome::Done
+                WriteOutcome::Done
             }
-            Err(kube::Error::Api(status)) if status.code == 404 => Outcome::Done,
+            Err(kube::Error::Api(status)) if status.code == 404 => WriteOutcome::Done,
             Err(error) => self.failed(key, error).await,
         }
     }
 
     /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile;
     /// `ours` if the object is the result of our own apply.
-    fn learn(&self, key: &Key, object: DynamicObject, ours: bool) -> Option<Seen> {
+    fn learn(
+        &self,
+        key: &ObjectPartKey,
+        object: DynamicObject,
+        ours: bool,
+    ) -> Option<ObservedObject> {
         let mut object = serde_json::to_value(object).ok()?;
         // Trimmed as the watch trims it, or the two would seem to differ.
         scope::keep(key.resource, &mut object);
-        let seen = Seen::of(&object);
+        let seen = ObservedObject::of(&object);
         self.with(|state| state.cache.answered(key, seen.clone(), ours)).then_some(seen)
     }
 
     /// Returns the outcome of a failed request. After a conflict the object is read, so that the next attempt has its
     /// state.
-    async fn failed(&self, key: &Key, error: kube::Error) -> Outcome {
+    async fn failed(&self, key: &ObjectPartKey, error: kube::Error) -> WriteOutcome {
         let message = chain(&error);
         let none = Status::default();
         let status = match &error {
@@ -487,7 +529,7 @@ impl Writer {
         };
         let details = status.details.as_ref();
         let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
-        let outcome = outcome(Answer {
+        let outcome = outcome(ApiResponse {
             code: status.code,
             reason: &status.reason,
             message: if status.message.is_empty() { &message } else { &status.message },
@@ -495,13 +537,13 @@ impl Writer {
             retry_after: details.map_or(0, |it| it.retry_after_seconds),
         });
         debug!(object = %key, outcome = outcome.label(), error = message, "write failed");
-        if matches!(outcome, Outcome::Conflict | Outcome::Missing) {
+        if matches!(outcome, WriteOutcome::Conflict | WriteOutcome::Missing) {
             self.read_again(key).await;
         }
         outcome
     }
 
-    async fn read_again(&self, key: &Key) {
+    async fn read_again(&self, key: &ObjectPartKey) {
         let api = api_of(&self.client, key.resource, &key.name);
         match api.get_opt(&key.name.name).await {
             Ok(Some(object)) => {
@@ -513,45 +555,45 @@ impl Writer {
     }
 }
 
-impl State {
-    fn new(limits: Limits) -> Self {
+impl WriterState {
+    fn new(limits: WriteLimits) -> Self {
         Self {
-            queue: Queue::new(limits),
-            cache: Cache::default(),
+            queue: WriteQueue::new(limits),
+            cache: ObjectCache::default(),
             wrote: HashMap::new(),
-            repeats: Repeats::default(),
-            promises: Promises::default(),
+            repeats: RepeatedWrites::default(),
+            promises: ChildCheckSchedule::default(),
         }
     }
 
     /// Returns the time at which there may be work by time alone.
-    fn next_at(&mut self, now: Stamp, leads: bool) -> Option<Stamp> {
+    fn next_at(&mut self, now: UnixMillis, leads: bool) -> Option<UnixMillis> {
         self.repeats.forget(now);
         let due = self.promises.next_at().filter(|_| leads);
         self.queue.next_at(now).into_iter().chain(due).min()
     }
 
-    fn see(&mut self, resource: Resource, name: &Name, seen: Seen) {
+    fn see(&mut self, resource: ResourceKind, name: &NamespacedName, seen: ObservedObject) {
         let ours = seen.applied.is_some();
         if !self.cache.put(resource, name, seen) {
             return;
         }
         if ours {
-            self.queue.add(Key::new(resource, Part::Object, name.clone()));
+            self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
             scale_of(resource, name).into_iter().for_each(|key| self.queue.add(key));
         }
         // Only if this leader has written the status: others, such as a Pod's, belong to other controllers.
-        let status = Key::new(resource, Part::Status, name.clone());
+        let status = ObjectPartKey::new(resource, ObjectPart::Status, name.clone());
         if self.wrote.contains_key(&status) {
             self.queue.add(status);
         }
     }
 
     /// Handles a deleted object: it may have to be created again, or may have blocked another one.
-    fn gone(&mut self, resource: Resource, name: &Name) {
-        self.wrote.remove(&Key::new(resource, Part::Status, name.clone()));
+    fn gone(&mut self, resource: ResourceKind, name: &NamespacedName) {
+        self.wrote.remove(&ObjectPartKey::new(resource, ObjectPart::Status, name.clone()));
         // The queue asks for the desired state, so an object that is no longer wanted costs only a comparison.
-        self.queue.add(Key::new(resource, Part::Object, name.clone()));
+        self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
     }
 
     fn forget(&mut self) {
@@ -564,15 +606,15 @@ impl State {
 }
 
 /// Returns the parts whose writes had no effect before the object existed.
-fn after_creation(key: &Key) -> impl Iterator<Item = Key> {
-    let status = Key::new(key.resource, Part::Status, key.name.clone());
+fn after_creation(key: &ObjectPartKey) -> impl Iterator<Item = ObjectPartKey> {
+    let status = ObjectPartKey::new(key.resource, ObjectPart::Status, key.name.clone());
     [status].into_iter().chain(scale_of(key.resource, &key.name))
 }
 
 /// Returns the key of a Deployment's scale, which an apply of the object never writes.
-fn scale_of(resource: Resource, name: &Name) -> Option<Key> {
-    let scales = resource == Resource::Deployment;
-    scales.then(|| Key::new(resource, Part::Scale, name.clone()))
+fn scale_of(resource: ResourceKind, name: &NamespacedName) -> Option<ObjectPartKey> {
+    let scales = resource == ResourceKind::Deployment;
+    scales.then(|| ObjectPartKey::new(resource, ObjectPart::Scale, name.clone()))
 }
 
 fn apply() -> PatchParams {
@@ -590,56 +632,62 @@ async fn pause(wait: Option<Duration>) {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Trouble, Want},
+        super::{DesiredState, WriteError},
         *,
     };
-    use crate::{want::Owed, world::Uid};
+    use crate::{want::RequiredChildren, world::Uid};
     use hyper::{Method, Request, Response};
     use tokio::sync::{mpsc, oneshot};
 
-    fn state() -> State {
-        State::new(Limits::default())
+    fn state() -> WriterState {
+        WriterState::new(WriteLimits::default())
     }
 
-    fn key(resource: Resource, part: Part) -> Key {
-        Key::new(resource, part, Name::new("default", "a"))
+    fn key(resource: ResourceKind, part: ObjectPart) -> ObjectPartKey {
+        ObjectPartKey::new(resource, part, NamespacedName::new("default", "a"))
     }
 
-    fn seen(annotations: &Value, version: &str) -> Seen {
+    fn seen(annotations: &Value, version: &str) -> ObservedObject {
         let meta = json!({"name": "a", "namespace": "default", "resourceVersion": version, "annotations": annotations});
-        Seen::of(&json!({"metadata": meta, "spec": {"replicas": 0}}))
+        ObservedObject::of(&json!({"metadata": meta, "spec": {"replicas": 0}}))
     }
 
     /// Source without desired state, which must not be asked before it is the leader.
     #[derive(Default)]
-    struct Leads {
+    struct FakeLeaderSource {
         leads: std::sync::atomic::AtomicBool,
         asked: Notify,
     }
 
-    impl Source for Leads {
+    impl DesiredStateSource for FakeLeaderSource {
         fn lead(&self, leads: bool) {
             self.leads.store(leads, std::sync::atomic::Ordering::Relaxed);
         }
 
-        fn want(&self, key: &Key) -> Want {
+        fn want(&self, key: &ObjectPartKey) -> DesiredState {
             let leads = self.leads.load(std::sync::atomic::Ordering::Relaxed);
             assert!(leads, "{key} is not planned by who does not lead");
             self.asked.notify_one();
-            Want::Any
+            DesiredState::Any
         }
 
-        fn made(&self, _key: &Key, _body: &Value) {}
+        fn made(&self, _key: &ObjectPartKey, _body: &Value) {}
 
-        fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+        fn trouble(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
 
-        fn owed(&self, _app: &Name) -> Vec<Owed> {
+        fn owed(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
             Vec::new()
         }
 
-        fn missing(&self, _app: &Name, _owed: &Owed, _missing: &[Key]) {}
+        fn missing(
+            &self,
+            _app: &NamespacedName,
+            _owed: &RequiredChildren,
+            _missing: &[ObjectPartKey],
+        ) {
+        }
 
-        fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
+        fn repeated(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
     }
 
     /// Objects observed at the start are examined once the Lease is acquired. Examined earlier, every scale would be 0.
@@ -647,12 +695,16 @@ mod tests {
     async fn nothing_is_looked_at_before_the_plan_is_a_leaders() {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
         let client = Client::try_from(nowhere).expect("a client");
-        let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
+        let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
         let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
-        writer.see(Resource::Deployment, &Name::new("default", "a"), seen(&ours, "7"));
-        let source = Arc::new(Leads::default());
+        writer.see(
+            ResourceKind::Deployment,
+            &NamespacedName::new("default", "a"),
+            seen(&ours, "7"),
+        );
+        let source = Arc::new(FakeLeaderSource::default());
         let run = Arc::clone(&writer).run(
-            Arc::clone(&source) as Arc<dyn Source>,
+            Arc::clone(&source) as Arc<dyn DesiredStateSource>,
             Leadership::always(),
             CancellationToken::new(),
         );
@@ -667,41 +719,49 @@ mod tests {
 
     /// Source that expects an object it does not want, and is told that the object is missing.
     #[derive(Default)]
-    struct Owes(Notify);
+    struct FakeMissingChildSource(Notify);
 
-    impl Source for Owes {
+    impl DesiredStateSource for FakeMissingChildSource {
         fn lead(&self, _leads: bool) {}
 
-        fn want(&self, _key: &Key) -> Want {
-            Want::Gone
+        fn want(&self, _key: &ObjectPartKey) -> DesiredState {
+            DesiredState::Gone
         }
 
-        fn made(&self, _key: &Key, _body: &Value) {}
+        fn made(&self, _key: &ObjectPartKey, _body: &Value) {}
 
-        fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+        fn trouble(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
 
-        fn owed(&self, app: &Name) -> Vec<Owed> {
-            let of = (Resource::Revision, app.clone(), Uid(1));
-            vec![Owed { of, keys: vec![key(Resource::Deployment, Part::Object)] }]
+        fn owed(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
+            let of = (ResourceKind::Revision, app.clone(), Uid(1));
+            vec![RequiredChildren {
+                of,
+                keys: vec![key(ResourceKind::Deployment, ObjectPart::Object)],
+            }]
         }
 
-        fn missing(&self, _app: &Name, owed: &Owed, missing: &[Key]) {
+        fn missing(
+            &self,
+            _app: &NamespacedName,
+            owed: &RequiredChildren,
+            missing: &[ObjectPartKey],
+        ) {
             assert_eq!(missing, owed.keys);
             self.0.notify_one();
         }
 
-        fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
+        fn repeated(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_should_be_there_and_is_never_written_is_told_within_ten_seconds() {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
         let client = Client::try_from(nowhere).expect("a client");
-        let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
-        let source = Arc::new(Owes::default());
-        writer.expect([Name::new("default", "a")]);
+        let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
+        let source = Arc::new(FakeMissingChildSource::default());
+        writer.expect([NamespacedName::new("default", "a")]);
         let run = Arc::clone(&writer).run(
-            Arc::clone(&source) as Arc<dyn Source>,
+            Arc::clone(&source) as Arc<dyn DesiredStateSource>,
             Leadership::always(),
             CancellationToken::new(),
         );
@@ -717,36 +777,44 @@ mod tests {
     }
 
     /// Source that wants one Kubernetes Service.
-    struct Wants;
+    struct FakeServiceSource;
 
-    impl Source for Wants {
+    impl DesiredStateSource for FakeServiceSource {
         fn lead(&self, _leads: bool) {}
 
-        fn want(&self, key: &Key) -> Want {
+        fn want(&self, key: &ObjectPartKey) -> DesiredState {
             match (key.resource, key.part) {
-                (Resource::Service, Part::Object) => Want::Body(json!({"metadata": {"name": "a"}})),
-                _ => Want::Any,
+                (ResourceKind::Service, ObjectPart::Object) => {
+                    DesiredState::Body(json!({"metadata": {"name": "a"}}))
+                }
+                _ => DesiredState::Any,
             }
         }
 
-        fn made(&self, _key: &Key, _body: &Value) {}
+        fn made(&self, _key: &ObjectPartKey, _body: &Value) {}
 
-        fn trouble(&self, _key: &Key, _trouble: Option<Trouble>) {}
+        fn trouble(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
 
-        fn owed(&self, _app: &Name) -> Vec<Owed> {
+        fn owed(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
             Vec::new()
         }
 
-        fn missing(&self, _app: &Name, _owed: &Owed, _missing: &[Key]) {}
+        fn missing(
+            &self,
+            _app: &NamespacedName,
+            _owed: &RequiredChildren,
+            _missing: &[ObjectPartKey],
+        ) {
+        }
 
-        fn repeated(&self, _key: &Key, _body: &Value, _writes: u32) {}
+        fn repeated(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
     }
 
-    type Asked = (Method, oneshot::Sender<(u16, Value)>);
+    type FakeApiCall = (Method, oneshot::Sender<(u16, Value)>);
 
     /// Returns an API server whose responses the test sends.
-    fn api_server() -> (Client, mpsc::Receiver<Asked>) {
-        let (sender, asked) = mpsc::channel::<Asked>(1);
+    fn api_server() -> (Client, mpsc::Receiver<FakeApiCall>) {
+        let (sender, asked) = mpsc::channel::<FakeApiCall>(1);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let (answer, answered) = oneshot::channel();
             let (sender, method) = (sender.clone(), request.method().clone());
@@ -764,9 +832,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_lost_before_its_making_is_answered_is_made_again() {
         let (client, mut asked) = api_server();
-        let writer = Arc::new(Writer::new(client, Limits::default(), Arc::default()));
+        let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
         let shutdown = CancellationToken::new();
-        let run = Arc::clone(&writer).run(Arc::new(Wants), Leadership::always(), shutdown.clone());
+        let run = Arc::clone(&writer).run(
+            Arc::new(FakeServiceSource),
+            Leadership::always(),
+            shutdown.clone(),
+        );
         let run = tokio::spawn(run);
         let mut next = async |method: Method| {
             let (has, answer) =
@@ -776,13 +848,13 @@ mod tests {
         };
         let none =
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
-        let key = key(Resource::Service, Part::Object);
+        let key = key(ResourceKind::Service, ObjectPart::Object);
         writer.add([key.clone()]);
         next(Method::GET).await.send((404, none.clone())).unwrap();
         let answer = next(Method::PATCH).await;
         let made = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}});
-        writer.see(Resource::Service, &key.name, Seen::of(&made));
-        writer.lose(Resource::Service, &key.name);
+        writer.see(ResourceKind::Service, &key.name, ObservedObject::of(&made));
+        writer.lose(ResourceKind::Service, &key.name);
         answer.send((200, made)).unwrap();
         next(Method::GET).await.send((404, none)).unwrap();
         let again = json!({"metadata": {"name": "a", "uid": "v", "resourceVersion": "3"}});
@@ -791,31 +863,33 @@ mod tests {
         run.await.unwrap();
     }
 
-    fn looked_at(state: &mut State) -> Vec<Key> {
-        std::iter::from_fn(|| state.queue.next(Stamp(1))).collect()
+    fn looked_at(state: &mut WriterState) -> Vec<ObjectPartKey> {
+        std::iter::from_fn(|| state.queue.next(UnixMillis(1))).collect()
     }
 
     /// A scale may be decided while the Deployment is being created. It has nothing to scale then, and is not decided a
     /// second time while the requests wait.
     #[test]
     fn what_was_just_made_is_scaled_as_was_wanted_meanwhile() {
-        let of = |resource| after_creation(&key(resource, Part::Object)).collect::<Vec<_>>();
-        let both = [Part::Status, Part::Scale].map(|part| key(Resource::Deployment, part));
-        assert_eq!(of(Resource::Deployment), both);
-        assert_eq!(of(Resource::Service), [key(Resource::Service, Part::Status)]);
+        let of = |resource| after_creation(&key(resource, ObjectPart::Object)).collect::<Vec<_>>();
+        let both =
+            [ObjectPart::Status, ObjectPart::Scale].map(|part| key(ResourceKind::Deployment, part));
+        assert_eq!(of(ResourceKind::Deployment), both);
+        assert_eq!(of(ResourceKind::Service), [key(ResourceKind::Service, ObjectPart::Status)]);
     }
 
     #[test]
     fn a_deployment_that_changed_is_looked_at_with_its_scale() {
         let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
-        let (mut state, name) = (state(), Name::new("default", "a"));
-        state.see(Resource::Deployment, &name, seen(&ours, "7"));
-        let both = [Part::Scale, Part::Object].map(|part| key(Resource::Deployment, part));
+        let (mut state, name) = (state(), NamespacedName::new("default", "a"));
+        state.see(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        let both =
+            [ObjectPart::Scale, ObjectPart::Object].map(|part| key(ResourceKind::Deployment, part));
         assert_eq!(looked_at(&mut state), both);
-        both.iter().for_each(|key| state.queue.done(key, &Outcome::Done, Stamp(1)));
-        state.see(Resource::Deployment, &name, seen(&ours, "7"));
+        both.iter().for_each(|key| state.queue.done(key, &WriteOutcome::Done, UnixMillis(1)));
+        state.see(ResourceKind::Deployment, &name, seen(&ours, "7"));
         assert_eq!(looked_at(&mut state), [], "no news");
-        state.see(Resource::Deployment, &name, seen(&json!({}), "8"));
+        state.see(ResourceKind::Deployment, &name, seen(&json!({}), "8"));
         assert_eq!(looked_at(&mut state), [], "not ours any more");
     }
 
@@ -823,17 +897,19 @@ mod tests {
     #[test]
     fn what_the_watch_says_of_a_scaled_deployment_is_looked_at() {
         let ours = json!({super::super::cache::APPLIED: "0000000000000001"});
-        let (mut state, name) = (state(), Name::new("default", "a"));
-        let both = [Part::Scale, Part::Object].map(|part| key(Resource::Deployment, part));
-        state.see(Resource::Deployment, &name, seen(&ours, "7"));
+        let (mut state, name) = (state(), NamespacedName::new("default", "a"));
+        let both =
+            [ObjectPart::Scale, ObjectPart::Object].map(|part| key(ResourceKind::Deployment, part));
+        state.see(ResourceKind::Deployment, &name, seen(&ours, "7"));
         assert_eq!(looked_at(&mut state), both);
-        both.iter().for_each(|key| state.queue.done(key, &Outcome::Done, Stamp(1)));
-        state.cache.scaled(Resource::Deployment, &name, "9", 3);
-        let replicas =
-            |state: &State| state.cache.get(Resource::Deployment, &name).and_then(|it| it.replicas);
-        state.see(Resource::Deployment, &name, seen(&ours, "8"));
+        both.iter().for_each(|key| state.queue.done(key, &WriteOutcome::Done, UnixMillis(1)));
+        state.cache.scaled(ResourceKind::Deployment, &name, "9", 3);
+        let replicas = |state: &WriterState| {
+            state.cache.get(ResourceKind::Deployment, &name).and_then(|it| it.replicas)
+        };
+        state.see(ResourceKind::Deployment, &name, seen(&ours, "8"));
         assert_eq!((looked_at(&mut state), replicas(&state)), (vec![], Some(3)), "it is older");
-        state.see(Resource::Deployment, &name, seen(&ours, "9"));
+        state.see(ResourceKind::Deployment, &name, seen(&ours, "9"));
         assert_eq!(looked_at(&mut state), both);
     }
 }

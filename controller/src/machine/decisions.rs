@@ -4,23 +4,28 @@
 //! a decision may concern a Revision that this replica has not observed yet, or has lost and will observe again. Such a
 //! decision is kept until it can be applied or is withdrawn: without it, requests would wait indefinitely.
 
-use common::wire::{Decision, Inputs, Name, Path, Sight};
+use common::wire::{
+    ConnectionPath, NamespacedName, ScaleDecision, ScaleDecisionInputs, UsageCoverage,
+};
 use tracing::info;
 
-use super::Machine;
+use super::ControllerStateMachine;
 use crate::{
-    children::Resource,
-    kube::{Key, Part},
-    world::{App, Decided, Revision, Stamp},
+    children::ResourceKind,
+    kube::{ObjectPart, ObjectPartKey},
+    world::{AppRevision, AppState, CurrentDecision, UnixMillis},
 };
 
-impl Machine {
-    pub(super) fn decide(&mut self, decision: Decision, now: Stamp) {
+impl ControllerStateMachine {
+    pub(super) fn decide(&mut self, decision: ScaleDecision, now: UnixMillis) {
         if let Some(undecided) = &mut self.undecided {
             undecided.remove(&decision.revision);
         }
-        let after =
-            Decided { wanted: decision.wanted, path: decision.path, activity: decision.activity };
+        let after = CurrentDecision {
+            wanted: decision.wanted,
+            path: decision.path,
+            activity: decision.activity,
+        };
         // The explanation is stored for an unknown Revision too: its status is written once it is observed.
         let is_ahead = self.world.app_of(&decision.revision).is_none();
         let changed = self.put_decided(&decision.revision, Some(after));
@@ -42,20 +47,21 @@ impl Machine {
         self.settle(&app, Some(&before), false, now);
     }
 
-    pub(super) fn undecide(&mut self, revision: &Name, now: Stamp) {
+    pub(super) fn undecide(&mut self, revision: &NamespacedName, now: UnixMillis) {
         let was_told = self.world.decisions.remove(revision).is_some();
         if let Some((app, before)) = self.put_decided(revision, None) {
             self.settle(&app, Some(&before), false, now);
         } else if was_told {
             // Nothing is planned without a change, so the keys of the statuses are named here.
-            let told = [Resource::PodAutoscaler, Resource::Revision];
-            let keys = told.map(|resource| Key::new(resource, Part::Status, revision.clone()));
+            let told = [ResourceKind::PodAutoscaler, ResourceKind::Revision];
+            let keys = told
+                .map(|resource| ObjectPartKey::new(resource, ObjectPart::Status, revision.clone()));
             self.effects.keys.extend(keys);
         }
     }
 
     /// Applies the decisions on Revisions that have been observed since.
-    pub(super) fn catch_up(&mut self, now: Stamp) {
+    pub(super) fn catch_up(&mut self, now: UnixMillis) {
         // Nearly always there is none.
         let known = self.ahead.keys().filter(|it| self.world.app_of(it).is_some());
         for revision in known.cloned().collect::<Vec<_>>() {
@@ -67,7 +73,7 @@ impl Machine {
     }
 
     /// Keeps the decision on a deleted Revision until it is withdrawn, since another Revision may get the name.
-    pub(super) fn keep_decided(&mut self, revision: &Name) {
+    pub(super) fn keep_decided(&mut self, revision: &NamespacedName) {
         let app = self.world.app_of(revision).and_then(|it| self.world.apps.get(&it));
         let known = app.and_then(|app| app.revision(&revision.name));
         if let Some(decided) = known.and_then(|it| it.decided) {
@@ -76,17 +82,24 @@ impl Machine {
     }
 
     /// Keeps the decisions on deleted Revisions whose last pods have ended now.
-    pub(super) fn keep_decided_of_lost(&mut self, name: &Name, before: &App, after: Option<&App>) {
-        let is_lost = |it: &&Revision| after.is_none_or(|app| app.revision(&it.name).is_none());
+    pub(super) fn keep_decided_of_lost(
+        &mut self,
+        name: &NamespacedName,
+        before: &AppState,
+        after: Option<&AppState>,
+    ) {
+        let is_lost = |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
         for revision in before.revisions.iter().filter(|it| it.gone).filter(is_lost) {
-            let own = Name::new(name.namespace.clone(), &*revision.name);
+            let own = NamespacedName::new(name.namespace.clone(), &*revision.name);
             self.ahead.extend(revision.decided.map(|decided| (own, decided)));
         }
     }
 
     /// Returns the Revisions for which a decision, or its explanation, is stored.
-    pub(super) fn decided(&self) -> impl Iterator<Item = Name> {
-        let named = |(app, it): (&Name, &Revision)| Name::new(app.namespace.clone(), &*it.name);
+    pub(super) fn decided(&self) -> impl Iterator<Item = NamespacedName> {
+        let named = |(app, it): (&NamespacedName, &AppRevision)| {
+            NamespacedName::new(app.namespace.clone(), &*it.name)
+        };
         let all = self.world.apps.iter();
         all.flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)))
             .filter(|(_, it)| it.decided.is_some())
@@ -96,7 +109,11 @@ impl Machine {
     }
 
     /// Stores the decision on a Revision. Returns the app as it was before, if the decision changes it.
-    fn put_decided(&mut self, of: &Name, decided: Option<Decided>) -> Option<(Name, Box<App>)> {
+    fn put_decided(
+        &mut self,
+        of: &NamespacedName,
+        decided: Option<CurrentDecision>,
+    ) -> Option<(NamespacedName, Box<AppState>)> {
         let Some(name) = self.world.app_of(of) else {
             match decided {
                 Some(decided) => self.ahead.insert(of.clone(), decided),
@@ -122,15 +139,15 @@ fn head(line: &str) -> &str {
 
 /// Explains a decision with its inputs in one line. The line is written with the decision and not again while it holds,
 /// though the inputs go on changing: each change would be a write.
-fn explain(it: &Decision) -> String {
+fn explain(it: &ScaleDecision) -> String {
     let pods = match it.wanted {
         Some(1) => "1 pod".to_owned(),
         Some(wanted) => format!("{wanted} pods"),
         None => "as many pods as there are".to_owned(),
     };
     let path = match it.path {
-        Path::Direct => "straight to pods",
-        Path::Activator => "through activators",
+        ConnectionPath::Direct => "straight to pods",
+        ConnectionPath::Activator => "through activators",
     };
     let panics = if it.panicking { ", in panic" } else { "" };
     let reason = if it.reason.is_empty() { String::new() } else { format!("{}; ", it.reason) };
@@ -147,7 +164,7 @@ fn explain(it: &Decision) -> String {
 }
 
 /// Describes the inputs of a decision beside the averages, if its sender included them.
-fn inputs(it: &Inputs) -> String {
+fn inputs(it: &ScaleDecisionInputs) -> String {
     let by_load = match it.by_load {
         Some(pods) => format!("load asks for {pods}"),
         None => "load is not known".to_owned(),
@@ -155,9 +172,9 @@ fn inputs(it: &Inputs) -> String {
     let most = if it.max_scale == 0 { "no limit".to_owned() } else { it.max_scale.to_string() };
     let bound = if it.bound.is_empty() { "none" } else { it.bound.as_str() };
     let sight = match it.sight {
-        Sight::Whole => "all of it",
-        Sight::Partial => "a part of it",
-        Sight::Blind => "none of it",
+        UsageCoverage::Whole => "all of it",
+        UsageCoverage::Partial => "a part of it",
+        UsageCoverage::Blind => "none of it",
     };
     format!(
         "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {most}; bound that held: \
@@ -174,13 +191,13 @@ fn inputs(it: &Inputs) -> String {
 mod tests {
     use std::time::Duration;
 
-    use common::wire::Activity;
+    use common::wire::RevisionActivity;
 
     use super::*;
 
     #[test]
     fn a_decision_tells_inputs_windows_and_the_bound_that_held() {
-        let inputs = Inputs {
+        let inputs = ScaleDecisionInputs {
             in_flight: 300,
             waiting: 140,
             stable_window: Duration::from_secs(60),
@@ -189,14 +206,14 @@ mod tests {
             min_scale: 1,
             max_scale: 3,
             bound: "max-scale".into(),
-            sight: Sight::Partial,
+            sight: UsageCoverage::Partial,
         };
-        let decision = Decision {
-            revision: Name::new("default", "hello-00001"),
+        let decision = ScaleDecision {
+            revision: NamespacedName::new("default", "hello-00001"),
             wanted: Some(3),
-            path: Path::Activator,
+            path: ConnectionPath::Activator,
             activators: 2,
-            activity: Activity::Active,
+            activity: RevisionActivity::Active,
             stable: 70.0,
             panic: 300.0,
             target: 70.0,

@@ -1,38 +1,43 @@
 //! Pure: Revisions whose images are to be resolved to digests, and the results.
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::Machine;
+use super::ControllerStateMachine;
 use crate::{
-    digests::queue::{Account, Wanted},
-    plan::{CONTAINER_MISSING, Facts},
-    world::{App, Platform, Revision, Stamp, Why},
+    digests::queue::{DigestRequest, PullAccount},
+    plan::{CONTAINER_MISSING, TemplateFacts},
+    world::{AppRevision, AppState, ConditionReason, PlatformKind, UnixMillis},
 };
 
 /// Digests by container, init containers first, or the error.
-pub type Resolved = Result<Vec<(String, String)>, String>;
+pub type DigestResolution = Result<Vec<(String, String)>, String>;
 
-impl Machine {
+impl ControllerStateMachine {
     /// Adds to the effects the Revisions whose digests are missing, and those that were deleted before they had any.
-    pub(super) fn ask_digests(&mut self, app: &Name, before: &App, after: Option<&App>) {
-        if self.world.settings.platform != Platform::Kubernetes || !self.world.leads {
+    pub(super) fn ask_digests(
+        &mut self,
+        app: &NamespacedName,
+        before: &AppState,
+        after: Option<&AppState>,
+    ) {
+        if self.world.settings.platform != PlatformKind::Kubernetes || !self.world.leads {
             return;
         }
-        let open = |it: &&Revision| it.digests.is_empty();
-        let named = |it: &Revision| Name::new(app.namespace.clone(), &*it.name);
+        let open = |it: &&AppRevision| it.digests.is_empty();
+        let named = |it: &AppRevision| NamespacedName::new(app.namespace.clone(), &*it.name);
         let wanted = after.iter().flat_map(|app| &app.revisions).filter(open);
-        let lost = |it: &&Revision| after.is_none_or(|app| app.revision(&it.name).is_none());
+        let lost = |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
         let lost = before.revisions.iter().filter(open).filter(lost);
         self.effects.resolve.extend(wanted.chain(lost).map(named));
     }
 
     /// Returns the query for a Revision's digests; `None` if it has them already, or this replica is not the leader.
-    pub fn wanted_digests(&self, name: &Name) -> Option<Wanted> {
+    pub fn wanted_digests(&self, name: &NamespacedName) -> Option<DigestRequest> {
         let revision = self.world.revision(&name.namespace, &name.name)?;
         if !revision.digests.is_empty() || !self.world.leads {
             return None;
         }
-        let facts = Facts::of(revision, &self.world);
+        let facts = TemplateFacts::of(revision, &self.world);
         let pod = &facts.template.spec.pod;
         let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
         let image = |it: &k8s_openapi::api::core::v1::Container| {
@@ -40,8 +45,8 @@ impl Machine {
         };
         let config = &self.world.settings.configs.deployment;
         let secrets = pod.image_pull_secrets.iter().flatten().map(|it| it.name.clone());
-        Some(Wanted {
-            account: Account {
+        Some(DigestRequest {
+            account: PullAccount {
                 namespace: name.namespace.to_string(),
                 service_account: pod.service_account_name.clone().unwrap_or_default(),
                 pull_secrets: secrets.collect(),
@@ -53,7 +58,12 @@ impl Machine {
     }
 
     /// Stores the digests of a Revision, or the error.
-    pub(super) fn resolved(&mut self, name: &Name, resolved: Resolved, now: Stamp) {
+    pub(super) fn resolved(
+        &mut self,
+        name: &NamespacedName,
+        resolved: DigestResolution,
+        now: UnixMillis,
+    ) {
         let Some(owner) = self.world.app_of(name) else { return };
         self.change(owner, now, |app, _| {
             let mut all = app.revisions.iter_mut();
@@ -66,7 +76,9 @@ impl Machine {
                     // Only the failure to resolve has ended; another one stays.
                     revision.failure = failure.filter(|it| it.reason != CONTAINER_MISSING);
                 }
-                Err(why) => revision.failure = Some(Box::new(Why::new(CONTAINER_MISSING, why))),
+                Err(why) => {
+                    revision.failure = Some(Box::new(ConditionReason::new(CONTAINER_MISSING, why)))
+                }
             }
         });
     }

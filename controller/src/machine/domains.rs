@@ -1,19 +1,24 @@
 //! Pure: DomainMappings and ClusterDomainClaims as the API server holds them.
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use serde_json::Value;
 use tracing::info;
 
-use super::Machine;
+use super::ControllerStateMachine;
 use crate::{
-    children::Resource,
-    kube::{Key, Part},
+    children::ResourceKind,
+    kube::{ObjectPart, ObjectPartKey},
     observe, plan, render, restore,
-    world::{App, Kind, Stamp},
+    world::{AppState, ConditionType, UnixMillis},
 };
 
-impl Machine {
-    pub(super) fn observe_mapping(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+impl ControllerStateMachine {
+    pub(super) fn observe_mapping(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
         let before = self.world.mappings.remove(name);
         if let Some(before) = &before {
             if let Some(all) = self.world.mapped.get_mut(&before.target) {
@@ -49,14 +54,20 @@ impl Machine {
         self.effects.keys.push(claim_key(&name.name));
     }
 
-    pub(super) fn observe_claim(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+    pub(super) fn observe_claim(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
         match object.map(observe::claim) {
             Some(claim) => drop(self.world.claims.insert(name.name.to_string(), claim)),
             None => drop(self.world.claims.remove(name.name.as_str())),
         }
         // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let same = |(it, _): &(&Name, &crate::world::Mapping)| it.name == name.name;
-        let of: Vec<(Name, Name)> = self
+        let same =
+            |(it, _): &(&NamespacedName, &crate::world::DomainMappingState)| it.name == name.name;
+        let of: Vec<(NamespacedName, NamespacedName)> = self
             .world
             .mappings
             .iter()
@@ -71,14 +82,14 @@ impl Machine {
         self.effects.keys.push(claim_key(&name.name));
     }
 
-    pub(super) fn settle_named(&mut self, target: Option<Name>, now: Stamp) {
+    pub(super) fn settle_named(&mut self, target: Option<NamespacedName>, now: UnixMillis) {
         if let Some(owner) = target.and_then(|it| self.world.app_named(&it)) {
             self.settle(&owner, None, false, now);
         }
     }
 
     /// Plans the conditions of a mapping again.
-    pub(super) fn settle_mapping(&mut self, name: &Name, now: Stamp) {
+    pub(super) fn settle_mapping(&mut self, name: &NamespacedName, now: UnixMillis) {
         if self.loading {
             return;
         }
@@ -86,7 +97,7 @@ impl Machine {
         let mut mapping = before.clone();
         plan::domains::mapping(&self.world, name, &mut mapping, now);
         if mapping != before {
-            let ready = mapping.conditions.is_true(Kind::DomainReady);
+            let ready = mapping.conditions.is_true(ConditionType::DomainReady);
             info!(
                 domain = name.name.as_str(),
                 namespace = name.namespace.as_str(),
@@ -95,18 +106,29 @@ impl Machine {
             );
             self.world.mappings.insert(name.clone(), mapping);
         }
-        self.effects.keys.push(Key::new(Resource::DomainMapping, Part::Status, name.clone()));
+        self.effects.keys.push(ObjectPartKey::new(
+            ResourceKind::DomainMapping,
+            ObjectPart::Status,
+            name.clone(),
+        ));
     }
 
     /// Plans the mappings to an app's names, before and after a change of the app.
-    pub(super) fn settle_mappings_of(&mut self, app: &Name, before: &App, now: Stamp) {
+    pub(super) fn settle_mappings_of(
+        &mut self,
+        app: &NamespacedName,
+        before: &AppState,
+        now: UnixMillis,
+    ) {
         if self.world.mapped.is_empty() {
             return;
         }
         let after = self.world.apps.get(app).map(|it| &**it);
-        let held = after.into_iter().chain([before]).flat_map(App::allotted);
-        let names = held.map(|it| Name::new(&*app.namespace, plan::host_name(it, &app.name)));
-        let names: std::collections::BTreeSet<Name> = names.chain([app.clone()]).collect();
+        let held = after.into_iter().chain([before]).flat_map(AppState::allotted);
+        let names =
+            held.map(|it| NamespacedName::new(&*app.namespace, plan::host_name(it, &app.name)));
+        let names: std::collections::BTreeSet<NamespacedName> =
+            names.chain([app.clone()]).collect();
         let mapped = names.iter().filter_map(|it| self.world.mapped.get(it)).flatten();
         for mapping in mapped.cloned().collect::<Vec<_>>() {
             self.settle_mapping(&mapping, now);
@@ -114,7 +136,7 @@ impl Machine {
     }
 
     /// Plans all mappings, and checks all claims, also those whose mappings no longer exist.
-    pub(super) fn settle_mappings(&mut self, now: Stamp) {
+    pub(super) fn settle_mappings(&mut self, now: UnixMillis) {
         for name in self.world.mappings.keys().cloned().collect::<Vec<_>>() {
             self.effects.keys.push(claim_key(&name.name));
             self.settle_mapping(&name, now);
@@ -124,6 +146,10 @@ impl Machine {
     }
 }
 
-fn claim_key(domain: &str) -> Key {
-    Key::new(Resource::ClusterDomainClaim, Part::Object, Name::new("", domain))
+fn claim_key(domain: &str) -> ObjectPartKey {
+    ObjectPartKey::new(
+        ResourceKind::ClusterDomainClaim,
+        ObjectPart::Object,
+        NamespacedName::new("", domain),
+    )
 }

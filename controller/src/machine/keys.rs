@@ -2,32 +2,37 @@
 //!
 //! A key too many costs one rendering, since an equal object is not written; a missing key loses a change.
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::Machine;
+use super::ControllerStateMachine;
 use crate::{
-    children::Resource,
-    kube::{Key, Trouble},
+    children::ResourceKind,
+    kube::{ObjectPartKey, WriteError},
     want,
-    world::{App, Revision, Route, Stamp, Uid, Why, World},
+    world::{AppRevision, AppState, ClusterState, ConditionReason, RouteState, Uid, UnixMillis},
 };
 
 /// Name of an app, with the name of its Revision, or `None` for its Route.
-pub(super) type Hindered = (Name, Option<Box<str>>);
+pub(super) type BlockedObject = (NamespacedName, Option<Box<str>>);
 
 /// Cause for which a Revision or Route cannot become as desired. Each cause is set and cleared on its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Hindrance {
+pub(super) enum BlockingCause {
     /// Write error of this object.
-    Unwritten(Key),
+    Unwritten(ObjectPartKey),
     /// Failure that the Deployment reports in its status.
     Deployment,
     /// Child objects of an object of this kind do not exist.
-    Unmade(Resource),
+    Unmade(ResourceKind),
 }
 
 /// Returns the parts of objects that may differ between two states of an app.
-pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &World) -> Vec<Key> {
+pub(super) fn changed(
+    name: &NamespacedName,
+    before: &AppState,
+    after: Option<&AppState>,
+    world: &ClusterState,
+) -> Vec<ObjectPartKey> {
     let Some(after) = after else { return Vec::new() };
     let mut keys = Vec::new();
     if before.service != after.service
@@ -49,7 +54,7 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
     }
     keys.extend(want::statuses(name));
     // A scale that was decided while the owner was being deleted was not written, and nothing else would name it again.
-    let is_freed = |it: &Revision| {
+    let is_freed = |it: &AppRevision| {
         want::scales(world, name, after, it) && !want::scales(world, name, before, it)
     };
     for revision in &after.revisions {
@@ -67,23 +72,28 @@ pub(super) fn changed(name: &Name, before: &App, after: Option<&App>, world: &Wo
     // A Revision that the plan has dropped, such as an old one, is deleted on the API server as well.
     let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
     keys.extend(lost.map(|it| {
-        let name = Name::new(name.namespace.clone(), &*it.name);
-        Key::new(Resource::Revision, crate::kube::Part::Object, name)
+        let name = NamespacedName::new(name.namespace.clone(), &*it.name);
+        ObjectPartKey::new(ResourceKind::Revision, crate::kube::ObjectPart::Object, name)
     }));
     keys
 }
 
 /// Returns the fields of a Revision on which its child objects depend.
-fn shape(revision: &Revision) -> impl PartialEq + '_ {
-    let Revision { meta, template, routing, digests, reached, .. } = revision;
+fn shape(revision: &AppRevision) -> impl PartialEq + '_ {
+    let AppRevision { meta, template, routing, digests, reached, .. } = revision;
     (meta, template, routing, digests, reached, revision.is_stuck())
 }
 
-impl Machine {
+impl ControllerStateMachine {
     /// Updates the index of names that belong to an app without showing it.
-    pub(super) fn index(&mut self, name: &Name, before: Option<&App>, after: Option<&App>) {
-        fn named(app: &App) -> (bool, Vec<&str>, Vec<&str>) {
-            let tags = app.route.iter().flat_map(Route::tags).collect();
+    pub(super) fn index(
+        &mut self,
+        name: &NamespacedName,
+        before: Option<&AppState>,
+        after: Option<&AppState>,
+    ) {
+        fn named(app: &AppState) -> (bool, Vec<&str>, Vec<&str>) {
+            let tags = app.route.iter().flat_map(RouteState::tags).collect();
             let revisions = app.revisions.iter().map(|it| &*it.name).collect();
             (app.route.is_some(), revisions, tags)
         }
@@ -91,7 +101,7 @@ impl Machine {
         if before.map(named) == after.map(named) {
             return;
         }
-        let odd = |app: &App| want::odd(name, app, &self.world);
+        let odd = |app: &AppState| want::odd(name, app, &self.world);
         let [old, new] = [before, after].map(|app| app.map(odd).unwrap_or_default());
         for gone in old.into_iter().filter(|it| !new.contains(it)) {
             self.world.odd.remove(&(gone, name.clone()));
@@ -103,26 +113,26 @@ impl Machine {
     /// them.
     pub(super) fn unmade(
         &mut self,
-        app: Name,
-        of: Resource,
-        name: &Name,
-        trouble: Option<Trouble>,
-        now: Stamp,
+        app: NamespacedName,
+        of: ResourceKind,
+        name: &NamespacedName,
+        trouble: Option<WriteError>,
+        now: UnixMillis,
     ) {
-        let why = trouble.map(|it| Why::new(it.reason, it.message));
+        let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
         let hindered: Vec<Option<Box<str>>> = match (of, self.world.apps.get(&app)) {
             (_, None) => Vec::new(),
-            (Resource::Route, _) => vec![None],
+            (ResourceKind::Route, _) => vec![None],
             // A Configuration without its newest Revision is like one whose newest Revision fails.
-            (Resource::Configuration, Some(known)) => {
-                let is_meant = |it: &&Revision| why.is_none() || it.meta.uid == Uid(0);
+            (ResourceKind::Configuration, Some(known)) => {
+                let is_meant = |it: &&AppRevision| why.is_none() || it.meta.uid == Uid(0);
                 let revisions = known.revisions.iter().filter(is_meant);
                 revisions.map(|it| Some(it.name.clone())).collect()
             }
             _ => vec![Some(name.name.as_str().into())],
         };
         for it in hindered {
-            self.hinder((app.clone(), it), Hindrance::Unmade(of), why.clone(), now);
+            self.hinder((app.clone(), it), BlockingCause::Unmade(of), why.clone(), now);
         }
     }
 
@@ -132,10 +142,10 @@ impl Machine {
     /// The first in a fixed order: otherwise several causes would replace each other in the condition forever.
     pub(super) fn note_hindrance(
         &mut self,
-        of: &Hindered,
-        by: Hindrance,
-        why: Option<Why>,
-    ) -> Option<Box<Why>> {
+        of: &BlockedObject,
+        by: BlockingCause,
+        why: Option<ConditionReason>,
+    ) -> Option<Box<ConditionReason>> {
         match why {
             Some(why) => {
                 self.hindrances.entry(of.clone()).or_default().insert(by, why);
@@ -151,7 +161,13 @@ impl Machine {
         self.hindrances.get(of)?.values().next().cloned().map(Box::new)
     }
 
-    fn hinder(&mut self, of: Hindered, by: Hindrance, why: Option<Why>, now: Stamp) {
+    fn hinder(
+        &mut self,
+        of: BlockedObject,
+        by: BlockingCause,
+        why: Option<ConditionReason>,
+        now: UnixMillis,
+    ) {
         let first = self.note_hindrance(&of, by, why);
         let (owner, revision) = of;
         self.change(owner, now, |app, _| match revision {
@@ -164,14 +180,19 @@ impl Machine {
     }
 
     /// Drops the causes of a deleted app.
-    pub(super) fn forget_hindrances(&mut self, name: &Name) {
+    pub(super) fn forget_hindrances(&mut self, name: &NamespacedName) {
         // Nearly always there is none.
         self.hindrances.retain(|(owner, _), _| owner != name);
     }
 
     /// Handles a write error, or its end: the Revision or Route that the object belongs to gets the condition.
-    pub(super) fn trouble(&mut self, key: &Key, trouble: Option<Trouble>, now: Stamp) {
-        let why = trouble.map(|it| Why::new(it.reason, it.message));
+    pub(super) fn trouble(
+        &mut self,
+        key: &ObjectPartKey,
+        trouble: Option<WriteError>,
+        now: UnixMillis,
+    ) {
+        let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
         let of = match want::route_of(&self.world, key) {
             Some(owner) => (owner, None),
             None => {
@@ -179,6 +200,6 @@ impl Machine {
                 (owner, Some(it))
             }
         };
-        self.hinder(of, Hindrance::Unwritten(key.clone()), why, now);
+        self.hinder(of, BlockingCause::Unwritten(key.clone()), why, now);
     }
 }

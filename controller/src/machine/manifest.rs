@@ -2,19 +2,27 @@
 
 use std::sync::Arc;
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 use tracing::info;
 
-use super::{Machine, allot};
+use super::{ControllerStateMachine, allot};
 use crate::{
     plan,
-    world::{App, Configuration, Manifest, Meta, Route, Service, Stamp, Uid},
+    world::{
+        AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest, ServiceState,
+        Uid, UnixMillis,
+    },
 };
 
-impl Machine {
-    pub(super) fn apply(&mut self, name: Name, mut manifest: Manifest, now: Stamp) {
+impl ControllerStateMachine {
+    pub(super) fn apply(
+        &mut self,
+        name: NamespacedName,
+        mut manifest: ServiceManifest,
+        now: UnixMillis,
+    ) {
         manifest.template = self.world.templates.share(&manifest.template);
-        let before = self.world.apps.get(&name).map(|app| App::clone(app));
+        let before = self.world.apps.get(&name).map(|app| AppState::clone(app));
         // An app that is being deleted is replaced by a new one, with UIDs of its own.
         let staying = before.clone().filter(|app| !app.leaving());
         if let Some(revision) = staying.as_ref().and_then(|app| clash(app, &manifest)) {
@@ -40,27 +48,27 @@ impl Machine {
         self.settle(&name, before.as_ref(), true, now);
     }
 
-    fn fresh(&mut self, name: &Name, now: Stamp) -> App {
+    fn fresh(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
         self.born += 1;
         let born = self.born.to_string();
-        let meta = |kind: &str| Meta {
+        let meta = |kind: &str| ObjectMetaSummary {
             uid: Uid::derive(self.world.seed, &[kind, &name.namespace, &name.name, &born]),
             generation: 0,
             created: now,
         };
-        App {
-            service: Some(Service { meta: meta("Service"), ..Service::default() }),
-            configuration: Some(Configuration {
+        AppState {
+            service: Some(ServiceState { meta: meta("Service"), ..ServiceState::default() }),
+            configuration: Some(ConfigurationState {
                 meta: meta("Configuration"),
-                ..Configuration::default()
+                ..ConfigurationState::default()
             }),
-            route: Some(Route { meta: meta("Route"), ..Route::default() }),
-            ..App::default()
+            route: Some(RouteState { meta: meta("Route"), ..RouteState::default() }),
+            ..AppState::default()
         }
     }
 
-    pub(super) fn refuse(&mut self, name: Name, why: &str, now: Stamp) {
-        let before = self.world.apps.get(&name).map(|app| App::clone(app));
+    pub(super) fn refuse(&mut self, name: NamespacedName, why: &str, now: UnixMillis) {
+        let before = self.world.apps.get(&name).map(|app| AppState::clone(app));
         let staying = before.clone().filter(|app| !app.leaving());
         let mut app = staying.unwrap_or_else(|| self.fresh(&name, now));
         info!(service = %name, why, "manifest refused");
@@ -71,9 +79,9 @@ impl Machine {
         self.settle(&name, before.as_ref(), true, now);
     }
 
-    pub(super) fn delete(&mut self, name: &Name, now: Stamp) {
+    pub(super) fn delete(&mut self, name: &NamespacedName, now: UnixMillis) {
         let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.leaving()) else { return };
-        let before = App::clone(app);
+        let before = AppState::clone(app);
         if let Some(service) = &mut app.service {
             service.leaving = true;
         }
@@ -85,13 +93,13 @@ impl Machine {
 }
 
 /// Returns the Revision with the name that the manifest sets, if it has another template.
-fn clash(app: &App, manifest: &Manifest) -> Option<Box<str>> {
+fn clash(app: &AppState, manifest: &ServiceManifest) -> Option<Box<str>> {
     let named = app.revision(manifest.revision.as_ref()?)?;
     (named.template != manifest.template).then(|| named.name.clone())
 }
 
 /// Applies a manifest to an app; each changed object gets a new generation. Returns true if anything changed.
-fn amend(app: &mut App, manifest: Manifest, name: &Name) -> bool {
+fn amend(app: &mut AppState, manifest: ServiceManifest, name: &NamespacedName) -> bool {
     let (Some(service), Some(configuration), Some(route)) =
         (&mut app.service, &mut app.configuration, &mut app.route)
     else {

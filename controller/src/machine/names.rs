@@ -2,26 +2,26 @@
 
 use std::collections::BTreeSet;
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::{Machine, allot};
+use super::{ControllerStateMachine, allot};
 use crate::{
     children::tagged,
     plan,
     world::{
-        App, Mapping, Platform, Stamp, World,
-        names::{Bid, Claimant, Wish},
+        AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
+        names::{ClaimantNames, NameClaim, NameClaimant},
     },
 };
 
 /// Records the names that an app's Route claims. The Route is read from `app`, not from the world.
-pub(super) fn ask(app: &App, name: &Name, world: &mut World) {
+pub(super) fn ask(app: &AppState, name: &NamespacedName, world: &mut ClusterState) {
     let wish = wish(app, name, world);
-    world.names.ask(&Claimant::Route(name.clone()), wish);
+    world.names.ask(&NameClaimant::Route(name.clone()), wish);
 }
 
-fn wish(app: &App, name: &Name, world: &World) -> Wish {
-    let mut wish = Wish::default();
+fn wish(app: &AppState, name: &NamespacedName, world: &ClusterState) -> ClaimantNames {
+    let mut wish = ClaimantNames::default();
     // On Kubernetes the name's Service exists until it is deleted, and no other app can have the name before.
     let has_left = app.ends(world.settings.platform);
     let Some(route) = app.route.as_ref().filter(|_| !has_left) else { return wish };
@@ -33,14 +33,14 @@ fn wish(app: &App, name: &Name, world: &World) -> Wish {
     }
     for tag in tags {
         let has_numbers = || route.allotted.iter().any(|it| it.tag.as_deref() == tag);
-        let bid = Bid {
-            by: Claimant::Route(name.clone()),
-            to: Name::new(name.namespace.clone(), tagged(tag, &name.name)),
+        let bid = NameClaim {
+            by: NameClaimant::Route(name.clone()),
+            to: NamespacedName::new(name.namespace.clone(), tagged(tag, &name.name)),
             created: route.meta.created,
             uid: route.meta.uid,
             is_tag: tag.is_some(),
             // On the local platform the allocation decides; on Kubernetes the placeholder Service does.
-            held: world.settings.platform == Platform::Local && has_numbers(),
+            held: world.settings.platform == PlatformKind::Local && has_numbers(),
         };
         let target = plan::target_of(app, name, tag, world).filter(|it| !it.is_local);
         wish.hosts.extend(target.map(|it| (it.host, bid.clone())));
@@ -49,17 +49,17 @@ fn wish(app: &App, name: &Name, world: &World) -> Wish {
     wish
 }
 
-impl Machine {
+impl ControllerStateMachine {
     /// Records a mapping's claim to its domain, if its namespace may use the domain.
-    pub(super) fn ask_mapping(&mut self, name: &Name) {
-        let mut wish = Wish::default();
+    pub(super) fn ask_mapping(&mut self, name: &NamespacedName) {
+        let mut wish = ClaimantNames::default();
         let claimed = self.world.claims.get(name.name.as_str());
         let is_claimed = claimed.is_some_and(|it| it.namespace == *name.namespace);
-        if let Some(Mapping { meta, target, .. }) = self.world.mappings.get(name)
+        if let Some(DomainMappingState { meta, target, .. }) = self.world.mappings.get(name)
             && is_claimed
         {
-            let bid = Bid {
-                by: Claimant::Mapping(name.clone()),
+            let bid = NameClaim {
+                by: NameClaimant::Mapping(name.clone()),
                 to: target.clone(),
                 created: meta.created,
                 uid: meta.uid,
@@ -68,11 +68,11 @@ impl Machine {
             };
             wish.hosts.push((name.name.to_ascii_lowercase(), bid));
         }
-        self.world.names.ask(&Claimant::Mapping(name.clone()), wish);
+        self.world.names.ask(&NameClaimant::Mapping(name.clone()), wish);
     }
 
     /// Plans the apps and mappings whose names may have another owner now.
-    pub(super) fn settle_rivals(&mut self, now: Stamp) {
+    pub(super) fn settle_rivals(&mut self, now: UnixMillis) {
         // A plan may move further names, whose claimants are planned in the next round.
         while !self.loading {
             let touched = self.world.names.take_touched();
@@ -83,12 +83,14 @@ impl Machine {
         }
     }
 
-    fn settle_touched(&mut self, touched: &BTreeSet<Claimant>, now: Stamp) {
+    fn settle_touched(&mut self, touched: &BTreeSet<NameClaimant>, now: UnixMillis) {
         let routes = touched.iter().filter_map(|it| match it {
-            Claimant::Route(app) => Some((app.clone(), App::clone(self.world.apps.get(app)?))),
-            Claimant::Mapping(_) => None,
+            NameClaimant::Route(app) => {
+                Some((app.clone(), AppState::clone(self.world.apps.get(app)?)))
+            }
+            NameClaimant::Mapping(_) => None,
         });
-        let routes: Vec<(Name, App)> = routes.collect();
+        let routes: Vec<(NamespacedName, AppState)> = routes.collect();
         // Twice: an allocation that one app releases in the first round, another may get in the second.
         for (name, _) in routes.iter().chain(&routes) {
             let Some(mut app) = self.world.apps.remove(name) else { continue };
@@ -102,7 +104,7 @@ impl Machine {
             self.effects.keys.extend(keys);
         }
         for mapping in touched {
-            let Claimant::Mapping(name) = mapping else { continue };
+            let NameClaimant::Mapping(name) = mapping else { continue };
             let target = self.world.mappings.get(name).map(|it| it.target.clone());
             self.settle_named(target, now);
             self.settle_mapping(name, now);

@@ -3,48 +3,51 @@
 use std::collections::BTreeSet;
 
 use common::{
-    node::PodPhase,
-    wire::{Name, Part},
+    node::LocalPodPhase,
+    wire::{NamespacedName, ServerComponent},
 };
 use serde_json::Value;
 use tracing::info;
 
-use super::{Machine, allot, keys::Hindrance};
+use super::{ControllerStateMachine, allot, keys::BlockingCause};
 use crate::{
     bind,
-    children::Resource,
-    kube::{Key, Part as Piece},
+    children::ResourceKind,
+    kube::{ObjectPart as Piece, ObjectPartKey},
     observe,
-    plan::Facts,
-    policy::Class,
+    plan::TemplateFacts,
+    policy::AutoscalerClass,
     render, restore, want,
-    world::{App, Configuration, Kubelet, Pod, Revision, Route, Service, Stage, Stamp, Uid, World},
+    world::{
+        AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, PodStage,
+        RevisionPod, RouteState, ServiceState, Uid, UnixMillis,
+    },
 };
 
-impl Machine {
+impl ControllerStateMachine {
     /// Handles an object; `None`: it was deleted.
     pub(super) fn observe(
         &mut self,
-        resource: Resource,
-        name: Name,
+        resource: ResourceKind,
+        name: NamespacedName,
         object: Option<&Value>,
-        now: Stamp,
+        now: UnixMillis,
     ) {
         match resource {
-            Resource::KnativeService => self.observe_service(name, object, now),
-            Resource::Configuration => self.observe_configuration(name, object, now),
-            Resource::Route => self.observe_route(name, object, now),
-            Resource::Revision => self.observe_revision(&name, object, now),
-            Resource::Deployment => self.observe_deployment(&name, object, now),
-            Resource::Pod => self.observe_pod(&name, object, now),
-            Resource::Service => self.observe_placeholder(&name, object, now),
-            Resource::Node => self.observe_node(&name.name, object, now),
-            Resource::ConfigMap => self.observe_config(&name, object, now),
-            Resource::NetworkPolicy => {
+            ResourceKind::KnativeService => self.observe_service(name, object, now),
+            ResourceKind::Configuration => self.observe_configuration(name, object, now),
+            ResourceKind::Route => self.observe_route(name, object, now),
+            ResourceKind::Revision => self.observe_revision(&name, object, now),
+            ResourceKind::Deployment => self.observe_deployment(&name, object, now),
+            ResourceKind::Pod => self.observe_pod(&name, object, now),
+            ResourceKind::Service => self.observe_placeholder(&name, object, now),
+            ResourceKind::Node => self.observe_node(&name.name, object, now),
+            ResourceKind::ConfigMap => self.observe_config(&name, object, now),
+            ResourceKind::NetworkPolicy => {
                 let touched = self.world.network_policies.policy(name, object);
                 self.settle_all_of(&touched, now);
             }
-            Resource::Namespace => {
+            ResourceKind::Namespace => {
                 let is_going = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
                 match object.is_some_and(is_going) {
                     true => self.world.going.insert(name.name.clone()),
@@ -54,28 +57,28 @@ impl Machine {
                 self.settle_all_of(&touched, now);
             }
             // Kinds that have a file of their own, or are only written.
-            Resource::EndpointSlice => self.observe_slice(&name, object),
-            Resource::DomainMapping => self.observe_mapping(&name, object, now),
-            Resource::ClusterDomainClaim => self.observe_claim(&name, object, now),
-            Resource::PodAutoscaler => self.observe_autoscaler(name, object),
-            Resource::HorizontalPodAutoscaler
-            | Resource::ServerlessService
-            | Resource::Metric
-            | Resource::Image => {}
+            ResourceKind::EndpointSlice => self.observe_slice(&name, object),
+            ResourceKind::DomainMapping => self.observe_mapping(&name, object, now),
+            ResourceKind::ClusterDomainClaim => self.observe_claim(&name, object, now),
+            ResourceKind::PodAutoscaler => self.observe_autoscaler(name, object),
+            ResourceKind::HorizontalPodAutoscaler
+            | ResourceKind::ServerlessService
+            | ResourceKind::Metric
+            | ResourceKind::Image => {}
         }
     }
 
     /// Changes one app and plans it; an app without any object left is forgotten. Returns true if the app was planned.
     pub(super) fn change(
         &mut self,
-        name: Name,
-        now: Stamp,
-        change: impl FnOnce(&mut App, &mut World),
+        name: NamespacedName,
+        now: UnixMillis,
+        change: impl FnOnce(&mut AppState, &mut ClusterState),
     ) -> bool {
         if self.loading {
             // Nothing is planned yet, so no copy is needed to compare: a service may have thousands of pods.
             let mut app = self.world.apps.remove(&name).unwrap_or_default();
-            let shape = |app: &App| {
+            let shape = |app: &AppState| {
                 let tags = app.route.as_ref().map_or(0, |it| it.tags().count());
                 (app.revisions.len(), app.route.is_some(), tags)
             };
@@ -100,7 +103,7 @@ impl Machine {
         true
     }
 
-    fn observe_service(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
+    fn observe_service(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
         self.change(name, now, |app, world| {
             let config = &world.settings.autoscaler;
             let seen = object.map(|it| observe::service(it, config, app.service.as_ref()));
@@ -108,17 +111,23 @@ impl Machine {
             if let (None, Some(object)) = (&app.service, object) {
                 restore::conditions(&mut app.conditions, object, &render::SERVICE);
             }
-            app.service = seen.map(|it| Service { manifest: shared(it.manifest, world), ..it });
+            app.service =
+                seen.map(|it| ServiceState { manifest: shared(it.manifest, world), ..it });
         });
     }
 
-    fn observe_configuration(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
+    fn observe_configuration(
+        &mut self,
+        name: NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
         self.change(name, now, |app, world| {
             if let (None, Some(object)) = (&app.configuration, object) {
                 restore::conditions(&mut app.conditions, object, &render::CONFIGURATION);
             }
             let before = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
-            app.configuration = object.map(observe::configuration).map(|it| Configuration {
+            app.configuration = object.map(observe::configuration).map(|it| ConfigurationState {
                 template: world.templates.share(&it.template),
                 // The world's value is newer than the written one.
                 latest_ready: before.and_then(|it| it.latest_ready).or(it.latest_ready),
@@ -127,7 +136,7 @@ impl Machine {
         });
     }
 
-    fn observe_route(&mut self, name: Name, object: Option<&Value>, now: Stamp) {
+    fn observe_route(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let mut named = self.forget_references(&name);
         if let Some(object) = object {
             named.extend(self.note_references(&name, &observe::route(object)));
@@ -143,11 +152,13 @@ impl Machine {
                     // After a restart, the shares that an earlier leader wrote are the starting point.
                     let before = before.unwrap_or_else(|| seen.clone());
                     // The writer reports a write error only once, so the present one is kept.
-                    let Route { allotted, blocked, .. } = before.clone();
-                    let route = Route { allotted, blocked, ..seen };
+                    let RouteState { allotted, blocked, .. } = before.clone();
+                    let route = RouteState { allotted, blocked, ..seen };
                     // The leader's values are newer than what it wrote; other replicas follow the object.
                     app.route = Some(match world.leads {
-                        true => Route { traffic: before.traffic, rollout: before.rollout, ..route },
+                        true => {
+                            RouteState { traffic: before.traffic, rollout: before.rollout, ..route }
+                        }
                         false => route,
                     });
                     allot::allot(app, &own, world);
@@ -162,14 +173,18 @@ impl Machine {
     }
 
     /// Records the other apps whose Revisions a Route names, and returns them.
-    fn note_references(&mut self, name: &Name, route: &Route) -> BTreeSet<Name> {
+    fn note_references(
+        &mut self,
+        name: &NamespacedName,
+        route: &RouteState,
+    ) -> BTreeSet<NamespacedName> {
         let mut named = BTreeSet::new();
         for target in route.wanted.iter() {
             let configuration = target.configuration.as_deref();
             let by_revision = target.revision.as_deref().and_then(|revision| {
-                self.world.app_of(&Name::new(name.namespace.clone(), revision))
+                self.world.app_of(&NamespacedName::new(name.namespace.clone(), revision))
             });
-            let by_name = configuration.map(|it| Name::new(name.namespace.clone(), it));
+            let by_name = configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
             for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
                 self.world.referrers.entry(other.clone()).or_default().insert(name.clone());
                 named.insert(other);
@@ -179,7 +194,7 @@ impl Machine {
     }
 
     /// Forgets the references of a Route, and returns the apps that it named.
-    fn forget_references(&mut self, name: &Name) -> BTreeSet<Name> {
+    fn forget_references(&mut self, name: &NamespacedName) -> BTreeSet<NamespacedName> {
         let mut named = BTreeSet::new();
         self.world.referrers.retain(|other, from| {
             if from.remove(name) {
@@ -190,7 +205,7 @@ impl Machine {
         named
     }
 
-    fn observe_revision(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+    fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let owner = object.and_then(observe::app).or_else(|| self.world.app_of(name));
         let Some(owner) = owner else { return };
         let Some(object) = object else {
@@ -222,7 +237,7 @@ impl Machine {
                 Some(known) => {
                     known.pods.iter_mut().for_each(|pod| drain(pod, now));
                     let (decided, pods) = (known.decided, std::mem::take(&mut known.pods));
-                    *known = Revision { decided, pods, ..seen };
+                    *known = AppRevision { decided, pods, ..seen };
                 }
                 None => app.revisions.push(seen),
             }
@@ -240,21 +255,26 @@ impl Machine {
         }
     }
 
-    fn observe_deployment(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
-        let key = Key::new(Resource::Deployment, Piece::Object, name.clone());
+    fn observe_deployment(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let key = ObjectPartKey::new(ResourceKind::Deployment, Piece::Object, name.clone());
         let Some((owner, made_for)) = want::maker_of(&self.world, &key) else { return };
         let blocked = object.and_then(observe::deployment);
         // If Kubernetes scales the Revision, the Deployment's replicas are the desired number of pods.
         let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
         let of = (owner.clone(), Some(made_for.clone()));
-        let blocked = self.note_hindrance(&of, Hindrance::Deployment, blocked);
+        let blocked = self.note_hindrance(&of, BlockingCause::Deployment, blocked);
         self.change(owner, now, |app, world| {
-            let key = Name::new(name.namespace.clone(), &*made_for);
+            let key = NamespacedName::new(name.namespace.clone(), &*made_for);
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| it.name == made_for) else { return };
             revision.blocked = blocked;
             match told.and_then(|it| u32::try_from(it).ok()) {
-                Some(told) if Facts::of(revision, world).class != Class::Kpa => {
+                Some(told) if TemplateFacts::of(revision, world).class != AutoscalerClass::Kpa => {
                     world.told.insert(key, told);
                 }
                 Some(_) | None => drop(world.told.remove(&key)),
@@ -263,7 +283,7 @@ impl Machine {
     }
 
     /// Handles a PodAutoscaler, which owns its HorizontalPodAutoscaler.
-    fn observe_autoscaler(&mut self, name: Name, object: Option<&Value>) {
+    fn observe_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
         let uid = object.filter(|it| observe::is_horizontal(it));
         let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
             self.world.autoscalers.remove(&name);
@@ -271,12 +291,13 @@ impl Machine {
         };
         if self.world.autoscalers.get(&name).is_none_or(|it| **it != *uid) {
             self.world.autoscalers.insert(name.clone(), uid.into());
-            let key = Key::new(Resource::HorizontalPodAutoscaler, Piece::Object, name);
+            let key =
+                ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, Piece::Object, name);
             self.effects.keys.push(key);
         }
     }
 
-    fn observe_pod(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
+    fn observe_pod(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
         if self.observe_own(name, object, now) {
             return;
         }
@@ -297,7 +318,7 @@ impl Machine {
                 let known = self.world.apps.get(&owner).and_then(|app| app.revision(&revision));
                 if known.is_none() {
                     // Each kind has a watch of its own: the Revision will be observed soon.
-                    let made_for = Name::new(name.namespace.clone(), revision);
+                    let made_for = NamespacedName::new(name.namespace.clone(), revision);
                     self.early.entry(made_for).or_default().insert(name.clone(), pod);
                     return;
                 }
@@ -314,7 +335,7 @@ impl Machine {
         }
     }
 
-    fn lose_pod(&mut self, name: &Name, now: Stamp) {
+    fn lose_pod(&mut self, name: &NamespacedName, now: UnixMillis) {
         let Some(uid) = self.uids.remove(name) else { return };
         self.early.retain(|_, pods| {
             pods.remove(name);
@@ -323,7 +344,7 @@ impl Machine {
         let Some(owner) = self.owners.get(&*uid).cloned() else { return };
         // The plan must see the pod as ended before its status is dropped.
         if let Some(status) = self.world.statuses.get_mut(&*uid) {
-            status.phase = PodPhase::Gone;
+            status.phase = LocalPodPhase::Gone;
         }
         self.change(owner, now, |app, _| {
             for revision in &mut app.revisions {
@@ -336,7 +357,7 @@ impl Machine {
     }
 
     /// Handles a node. A lost node takes its pods away before each is reported, and gives them back when it returns.
-    fn observe_node(&mut self, name: &str, object: Option<&Value>, now: Stamp) {
+    fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
         match object.and_then(observe::zone) {
             Some(zone) => drop(self.world.zones.insert(name.to_owned(), zone)),
             None => drop(self.world.zones.remove(name)),
@@ -344,17 +365,17 @@ impl Machine {
         let was_away = self.world.is_away(name);
         let before = self.world.nodes.remove(name);
         let node = match object {
-            Some(object) => Some(bind::Node::of(object, before.as_ref())),
+            Some(object) => Some(bind::NodeState::of(object, before.as_ref())),
             // Deleting a lost node does not bring back its pods, so it stays known as lost.
-            None if was_away && !self.apps_on(name).is_empty() => Some(bind::Node::default()),
+            None if was_away && !self.apps_on(name).is_empty() => Some(bind::NodeState::default()),
             None => None,
         };
         self.world.nodes.extend(node.map(|node| (name.to_owned(), node)));
         self.node_changed(name, was_away, now);
     }
 
-    /// Plans the apps on a node if it became or is no longer [away](World::is_away); `was_away` is the former state.
-    pub(super) fn node_changed(&mut self, name: &str, was_away: bool, now: Stamp) {
+    /// Plans the apps on a node if it became or is no longer [away](ClusterState::is_away); `was_away` is the former state.
+    pub(super) fn node_changed(&mut self, name: &str, was_away: bool, now: UnixMillis) {
         if self.world.is_away(name) == was_away {
             return;
         }
@@ -365,15 +386,21 @@ impl Machine {
     }
 
     /// Returns the apps that have pods on a node.
-    fn apps_on(&self, node: &str) -> Vec<Name> {
-        let is_on = |pod: &Pod| pod.placed.as_ref().is_some_and(|it| *it.node == *node);
+    fn apps_on(&self, node: &str) -> Vec<NamespacedName> {
+        let is_on = |pod: &RevisionPod| pod.placed.as_ref().is_some_and(|it| *it.node == *node);
         let apps = self.world.apps.iter();
         let found = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
         found.map(|(name, _)| name.clone()).collect()
     }
 
-    fn observe_placeholder(&mut self, name: &Name, object: Option<&Value>, now: Stamp) {
-        let hidden = |world: &World| world.placeholders.get(name).is_some_and(|it| it.hidden);
+    fn observe_placeholder(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let hidden =
+            |world: &ClusterState| world.placeholders.get(name).is_some_and(|it| it.hidden);
         let was_hidden = hidden(&self.world);
         match object.and_then(observe::placeholder) {
             Some(seen) => drop(self.world.placeholders.insert(name.clone(), seen)),
@@ -400,7 +427,7 @@ impl Machine {
     ///
     /// The last plan may never have been written, and the new leader may plan otherwise. So exactly the pods that are
     /// annotated as draining drain, as on every other replica.
-    fn follow_notes(&mut self, now: Stamp) {
+    fn follow_notes(&mut self, now: UnixMillis) {
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
             self.change(name, now, |app, _| {
                 let revisions = app.revisions.iter_mut().filter(|it| !it.gone);
@@ -411,16 +438,16 @@ impl Machine {
     }
 
     /// Handles the gain or loss of the leadership.
-    pub(super) fn lead(&mut self, leads: bool, now: Stamp) {
+    pub(super) fn lead(&mut self, leads: bool, now: UnixMillis) {
         self.world.leads = leads;
         let own = self.world.settings.pod.clone();
-        self.choose(Part::Controller, leads.then_some(own).filter(|it| !it.is_empty()));
+        self.choose(ServerComponent::Controller, leads.then_some(own).filter(|it| !it.is_empty()));
         if !leads {
             return self.follow_notes(now);
         }
         info!(apps = self.world.apps.len(), "leads");
         self.effects.news.extend(std::mem::take(&mut self.untold).into_values().flatten());
-        let names: Vec<Name> = self.world.apps.keys().cloned().collect();
+        let names: Vec<NamespacedName> = self.world.apps.keys().cloned().collect();
         for name in names {
             let own = name.clone();
             let planned = self.change(name.clone(), now, |app, world| {
@@ -441,18 +468,21 @@ impl Machine {
     }
 }
 
-fn shared(mut manifest: crate::world::Manifest, world: &World) -> crate::world::Manifest {
+fn shared(
+    mut manifest: crate::world::ServiceManifest,
+    world: &ClusterState,
+) -> crate::world::ServiceManifest {
     manifest.template = world.templates.share(&manifest.template);
     manifest
 }
 
 /// Keeps the running pods as the desired ones until the autoscaler decides.
-fn keep_what_runs(revision: &mut Revision) {
+fn keep_what_runs(revision: &mut AppRevision) {
     revision.desired = revision.serving();
 }
 
 /// Marks a Revision as deleted. It stays until its pods have ended, since they finish their requests.
-fn lose_revision(app: &mut App, name: &str, now: Stamp) {
+fn lose_revision(app: &mut AppState, name: &str, now: UnixMillis) {
     for revision in app.revisions.iter_mut().filter(|it| *it.name == *name) {
         revision.gone = true;
         revision.pods.iter_mut().for_each(|pod| drain(pod, now));
@@ -461,17 +491,17 @@ fn lose_revision(app: &mut App, name: &str, now: Stamp) {
 }
 
 /// Lets a pod finish its requests. Kubernetes ends it now or soon, so it never serves again.
-fn drain(pod: &mut Pod, now: Stamp) {
+fn drain(pod: &mut RevisionPod, now: UnixMillis) {
     if let Some(placed) = &mut pod.placed {
         placed.deleted = true;
     }
-    if pod.stage == Stage::Serving {
-        pod.stage = Stage::Draining { since: now };
+    if pod.stage == PodStage::Serving {
+        pod.stage = PodStage::Draining { since: now };
     }
 }
 
 /// Copies the facts of a Revision that only a leader finds out, or that it may have observed earlier.
-fn follow(known: &mut Revision, seen: &Revision) {
+fn follow(known: &mut AppRevision, seen: &AppRevision) {
     known.reached |= seen.reached;
     if known.digests.is_empty() {
         known.digests = seen.digests.clone();
@@ -481,7 +511,7 @@ fn follow(known: &mut Revision, seen: &Revision) {
 /// Stores a pod in its Revision. For a known pod, only the fields that Kubernetes sets are replaced.
 ///
 /// The leader decides which pods drain and annotates them; other replicas follow the annotation.
-fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp) {
+fn put_pod(app: &mut AppState, revision: &str, mut pod: RevisionPod, leads: bool, now: UnixMillis) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
     let gone = revision.gone;
     let deleted = pod.is_deleted() || gone;
@@ -489,22 +519,23 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
         Some(known) => {
             let was = known.placed.as_ref().map(|it| it.kubelet);
             // A readiness that was once reported and is gone is a lost one, not a first one that is awaited.
-            if let (Some(placed), Some(Kubelet::Ready | Kubelet::Lost)) = (&mut pod.placed, was)
-                && placed.kubelet == Kubelet::Waits
+            if let (Some(placed), Some(KubeletReadiness::Ready | KubeletReadiness::Lost)) =
+                (&mut pod.placed, was)
+                && placed.kubelet == KubeletReadiness::Waits
             {
-                placed.kubelet = Kubelet::Lost;
+                placed.kubelet = KubeletReadiness::Lost;
             }
             known.placed = pod.placed;
-            if deleted && known.stage == Stage::Serving {
-                known.stage = Stage::Draining { since: now };
+            if deleted && known.stage == PodStage::Serving {
+                known.stage = PodStage::Draining { since: now };
             } else if !leads && !gone {
                 follow_note(known, now);
             }
         }
         None => {
             follow_note(&mut pod, now);
-            if deleted && pod.stage == Stage::Serving {
-                pod.stage = Stage::Draining { since: now };
+            if deleted && pod.stage == PodStage::Serving {
+                pod.stage = PodStage::Draining { since: now };
             }
             revision.pods.push(pod);
         }
@@ -515,14 +546,14 @@ fn put_pod(app: &mut App, revision: &str, mut pod: Pod, leads: bool, now: Stamp)
 ///
 /// Draining begins now, not at the annotated time. The annotating clock may be ahead, which would prolong the draining,
 /// or behind, which would leave no time for the last requests.
-fn follow_note(pod: &mut Pod, now: Stamp) {
+fn follow_note(pod: &mut RevisionPod, now: UnixMillis) {
     let Some(placed) = &pod.placed else { return };
     match (pod.stage, placed.draining) {
-        (Stage::Serving, Some(_)) => pod.stage = Stage::Draining { since: now },
-        (Stage::Draining { .. } | Stage::Stopping { .. }, None) if !placed.deleted => {
-            pod.stage = Stage::Serving;
+        (PodStage::Serving, Some(_)) => pod.stage = PodStage::Draining { since: now },
+        (PodStage::Draining { .. } | PodStage::Stopping { .. }, None) if !placed.deleted => {
+            pod.stage = PodStage::Serving;
         }
-        (Stage::Serving | Stage::Draining { .. } | Stage::Stopping { .. }, _) => {}
+        (PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. }, _) => {}
     }
 }
 

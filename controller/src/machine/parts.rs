@@ -1,33 +1,43 @@
 //! Pure: pods of Rouse's own components: activators to route to, agents to wait for, addresses of replicas.
 
-use common::wire::{Activator, Name, Part, Replicas, Role, RouteChange, RouteKey};
+use common::wire::{
+    ActivatorEntry, ComponentRole, NamespacedName, RouteChange, RouteKey, ServerComponent,
+    ServerReplicas,
+};
 use serde_json::Value;
 use tracing::info;
 
-use super::{Machine, Said};
+use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     followers,
-    observe::{self, Own, Standing},
-    world::Stamp,
+    observe::{self, ActivatorReadiness, ComponentPod},
+    world::UnixMillis,
 };
 
-impl Machine {
+impl ControllerStateMachine {
     /// Handles a pod of the system namespace. Returns false if it is no pod of a component, and was none before.
-    pub(super) fn observe_own(&mut self, name: &Name, object: Option<&Value>, now: Stamp) -> bool {
+    pub(super) fn observe_own(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) -> bool {
         if name.namespace != self.world.settings.namespace {
             // A user who may label pods in another namespace must not be able to pose as a component.
             return false;
         }
         match object.and_then(observe::own) {
-            Some(Own::Activator(activator, standing)) => {
-                let who = followers::named(Role::Activator, &activator.name);
+            Some(ComponentPod::Activator(activator, standing)) => {
+                let who = followers::named(ComponentRole::Activator, &activator.name);
                 self.world.followers.expect(&who, &name.name);
                 self.observe_activator(activator, standing);
             }
-            Some(Own::Agent { node }) => {
-                self.world.followers.expect(&followers::named(Role::Agent, &node), &name.name);
+            Some(ComponentPod::Agent { node }) => {
+                self.world
+                    .followers
+                    .expect(&followers::named(ComponentRole::Agent, &node), &name.name);
             }
-            Some(Own::Replica(part, replica)) => {
+            Some(ComponentPod::Replica(part, replica)) => {
                 self.change_replicas(part, |it| {
                     match it.members.iter_mut().find(|have| have.name == replica.name) {
                         Some(have) => *have = replica,
@@ -40,7 +50,7 @@ impl Machine {
         true
     }
 
-    fn lose_own(&mut self, name: &str, now: Stamp) -> bool {
+    fn lose_own(&mut self, name: &str, now: UnixMillis) -> bool {
         let mut was = false;
         // The pod may have been any component, and its deletion does not state which.
         for who in self.world.followers.lose(name) {
@@ -52,7 +62,7 @@ impl Machine {
             was = true;
             self.lose_activator(name);
         }
-        for part in [Part::Controller, Part::Autoscaler] {
+        for part in [ServerComponent::Controller, ServerComponent::Autoscaler] {
             let all = self.world.replicas.get(&part).map(|it| it.members.as_slice());
             if all.unwrap_or_default().iter().any(|it| it.name == name) {
                 was = true;
@@ -63,14 +73,14 @@ impl Machine {
     }
 
     /// Sets the chosen replica of a component.
-    pub(super) fn choose(&mut self, part: Part, chosen: Option<String>) {
+    pub(super) fn choose(&mut self, part: ServerComponent, chosen: Option<String>) {
         self.change_replicas(part, |it| it.chosen = chosen);
     }
 
     /// Changes the replicas of a component in the RouteTable. Without any, clients use the address that they are
     /// configured with.
-    fn change_replicas(&mut self, part: Part, change: impl FnOnce(&mut Replicas)) {
-        let none = || Replicas { part, members: Vec::new(), chosen: None };
+    fn change_replicas(&mut self, part: ServerComponent, change: impl FnOnce(&mut ServerReplicas)) {
+        let none = || ServerReplicas { part, members: Vec::new(), chosen: None };
         let replicas = self.world.replicas.entry(part).or_insert_with(none);
         change(replicas);
         // The order of observation must not show in the table, or replicas would send different tables.
@@ -79,11 +89,11 @@ impl Machine {
         if replicas.members.is_empty() {
             self.routes.remove(&key);
         } else {
-            self.routes.set(key, Said::of(&RouteChange::Replicas(replicas.clone())));
+            self.routes.set(key, RouteFingerprint::of(&RouteChange::Replicas(replicas.clone())));
         }
     }
 
-    fn observe_activator(&mut self, mut activator: Activator, standing: Standing) {
+    fn observe_activator(&mut self, mut activator: ActivatorEntry, standing: ActivatorReadiness) {
         activator.zone = self.world.zones.get(&activator.node).cloned().unwrap_or_default();
         let seen = (activator.clone(), standing);
         let before = self.world.activators.insert(activator.name.clone(), seen.clone());
@@ -100,13 +110,15 @@ impl Machine {
     fn say_activator(&self, name: &str) {
         let key = RouteKey::Activator(name.to_owned());
         match self.world.standing(name) {
-            Some((it, Standing::Ready)) => {
-                self.routes.set(key, Said::of(&RouteChange::Activator(it.clone())));
+            Some((it, ActivatorReadiness::Ready)) => {
+                self.routes.set(key, RouteFingerprint::of(&RouteChange::Activator(it.clone())));
             }
-            Some((it, Standing::Leaving)) if self.world.slices.lead_to(name) => {
-                self.routes.set(key, Said::of(&RouteChange::Activator(it.clone())));
+            Some((it, ActivatorReadiness::Leaving)) if self.world.slices.lead_to(name) => {
+                self.routes.set(key, RouteFingerprint::of(&RouteChange::Activator(it.clone())));
             }
-            Some((_, Standing::Waits | Standing::Leaving)) | None => self.routes.remove(&key),
+            Some((_, ActivatorReadiness::Waits | ActivatorReadiness::Leaving)) | None => {
+                self.routes.remove(&key)
+            }
         }
     }
 
@@ -121,7 +133,7 @@ impl Machine {
     }
 
     /// Handles an EndpointSlice; `None`: it was deleted.
-    pub(super) fn observe_slice(&mut self, name: &Name, object: Option<&Value>) {
+    pub(super) fn observe_slice(&mut self, name: &NamespacedName, object: Option<&Value>) {
         let targets = object.map(observe::targets).unwrap_or_default();
         for left in self.world.slices.put(name, &targets) {
             info!(activator = left, "no slice leads to the activator any more");

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::wire::{Name, PodSeen, Role, Subscriber};
+use common::wire::{ComponentReplica, ComponentRole, NamespacedName, PodObservation};
 use tracing::warn;
 
-use super::Machine;
+use super::ControllerStateMachine;
 use crate::{
     followers, plan,
-    world::{App, Kind, Platform, Stamp, World},
+    world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
 };
 
 /// Maximum number of unknown pods that are kept per reporter; a node has a few hundred pods.
@@ -16,17 +16,17 @@ const EARLY: usize = 1000;
 
 /// Pods that one reporter has named.
 #[derive(Debug, Default)]
-pub(super) struct Report {
+pub(super) struct ReporterPods {
     /// Name of the node on which the reporter runs.
     node: String,
     pods: BTreeSet<String>,
     unnamed: Option<BTreeSet<String>>,
     /// Reports of pods whose node the API server has not stated yet.
-    early: BTreeMap<String, PodSeen>,
+    early: BTreeMap<String, PodObservation>,
 }
 
 /// Node of a pod, as seen from a reporter.
-enum Place {
+enum PodPlacement {
     /// The pod is on the reporter's node, so the reporter's state of it is used.
     Here,
     /// The pod is on this other node, whose agent alone may report it.
@@ -35,8 +35,8 @@ enum Place {
     Unknown,
 }
 
-impl Machine {
-    pub(super) fn report_begin(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
+impl ControllerStateMachine {
+    pub(super) fn report_begin(&mut self, who: &ComponentReplica, stream: u64, now: UnixMillis) {
         let was_away = self.world.is_away(&who.node);
         self.world.followers.begin(&reporter(who), stream);
         self.node_changed(&who.node, was_away, now);
@@ -47,13 +47,13 @@ impl Machine {
         report.unnamed.get_or_insert_default().extend(named);
     }
 
-    pub(super) fn report_synced(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
+    pub(super) fn report_synced(&mut self, who: &ComponentReplica, stream: u64, now: UnixMillis) {
         self.world.followers.synced(&reporter(who), stream);
         let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
         let Some(mut gone) = report.unnamed.take() else { return };
         gone.iter().for_each(|uid| drop(report.early.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
-        if who.role == Role::Agent && self.world.settings.platform == Platform::Local {
+        if who.role == ComponentRole::Agent && self.world.settings.platform == PlatformKind::Local {
             let remembered = self.world.apps.values().flat_map(|app| app.pods());
             let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
             let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
@@ -64,7 +64,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn report_end(&mut self, who: &Subscriber, stream: u64, now: Stamp) {
+    pub(super) fn report_end(&mut self, who: &ComponentReplica, stream: u64, now: UnixMillis) {
         let was_away = self.world.is_away(&who.node);
         self.world.followers.end(&reporter(who), stream);
         self.node_changed(&who.node, was_away, now);
@@ -73,7 +73,7 @@ impl Machine {
 
     /// Handles the end of a reporter's pod. A pod that it reported as not ready may have become ready, which others
     /// report then. For a pod that it reported as ready, the kubelet reports the end of readiness.
-    pub(super) fn report_lost(&mut self, who: &str, now: Stamp) {
+    pub(super) fn report_lost(&mut self, who: &str, now: UnixMillis) {
         let Some(report) = self.reports.get(who) else { return };
         let waits = |uid: &&String| self.world.seen.get(*uid).is_some_and(|it| !it.ready);
         for uid in report.pods.iter().filter(waits).cloned().collect::<Vec<_>>() {
@@ -84,11 +84,11 @@ impl Machine {
     /// Handles a drain acknowledgement, or its withdrawal.
     pub(super) fn avoid(
         &mut self,
-        who: &Subscriber,
+        who: &ComponentReplica,
         stream: u64,
         uid: &str,
         avoids: bool,
-        now: Stamp,
+        now: UnixMillis,
     ) {
         let (followers, who) = (&mut self.world.followers, reporter(who));
         if avoids {
@@ -103,32 +103,32 @@ impl Machine {
     }
 
     /// Records that the activator names each service that it routes to some Revision.
-    pub(super) fn names_routed(&mut self, who: &Subscriber, stream: u64) {
+    pub(super) fn names_routed(&mut self, who: &ComponentReplica, stream: u64) {
         self.world.followers.names_routed(&reporter(who), stream);
     }
 
     /// Records that the activator routes the service to some Revision, or no longer does.
     pub(super) fn routed(
         &mut self,
-        who: &Subscriber,
+        who: &ComponentReplica,
         stream: u64,
-        name: &Name,
+        name: &NamespacedName,
         leads: bool,
-        now: Stamp,
+        now: UnixMillis,
     ) {
         self.world.followers.routed(&reporter(who), stream, name, leads);
         let Some(app) = self.world.app_named(name) else { return };
         // A Route becomes ready only once every activator routes its names.
-        let waits = |app: &App| !app.conditions.is_true(Kind::RouteIngress);
+        let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
         if leads && self.world.apps.get(&app).is_some_and(|it| waits(it)) {
             self.settle(&app, None, false, now);
         }
     }
 
-    pub(super) fn see(&mut self, who: &Subscriber, seen: PodSeen, now: Stamp) {
+    pub(super) fn see(&mut self, who: &ComponentReplica, seen: PodObservation, now: UnixMillis) {
         let place = self.place(&who.node, &seen.uid);
         // Checked first: a compromised agent must not be able to speak for the pods of other nodes.
-        if let Place::There(node) = place {
+        if let PodPlacement::There(node) = place {
             return self.refuse_report(&who.node, &seen.uid, &node);
         }
         let report = self.reports.entry(reporter(who)).or_default();
@@ -138,18 +138,18 @@ impl Machine {
             unnamed.remove(&seen.uid);
         }
         match place {
-            Place::Unknown if report.early.len() < EARLY => {
+            PodPlacement::Unknown if report.early.len() < EARLY => {
                 report.early.insert(seen.uid.clone(), seen);
             }
             // Beyond the bound, the report is dropped; the agent's next stream repeats it.
-            Place::Unknown | Place::There(_) => {}
-            Place::Here => self.put_seen(seen, now),
+            PodPlacement::Unknown | PodPlacement::There(_) => {}
+            PodPlacement::Here => self.put_seen(seen, now),
         }
     }
 
     /// Handles the first statement of a pod's node: earlier reports of the pod are applied or refused now.
-    pub(super) fn take_early(&mut self, uid: &str, now: Stamp) {
-        let holds = |report: &&Report| report.early.contains_key(uid);
+    pub(super) fn take_early(&mut self, uid: &str, now: UnixMillis) {
+        let holds = |report: &&ReporterPods| report.early.contains_key(uid);
         let nodes: Vec<String> =
             self.reports.values().filter(holds).map(|it| it.node.clone()).collect();
         for node in nodes {
@@ -157,13 +157,13 @@ impl Machine {
             let mut reports = self.reports.values_mut().filter(|it| it.node == node);
             let Some(report) = reports.find(|it| it.early.contains_key(uid)) else { continue };
             match place {
-                Place::Unknown => {}
-                Place::Here => {
+                PodPlacement::Unknown => {}
+                PodPlacement::Here => {
                     if let Some(seen) = report.early.remove(uid) {
                         self.put_seen(seen, now);
                     }
                 }
-                Place::There(other) => {
+                PodPlacement::There(other) => {
                     report.early.remove(uid);
                     report.pods.remove(uid);
                     self.refuse_report(&node, uid, &other);
@@ -182,12 +182,12 @@ impl Machine {
         }
     }
 
-    fn put_seen(&mut self, seen: PodSeen, now: Stamp) {
+    fn put_seen(&mut self, seen: PodObservation, now: UnixMillis) {
         let Some(app) = self.owners.get(&seen.uid).cloned() else { return };
         let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
         let known = self.world.seen.get(&uid);
-        let same =
-            known.is_some_and(|it| *it == PodSeen { in_flight: it.in_flight, ..seen.clone() });
+        let same = known
+            .is_some_and(|it| *it == PodObservation { in_flight: it.in_flight, ..seen.clone() });
         // Most reports change only counts, which need no plan.
         let told = if same { None } else { plan::serves(&self.world, &app, &uid) };
         self.world.seen.insert(uid.clone(), seen);
@@ -198,8 +198,8 @@ impl Machine {
         }
     }
 
-    pub(super) fn unsee(&mut self, who: &Subscriber, uid: &str, now: Stamp) {
-        if let Place::There(node) = self.place(&who.node, uid) {
+    pub(super) fn unsee(&mut self, who: &ComponentReplica, uid: &str, now: UnixMillis) {
+        if let PodPlacement::There(node) = self.place(&who.node, uid) {
             return self.refuse_report(&who.node, uid, &node);
         }
         if let Some(report) = self.reports.get_mut(&reporter(who)) {
@@ -210,7 +210,7 @@ impl Machine {
     }
 
     /// Handles a pod that its agent does not see: it does not serve, even if it was restored as serving.
-    fn forget_seen(&mut self, uid: &str, now: Stamp) {
+    fn forget_seen(&mut self, uid: &str, now: UnixMillis) {
         let seen = self.world.seen.remove(uid).is_some();
         let Some(name) = self.owners.get(uid).cloned() else { return };
         let pods = self.world.apps.get_mut(&name).map(|app| &mut app.revisions);
@@ -222,16 +222,16 @@ impl Machine {
     }
 
     /// Returns the place of a pod, according to the API server, relative to an agent on `node`.
-    fn place(&self, node: &str, uid: &str) -> Place {
+    fn place(&self, node: &str, uid: &str) -> PodPlacement {
         let app = self.owners.get(uid).and_then(|app| self.world.apps.get(app));
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
         match pod.map(|(_, pod)| pod.placed.as_deref()) {
-            None => Place::Unknown,
+            None => PodPlacement::Unknown,
             // Pods without a placement are the local node's.
-            Some(None) => Place::Here,
-            Some(Some(placed)) if placed.node.is_empty() => Place::Unknown,
-            Some(Some(placed)) if *placed.node == *node => Place::Here,
-            Some(Some(placed)) => Place::There(placed.node.to_string()),
+            Some(None) => PodPlacement::Here,
+            Some(Some(placed)) if placed.node.is_empty() => PodPlacement::Unknown,
+            Some(Some(placed)) if *placed.node == *node => PodPlacement::Here,
+            Some(Some(placed)) => PodPlacement::There(placed.node.to_string()),
         }
     }
 
@@ -241,7 +241,7 @@ impl Machine {
         self.effects.refused += 1;
     }
 
-    pub(super) fn settle_draining(&mut self, now: Stamp) {
+    pub(super) fn settle_draining(&mut self, now: UnixMillis) {
         for name in self.draining.clone() {
             self.settle(&name, None, false, now);
         }
@@ -249,17 +249,17 @@ impl Machine {
 }
 
 /// Returns the key of a reporter: an agent and an activator may have the same name.
-pub(super) fn reporter(who: &Subscriber) -> String {
+pub(super) fn reporter(who: &ComponentReplica) -> String {
     followers::named(who.role, &who.name)
 }
 
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived(
-    world: &mut World,
-    before: &crate::world::App,
-    after: Option<&crate::world::App>,
+    world: &mut ClusterState,
+    before: &crate::world::AppState,
+    after: Option<&crate::world::AppState>,
 ) {
-    let drains = |pod: &crate::world::Pod| pod.stage != crate::world::Stage::Serving;
+    let drains = |pod: &crate::world::RevisionPod| pod.stage != crate::world::PodStage::Serving;
     for (_, pod) in before.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {

@@ -8,19 +8,19 @@ use std::{
 };
 
 use common::{
-    outbox::{Batch, Cursor},
-    wire::{Name, RouteChange, RouteItem, RouteKey, raw},
+    outbox::{OutboxBatch, OutboxCursor},
+    wire::{NamespacedName, RouteChange, RouteItem, RouteKey, raw},
 };
 use prost::Message as _;
 
-use super::Machine;
+use super::ControllerStateMachine;
 use crate::plan;
 
 /// Fingerprint of the last message sent of a subject. A changed message has an equal one with probability 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Said(u64);
+pub struct RouteFingerprint(u64);
 
-impl Said {
+impl RouteFingerprint {
     /// Returns the fingerprint of the encoded message.
     pub fn of(change: &RouteChange) -> Self {
         let item = raw::RouteItem::from(RouteItem { version: 0, change: change.clone() });
@@ -31,19 +31,19 @@ impl Said {
 }
 
 /// Next batch of the RouteTable for one stream.
-pub type Routes = Batch<RouteKey, RouteChange>;
+pub type RouteMessageBatch = OutboxBatch<RouteKey, RouteChange>;
 
-impl Machine {
+impl ControllerStateMachine {
     /// Returns the messages for the subjects of `batch`, and of all that `cursor` has beyond it.
     ///
     /// The messages show the present state. So a change that came together with them must not be left for the next
     /// batch.
     pub fn states(
         &self,
-        batch: Batch<RouteKey, Said>,
-        cursor: &mut Cursor<RouteKey, Said>,
-    ) -> Routes {
-        let Batch { mut version, mut steps } = batch;
+        batch: OutboxBatch<RouteKey, RouteFingerprint>,
+        cursor: &mut OutboxCursor<RouteKey, RouteFingerprint>,
+    ) -> RouteMessageBatch {
+        let OutboxBatch { mut version, mut steps } = batch;
         if let Some(more) = cursor.take() {
             let newer: std::collections::HashSet<&RouteKey> =
                 more.steps.iter().map(|(key, _)| key).collect();
@@ -56,7 +56,7 @@ impl Machine {
             let state = said.and_then(|_| self.state(&key, &mut last));
             out.push((key, state));
         }
-        Batch { version, steps: out }
+        OutboxBatch { version, steps: out }
     }
 
     /// Returns the message of one subject as it is now.
@@ -69,7 +69,7 @@ impl Machine {
     fn state(
         &self,
         key: &RouteKey,
-        last: &mut Option<(Name, HashMap<RouteKey, RouteChange>)>,
+        last: &mut Option<(NamespacedName, HashMap<RouteKey, RouteChange>)>,
     ) -> Option<RouteChange> {
         let app = match key {
             RouteKey::Service(name) => self.world.app_named(name)?,

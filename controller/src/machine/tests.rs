@@ -1,15 +1,15 @@
 use std::collections::BTreeMap;
 
 use common::{
-    node::{ContainerState, ContainerStatus, PodPhase as NodePhase},
-    wire::{Activity, Path, PodPhase, Role, RouteTable},
+    node::{LocalContainerState, LocalContainerStatus, LocalPodPhase as NodePhase},
+    wire::{ComponentRole, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
 };
 
 use super::*;
 use crate::{
-    parse::{self, Document},
-    policy::AutoscalerConfig,
-    world::Routing,
+    parse::{self, ManifestDocument},
+    policy::ScalePolicyConfig,
+    world::RoutingState,
 };
 
 pub(super) const HELLO: &str = r#"
@@ -24,27 +24,27 @@ spec:
       containers: [{image: dev.local/hello:v1}]
 "#;
 
-pub(super) struct Sim {
-    pub(super) machine: Machine,
-    pub(super) now: Stamp,
-    pub(super) pods: BTreeMap<String, PodOrder>,
-    pub(super) names: BTreeMap<Name, Vec<IpAddr>>,
-    pub(super) objects: BTreeSet<ObjectKey>,
+pub(super) struct MachineSim {
+    pub(super) machine: ControllerStateMachine,
+    pub(super) now: UnixMillis,
+    pub(super) pods: BTreeMap<String, LocalPodSpec>,
+    pub(super) names: BTreeMap<NamespacedName, Vec<IpAddr>>,
+    pub(super) objects: BTreeSet<KnativeObjectKey>,
 }
 
-impl Sim {
+impl MachineSim {
     pub(super) fn new() -> Self {
-        let world = World { seed: 7, ..World::default() };
+        let world = ClusterState { seed: 7, ..ClusterState::default() };
         Self {
-            machine: Machine::new(world, Outbox::new()),
-            now: Stamp(1_000_000),
+            machine: ControllerStateMachine::new(world, Outbox::new()),
+            now: UnixMillis(1_000_000),
             pods: BTreeMap::new(),
             names: BTreeMap::new(),
             objects: BTreeSet::new(),
         }
     }
 
-    pub(super) fn step(&mut self, event: Event) {
+    pub(super) fn step(&mut self, event: ControllerEvent) {
         let effects = self.machine.step(self.now, event);
         for pod in effects.start {
             assert!(self.pods.insert(pod.uid.clone(), pod).is_none(), "ordered once");
@@ -62,11 +62,13 @@ impl Sim {
     }
 
     pub(super) fn apply(&mut self, text: &str) {
-        for document in parse::documents(text, &AutoscalerConfig::default()) {
+        for document in parse::documents(text, &ScalePolicyConfig::default()) {
             match document {
-                Document::Service(name, manifest) => self.step(Event::Apply(name, manifest)),
-                Document::Refused(name, why) => {
-                    self.step(Event::Refuse(name.expect("a name"), why));
+                ManifestDocument::Service(name, manifest) => {
+                    self.step(ControllerEvent::Apply(name, manifest))
+                }
+                ManifestDocument::Refused(name, why) => {
+                    self.step(ControllerEvent::Refuse(name.expect("a name"), why));
                 }
             }
         }
@@ -74,10 +76,10 @@ impl Sim {
 
     pub(super) fn pass(&mut self, ms: u64) {
         self.now = self.now.plus_ms(ms);
-        self.step(Event::Tick);
+        self.step(ControllerEvent::Tick);
     }
 
-    pub(super) fn app(&self) -> &App {
+    pub(super) fn app(&self) -> &AppState {
         &self.machine.world.apps[&hello()]
     }
 
@@ -110,17 +112,17 @@ impl Sim {
     }
 
     pub(super) fn decide(&mut self, wanted: u32) {
-        self.step(Event::Decide(decision("hello-00001", wanted)));
+        self.step(ControllerEvent::Decide(decision("hello-00001", wanted)));
     }
 
     pub(super) fn uids(&self) -> Vec<String> {
         self.pods.keys().cloned().collect()
     }
 
-    pub(super) fn see(&mut self, uid: &str, change: impl FnOnce(&mut PodSeen)) {
+    pub(super) fn see(&mut self, uid: &str, change: impl FnOnce(&mut PodObservation)) {
         let mut seen = self.machine.world.seen.get(uid).cloned().unwrap_or_else(|| seen(uid));
         change(&mut seen);
-        self.step(Event::Seen(agent(), seen));
+        self.step(ControllerEvent::Seen(agent(), seen));
     }
 
     pub(super) fn ready_all(&mut self) {
@@ -129,24 +131,24 @@ impl Sim {
         }
     }
 
-    pub(super) fn phases(&self) -> Vec<PodPhase> {
+    pub(super) fn phases(&self) -> Vec<RoutingPhase> {
         self.table().pods.values().map(|pod| pod.phase).collect()
     }
 
-    pub(super) fn condition(&self, kind: Kind) -> String {
+    pub(super) fn condition(&self, kind: ConditionType) -> String {
         let all = &self.app().conditions;
         let truth = match all.get(kind) {
-            Truth::Unknown(None) => {
+            ConditionStatus::Unknown(None) => {
                 let revision = self.app().revisions.last();
-                revision.map_or(Truth::Unknown(None), |it| it.conditions.get(kind))
+                revision.map_or(ConditionStatus::Unknown(None), |it| it.conditions.get(kind))
             }
             truth => truth,
         };
-        let say = |why: Why| format!(" {}: {}", why.reason, why.message);
+        let say = |why: ConditionReason| format!(" {}: {}", why.reason, why.message);
         match truth {
-            Truth::True(why) => format!("True{}", why.map(say).unwrap_or_default()),
-            Truth::Unknown(why) => format!("Unknown{}", why.map(say).unwrap_or_default()),
-            Truth::False(why) => format!("False{}", say(why)),
+            ConditionStatus::True(why) => format!("True{}", why.map(say).unwrap_or_default()),
+            ConditionStatus::Unknown(why) => format!("Unknown{}", why.map(say).unwrap_or_default()),
+            ConditionStatus::False(why) => format!("False{}", say(why)),
         }
     }
 
@@ -154,34 +156,40 @@ impl Sim {
         &mut self,
         uid: &str,
         phase: NodePhase,
-        state: ContainerState,
+        state: LocalContainerState,
         restarts: u32,
     ) {
         let name = "user-container".to_owned();
-        let container = ContainerStatus { name, state, restarts, image_digest: None };
+        let container = LocalContainerStatus { name, state, restarts, image_digest: None };
         let containers = vec![container];
         let addresses = vec![IpAddr::from([10, 244, 0, 9])];
         let uid = uid.to_owned();
-        self.step(Event::Status(PodStatus { uid, phase, addresses, containers, ready: false }));
+        self.step(ControllerEvent::Status(LocalPodStatus {
+            uid,
+            phase,
+            addresses,
+            containers,
+            ready: false,
+        }));
     }
 }
 
-use crate::world::Why;
+use crate::world::ConditionReason;
 
-pub(super) fn hello() -> Name {
-    Name::new("default", "hello")
+pub(super) fn hello() -> NamespacedName {
+    NamespacedName::new("default", "hello")
 }
 
-pub(super) fn agent() -> Subscriber {
-    Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() }
+pub(super) fn agent() -> ComponentReplica {
+    ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() }
 }
 
-pub(super) fn activator() -> Subscriber {
-    Subscriber { role: Role::Activator, name: "n1".into(), node: "n1".into() }
+pub(super) fn activator() -> ComponentReplica {
+    ComponentReplica { role: ComponentRole::Activator, name: "n1".into(), node: "n1".into() }
 }
 
-pub(crate) fn seen(uid: &str) -> PodSeen {
-    PodSeen {
+pub(crate) fn seen(uid: &str) -> PodObservation {
+    PodObservation {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),
         also: None,
@@ -194,13 +202,13 @@ pub(crate) fn seen(uid: &str) -> PodSeen {
     }
 }
 
-pub(super) fn decision(revision: &str, wanted: u32) -> Decision {
-    Decision {
-        revision: Name::new("default", revision),
+pub(super) fn decision(revision: &str, wanted: u32) -> ScaleDecision {
+    ScaleDecision {
+        revision: NamespacedName::new("default", revision),
         wanted: Some(wanted),
-        path: Path::Direct,
+        path: ConnectionPath::Direct,
         activators: 0,
-        activity: if wanted > 0 { Activity::Active } else { Activity::Inactive },
+        activity: if wanted > 0 { RevisionActivity::Active } else { RevisionActivity::Inactive },
         stable: 0.0,
         panic: 0.0,
         target: 70.0,
@@ -214,17 +222,17 @@ pub(super) fn decision(revision: &str, wanted: u32) -> Decision {
 
 #[test]
 fn a_sleeping_service_is_ready_has_addresses_and_no_pod() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     assert_eq!(sim.pods.len(), 0);
-    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
     assert_eq!(
-        sim.condition(Kind::RevisionActive),
+        sim.condition(ConditionType::RevisionActive),
         "False NoTraffic: The target is not receiving traffic."
     );
     let table = sim.table();
     let service = &table.services[&hello()];
-    assert_eq!(service.targets[0].revision, Name::new("default", "hello-00001"));
+    assert_eq!(service.targets[0].revision, NamespacedName::new("default", "hello-00001"));
     assert_eq!(service.hosts, ["hello.default.localhost"]);
     assert_eq!(service.addresses, sim.names[&hello()]);
     assert!((20_000..=29_999).contains(&service.activator_port.get()));
@@ -232,7 +240,7 @@ fn a_sleeping_service_is_ready_has_addresses_and_no_pod() {
 
 #[test]
 fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
     let (uid, order) =
@@ -247,33 +255,33 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
         ("K_SERVICE", Some("hello")),
     ];
     assert_eq!(env, want);
-    assert_eq!(sim.phases(), [PodPhase::Starting]);
+    assert_eq!(sim.phases(), [RoutingPhase::Starting]);
     // The node has not reported any status yet.
     sim.see(&uid, |_| ());
-    assert_eq!(sim.phases(), [PodPhase::Ready]);
-    assert_eq!(sim.table().services[&hello()].path, Path::Direct);
+    assert_eq!(sim.phases(), [RoutingPhase::Ready]);
+    assert_eq!(sim.table().services[&hello()].path, ConnectionPath::Direct);
 }
 
 /// Knative admits such a template too: the initial scale is reached once, and then the maximum holds.
 #[test]
 fn an_initial_scale_above_the_maximum_becomes_ready() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     let bounds = r#""3", autoscaling.knative.dev/max-scale: "1""#;
     sim.apply(&HELLO.replace(r#""0""#, bounds));
     assert_eq!(sim.pods.len(), 3);
     let uids: Vec<String> = sim.pods.keys().cloned().collect();
     uids.iter().for_each(|uid| sim.see(uid, |_| ()));
-    assert_eq!(sim.condition(Kind::ServiceReady), "True");
-    let serving = sim.phases().into_iter().filter(|it| *it == PodPhase::Ready).count();
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
+    let serving = sim.phases().into_iter().filter(|it| *it == RoutingPhase::Ready).count();
     assert_eq!(serving, 1, "the maximum holds from then on");
 }
 
 /// Returns a ready pod, and an agent on stream 1 and an activator on stream 2 that may connect to it.
-fn one_pod_with_two_followers() -> (Sim, String) {
-    let mut sim = Sim::new();
+fn one_pod_with_two_followers() -> (MachineSim, String) {
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(Event::ReportBegin(agent(), 1));
-    sim.step(Event::ReportBegin(activator(), 2));
+    sim.step(ControllerEvent::ReportBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportBegin(activator(), 2));
     sim.decide(1);
     sim.ready_all();
     let uid = sim.uids()[0].clone();
@@ -285,14 +293,14 @@ fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
     let (mut sim, uid) = one_pod_with_two_followers();
     sim.see(&uid, |it| it.in_flight = 1);
     sim.decide(0);
-    assert_eq!(sim.phases(), [PodPhase::Draining]);
-    sim.step(Event::Avoided(agent(), 1, uid.clone()));
+    assert_eq!(sim.phases(), [RoutingPhase::Draining]);
+    sim.step(ControllerEvent::Avoided(agent(), 1, uid.clone()));
     sim.see(&uid, |it| (it.in_flight, it.drained) = (0, true));
     assert_eq!(sim.pods.len(), 1, "the activator may still send");
-    sim.step(Event::Avoided(activator(), 2, uid.clone()));
+    sim.step(ControllerEvent::Avoided(activator(), 2, uid.clone()));
     assert_eq!(sim.pods.len(), 0);
     assert_eq!(sim.phases(), []);
-    sim.step(Event::Status(PodStatus {
+    sim.step(ControllerEvent::Status(LocalPodStatus {
         uid,
         phase: NodePhase::Gone,
         addresses: vec![],
@@ -304,14 +312,14 @@ fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
 
 #[test]
 fn a_draining_pod_serves_again_when_it_is_wanted_again() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(Event::ReportBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportBegin(agent(), 1));
     sim.decide(1);
     sim.ready_all();
     sim.decide(0);
     sim.decide(1);
-    assert_eq!((sim.pods.len(), sim.phases()), (1, vec![PodPhase::Ready]));
+    assert_eq!((sim.pods.len(), sim.phases()), (1, vec![RoutingPhase::Ready]));
     assert_eq!(sim.app().revisions[0].made, 1);
 }
 
@@ -320,22 +328,22 @@ fn word_from_before_a_pod_served_again_does_not_let_it_go() {
     let (mut sim, uid) = one_pod_with_two_followers();
     sim.decide(0);
     for (who, stream) in [(agent(), 1), (activator(), 2)] {
-        sim.step(Event::Avoided(who, stream, uid.clone()));
+        sim.step(ControllerEvent::Avoided(who, stream, uid.clone()));
     }
     sim.decide(1);
     sim.decide(0);
     sim.see(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 1, "they may have begun to send again meanwhile");
-    sim.step(Event::Avoided(agent(), 1, uid.clone()));
-    sim.step(Event::ReportEnd(activator(), 2));
+    sim.step(ControllerEvent::Avoided(agent(), 1, uid.clone()));
+    sim.step(ControllerEvent::ReportEnd(activator(), 2));
     assert_eq!(sim.pods.len(), 0, "one is gone, the other avoids it");
 }
 
 #[test]
 fn a_silent_follower_is_waited_for_one_second() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(Event::ReportBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportBegin(agent(), 1));
     sim.decide(1);
     sim.ready_all();
     let uid = sim.uids()[0].clone();
@@ -349,7 +357,7 @@ fn a_silent_follower_is_waited_for_one_second() {
 
 #[test]
 fn the_grace_period_bounds_a_drain() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
     sim.ready_all();
@@ -364,7 +372,7 @@ fn the_grace_period_bounds_a_drain() {
 
 #[test]
 fn the_least_busy_pods_go_first() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(3);
     sim.ready_all();
@@ -374,61 +382,64 @@ fn the_least_busy_pods_go_first() {
     }
     sim.decide(1);
     let phases: Vec<_> = uids.iter().map(|uid| sim.table().pods[uid].phase).collect();
-    assert_eq!(phases, [PodPhase::Ready, PodPhase::Draining, PodPhase::Draining]);
+    assert_eq!(phases, [RoutingPhase::Ready, RoutingPhase::Draining, RoutingPhase::Draining]);
 }
 
 #[test]
 fn only_a_changed_template_makes_a_revision() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.apply(&HELLO.replace("{name: hello}", "{name: hello, labels: {team: a}}"));
     assert_eq!((sim.generations(), sim.app().revisions.len()), ([Some(1); 3], 1));
     sim.apply(&HELLO.replace(":v1", ":v2"));
     assert_eq!(sim.generations(), [Some(2), Some(2), Some(1)]);
     let routing: Vec<_> = sim.app().revisions.iter().map(|it| (&*it.name, it.routing.0)).collect();
-    assert_eq!(routing, [("hello-00001", Routing::Reserve), ("hello-00002", Routing::Active)]);
-    assert!(!sim.table().revisions.contains_key(&Name::new("default", "hello-00001")));
+    assert_eq!(
+        routing,
+        [("hello-00001", RoutingState::Reserve), ("hello-00002", RoutingState::Active)]
+    );
+    assert!(!sim.table().revisions.contains_key(&NamespacedName::new("default", "hello-00001")));
 }
 
 #[test]
 fn traffic_stays_until_the_new_revision_is_ready() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     let warm = HELLO.replace("\"0\"", "\"1\"");
     sim.apply(&warm);
     assert_eq!(sim.pods.len(), 1, "the initial scale needs no decision");
     assert_eq!(
-        sim.condition(Kind::RouteTraffic),
+        sim.condition(ConditionType::RouteTraffic),
         "Unknown RevisionMissing: Configuration \"hello\" is waiting for a Revision to become ready."
     );
     sim.ready_all();
-    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
     sim.apply(&warm.replace(":v1", ":v2"));
-    let target = |sim: &Sim| sim.table().services[&hello()].targets[0].revision.name.clone();
+    let target = |sim: &MachineSim| sim.table().services[&hello()].targets[0].revision.name.clone();
     assert_eq!((target(&sim), sim.pods.len()), ("hello-00001".into(), 2));
     sim.ready_all();
     assert_eq!(target(&sim), "hello-00002");
-    assert_eq!(sim.condition(Kind::ServiceReady), "True");
-    assert!(!sim.table().revisions[&Name::new("default", "hello-00001")].reachable);
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
+    assert!(!sim.table().revisions[&NamespacedName::new("default", "hello-00001")].reachable);
 }
 
 #[test]
 fn a_crash_is_named_and_hopeless_waiting_ends() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.uids()[0].clone();
-    let crash = |message: &str| ContainerState::Waiting {
+    let crash = |message: &str| LocalContainerState::Waiting {
         reason: "CrashLoopBackOff".into(),
         message: message.into(),
         last_exit: Some(3),
     };
     sim.status(&uid, NodePhase::Running, crash("no such file: app.py"), 1);
     assert_eq!(
-        sim.condition(Kind::RevisionHealthy),
+        sim.condition(ConditionType::RevisionHealthy),
         "False ExitCode3: Container failed with: no such file: app.py"
     );
     assert_eq!(
-        sim.condition(Kind::ServiceReady),
+        sim.condition(ConditionType::ServiceReady),
         "False RevisionFailed: Revision \"hello-00001\" failed with message: Container failed with: no such file: app.py."
     );
     assert_eq!(sim.table().services[&hello()].targets.len(), 1);
@@ -438,16 +449,16 @@ fn a_crash_is_named_and_hopeless_waiting_ends() {
     assert_eq!(sim.table().services[&hello()].targets.len(), 1, "the next request tries anew");
     sim.decide(1);
     sim.ready_all();
-    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
 }
 
 #[test]
 fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.uids()[0].clone();
-    let starting = || ContainerState::Waiting {
+    let starting = || LocalContainerState::Waiting {
         reason: "ContainerCreating".into(),
         message: String::new(),
         last_exit: None,
@@ -456,35 +467,35 @@ fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens
     sim.see(&uid, |_| {});
     assert_eq!(
         sim.phases(),
-        [PodPhase::Ready],
+        [RoutingPhase::Ready],
         "a listener may be known before the runtime's word"
     );
-    let crashed = ContainerState::Waiting {
+    let crashed = LocalContainerState::Waiting {
         reason: "CrashLoopBackOff".into(),
         message: "Address already in use".into(),
         last_exit: Some(1),
     };
     sim.status(&uid, NodePhase::Running, crashed, 1);
-    assert!(!sim.phases().contains(&PodPhase::Ready), "{:?}", sim.phases());
+    assert!(!sim.phases().contains(&RoutingPhase::Ready), "{:?}", sim.phases());
     assert_eq!(
-        sim.condition(Kind::RevisionHealthy),
+        sim.condition(ConditionType::RevisionHealthy),
         "False ExitCode1: Container failed with: Address already in use"
     );
-    sim.status(&uid, NodePhase::Running, ContainerState::Running, 1);
-    assert_eq!(sim.phases(), [PodPhase::Ready]);
-    assert_eq!(sim.condition(Kind::RevisionHealthy), "True");
+    sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 1);
+    assert_eq!(sim.phases(), [RoutingPhase::Ready]);
+    assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
 }
 
 #[test]
 fn a_process_that_never_listens_is_named() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.uids()[0].clone();
-    sim.status(&uid, NodePhase::Running, ContainerState::Running, 0);
-    assert_eq!(sim.condition(Kind::RevisionHealthy), "True");
+    sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 0);
+    assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
     sim.pass(5000);
-    let message = sim.condition(Kind::RevisionHealthy);
+    let message = sim.condition(ConditionType::RevisionHealthy);
     assert!(
         message.starts_with(
             "Unknown ContainerNotReady: The container runs but nothing listens on port 8080"
@@ -496,101 +507,105 @@ fn a_process_that_never_listens_is_named() {
         it.trouble = "nginx listens on 80, not on 8080".into();
     });
     assert_eq!(
-        sim.condition(Kind::RevisionHealthy),
+        sim.condition(ConditionType::RevisionHealthy),
         "Unknown ContainerNotReady: nginx listens on 80, not on 8080"
     );
 }
 
 #[test]
 fn a_service_says_itself_why_its_first_pod_is_not_ready_and_still_after_the_deadline() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
     let uid = sim.uids()[0].clone();
-    sim.status(&uid, NodePhase::Running, ContainerState::Running, 0);
+    sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 0);
     sim.see(&uid, |it| {
         (it.ready, it.listening) = (false, false);
         it.trouble = "port 8080 is open for IPv6 only".into();
     });
     sim.pass(5000);
-    let all = [Kind::RevisionReady, Kind::ConfigurationReady, Kind::ServiceReady];
+    let all = [
+        ConditionType::RevisionReady,
+        ConditionType::ConfigurationReady,
+        ConditionType::ServiceReady,
+    ];
     for kind in all {
         let why = "Unknown ContainerNotReady: port 8080 is open for IPv6 only";
         assert_eq!(sim.condition(kind), why, "{kind:?}");
     }
     sim.pass(600_000);
     let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: port 8080 is open for IPv6 only";
-    assert_eq!(sim.condition(Kind::RevisionReady), late);
-    let service = sim.condition(Kind::ServiceReady);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), late);
+    let service = sim.condition(ConditionType::ServiceReady);
     assert!(service.contains("open for IPv6 only"), "{service}");
 }
 
 #[test]
 fn a_start_that_takes_too_long_is_given_up() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
     sim.pass(600_000);
     assert_eq!(
-        sim.condition(Kind::RevisionResources),
+        sim.condition(ConditionType::RevisionResources),
         "False ProgressDeadlineExceeded: Initial scale was never achieved"
     );
 }
 
 #[test]
 fn an_image_that_is_missing_is_still_named_after_the_deadline() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
     let uid = sim.uids()[0].clone();
     let (reason, message) = ("ErrImagePull".to_owned(), "dev.local/hello:v1: not found".to_owned());
-    let waits = ContainerState::Waiting { reason, message, last_exit: None };
+    let waits = LocalContainerState::Waiting { reason, message, last_exit: None };
     sim.status(&uid, NodePhase::Pending, waits, 0);
     let named = "False ErrImagePull: dev.local/hello:v1: not found";
-    assert_eq!(sim.condition(Kind::RevisionReady), named);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), named);
     sim.pass(600_000);
-    assert_eq!(sim.condition(Kind::RevisionReady), named);
-    let late = sim.condition(Kind::RevisionResources);
+    assert_eq!(sim.condition(ConditionType::RevisionReady), named);
+    let late = sim.condition(ConditionType::RevisionResources);
     assert!(late.ends_with("never achieved: dev.local/hello:v1: not found"), "{late}");
 }
 
 #[test]
 fn a_refused_manifest_leaves_the_old_one_in_force() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.apply(&HELLO.replace("{image: dev.local/hello:v1}", "{name: a}"));
     assert_eq!(
-        sim.condition(Kind::ServiceReady),
+        sim.condition(ConditionType::ServiceReady),
         "False InvalidManifest: missing field(s): spec.template.spec.containers[0].image"
     );
     assert_eq!(sim.table().services[&hello()].targets.len(), 1);
     sim.apply(HELLO);
-    assert_eq!(sim.condition(Kind::ServiceReady), "True");
+    assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
 }
 
 #[test]
 fn a_deleted_service_drains_and_then_is_gone() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
     sim.ready_all();
     let uid = sim.uids()[0].clone();
-    sim.step(Event::Delete(hello()));
+    sim.step(ControllerEvent::Delete(hello()));
     assert_eq!((sim.table().services.len(), sim.names.len()), (0, 0));
-    assert_eq!(sim.phases(), [PodPhase::Draining]);
+    assert_eq!(sim.phases(), [RoutingPhase::Draining]);
     sim.see(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
-    sim.status(&uid, NodePhase::Gone, ContainerState::Running, 0);
+    sim.status(&uid, NodePhase::Gone, LocalContainerState::Running, 0);
     assert!(sim.machine.world.apps.is_empty() && sim.machine.world.hosts.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
 }
 
 #[test]
 fn a_service_applied_again_while_it_leaves_starts_anew() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    let uid = |sim: &Sim| sim.app().service.as_ref().map(|it| it.meta.uid);
+    let uid = |sim: &MachineSim| sim.app().service.as_ref().map(|it| it.meta.uid);
     let before = uid(&sim);
     sim.decide(1);
     sim.ready_all();
-    sim.step(Event::Delete(hello()));
+    sim.step(ControllerEvent::Delete(hello()));
     sim.now = sim.now.plus_ms(1);
     sim.apply(HELLO);
     assert_ne!(uid(&sim), before);
@@ -600,7 +615,7 @@ fn a_service_applied_again_while_it_leaves_starts_anew() {
 
 #[test]
 fn tags_get_names_of_their_own_that_last() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
     let traffic = "\n  traffic:\n  - {revisionName: hello-00001, percent: 90, tag: old}\n  - {latestRevision: true, percent: 10}\n";
     sim.apply(&format!("{}{traffic}", HELLO.trim_end().replace(":v1", ":v2")));
@@ -611,8 +626,12 @@ fn tags_get_names_of_their_own_that_last() {
         .map(|it| (it.revision.name.as_str(), it.percent))
         .collect();
     assert_eq!(shares, [("hello-00001", 90), ("hello-00002", 10)]);
-    assert_eq!(table.services[&hello()].path, Path::Activator, "a split needs the activator");
-    let old = &table.services[&Name::new("default", "old-hello")];
+    assert_eq!(
+        table.services[&hello()].path,
+        ConnectionPath::Activator,
+        "a split needs the activator"
+    );
+    let old = &table.services[&NamespacedName::new("default", "old-hello")];
     assert_eq!(old.hosts, ["old-hello.default.localhost"]);
     assert_eq!(old.targets[0].percent, 100);
     assert_ne!(old.activator_port, table.services[&hello()].activator_port);
@@ -624,10 +643,10 @@ fn tags_get_names_of_their_own_that_last() {
 /// The former owner drains for a while after its deletion, and the other one gets the name all the same.
 #[test]
 fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
     sim.apply(&format!("{}{tagged}", HELLO.trim_end()));
-    let own = Name::new("default", "old-hello");
+    let own = NamespacedName::new("default", "old-hello");
     let before = (sim.table().services[&own].clone(), sim.names[&own].clone());
     sim.decide(1);
     sim.ready_all();
@@ -638,26 +657,26 @@ fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
     assert_eq!(now.0.targets, before.0.targets);
     let other = &sim.machine.world.apps[&own];
     assert!(
-        matches!(other.conditions.get(Kind::RouteReady), Truth::False(why) if why.reason == "NotOwned")
+        matches!(other.conditions.get(ConditionType::RouteReady), ConditionStatus::False(why) if why.reason == "NotOwned")
     );
-    sim.step(Event::Delete(hello()));
+    sim.step(ControllerEvent::Delete(hello()));
     sim.pass(600_000);
     let now = sim.table().services[&own].clone();
     assert_eq!(now.targets[0].revision.name, "old-hello-00001");
     assert_eq!(sim.names[&own], now.addresses);
-    assert!(sim.machine.world.apps[&own].conditions.is_true(Kind::RouteReady));
+    assert!(sim.machine.world.apps[&own].conditions.is_true(ConditionType::RouteReady));
 }
 
 #[test]
 fn what_an_agent_no_longer_sees_is_not_ready() {
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(Event::ReportBegin(agent(), 1));
-    sim.step(Event::ReportSynced(agent(), 1));
+    sim.step(ControllerEvent::ReportBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportSynced(agent(), 1));
     sim.decide(1);
     sim.ready_all();
-    sim.step(Event::ReportBegin(agent(), 1));
-    assert_eq!(sim.phases(), [PodPhase::Ready], "a broken stream changes nothing");
-    sim.step(Event::ReportSynced(agent(), 1));
-    assert_eq!(sim.phases(), [PodPhase::Starting]);
+    sim.step(ControllerEvent::ReportBegin(agent(), 1));
+    assert_eq!(sim.phases(), [RoutingPhase::Ready], "a broken stream changes nothing");
+    sim.step(ControllerEvent::ReportSynced(agent(), 1));
+    assert_eq!(sim.phases(), [RoutingPhase::Starting]);
 }

@@ -4,16 +4,16 @@ use super::*;
 
 const SHOP: &str = "shop";
 
-fn name(namespace: &str, name: &str) -> Name {
-    Name::new(namespace, name)
+fn name(namespace: &str, name: &str) -> NamespacedName {
+    NamespacedName::new(namespace, name)
 }
 
 fn policy(spec: Value) -> Value {
     json!({"metadata": {"name": "p"}, "spec": spec})
 }
 
-fn client(labels: Value, ip: &str) -> Option<Client> {
-    Client::read(&json!({
+fn client(labels: Value, ip: &str) -> Option<PolicyClientPod> {
+    PolicyClientPod::read(&json!({
         "metadata": {"labels": labels},
         "status": {"phase": "Running", "podIPs": [{"ip": ip}]},
     }))
@@ -166,7 +166,7 @@ fn a_change_names_the_namespaces_it_may_touch() {
 #[test]
 fn a_pod_without_an_address_of_its_own_is_no_client() {
     let pod = |spec: Value, status: Value| {
-        Client::read(&json!({"metadata": {}, "spec": spec, "status": status})).is_some()
+        PolicyClientPod::read(&json!({"metadata": {}, "spec": spec, "status": status})).is_some()
     };
     let status = json!({"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}]});
     assert!(pod(json!({}), status.clone()));

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Problem, defaults, diff,
-    idle::{self, Place},
+    idle::{self, MetadataPlace},
     local, metadata, probe,
-    rules::{Parent, Platform, Rules},
+    rules::{AdmissionPlatform, AdmissionRules, TemplateParent},
     security, template, traffic,
     typed::{prune, typed},
 };
@@ -25,7 +25,7 @@ mod internal;
 
 /// Kinds of objects that admission handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AdmittedKind {
     /// Kind Service of API version `serving.knative.dev/v1`.
     Service,
     /// Kind Configuration of API version `serving.knative.dev/v1`.
@@ -46,7 +46,7 @@ pub enum Kind {
     ClusterDomainClaim,
 }
 
-impl Kind {
+impl AdmittedKind {
     /// Returns the kind of an API group and a kind's name.
     pub fn of(group: &str, kind: &str) -> Option<Self> {
         const AUTOSCALING: &str = "autoscaling.internal.knative.dev";
@@ -79,9 +79,9 @@ impl Kind {
 
 /// Question of the API server: one object, and all that the answer depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct AdmissionRequest<'a> {
     /// Kind of the object in question.
-    pub kind: Kind,
+    pub kind: AdmittedKind,
     /// Object as it is to be stored.
     pub object: &'a Value,
     /// Object as it is stored; `None` if it is being created.
@@ -89,13 +89,13 @@ pub struct Question<'a> {
     /// User of the request; `None` if the controller itself asks.
     pub user: Option<&'a str>,
     /// Settings that the rules depend on.
-    pub rules: Rules<'a>,
+    pub rules: AdmissionRules<'a>,
 }
 
 /// Returns the object with all defaults filled in, and the paths of unknown fields.
 ///
 /// Unknown fields are fields that no pod has. They are removed, as the API server does with fields outside a schema.
-pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
+pub fn default(it: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
     let mut object = it.object.clone();
     let unknown = match it.kind.pod() {
         Some((pointer, path)) => prune_pod(&mut object, pointer, path),
@@ -104,43 +104,48 @@ pub fn default(it: &Question<'_>) -> (Value, Vec<String>) {
     let meta: ObjectMeta = typed(object.get("metadata"), "", &mut Vec::new());
     let created = it.old.is_none();
     match it.kind {
-        Kind::Service | Kind::Configuration => {
+        AdmittedKind::Service | AdmittedKind::Configuration => {
             match it.old.filter(|_| keeps_its_revision(it)) {
                 Some(old) => keep_template(&mut object, old, &meta, &it.rules),
                 None => fill_template(&mut object, &meta, created, &it.rules),
             }
-            if it.kind == Kind::Service {
+            if it.kind == AdmittedKind::Service {
                 traffic_of(&mut object, true);
             }
         }
-        Kind::Route => traffic_of(&mut object, false),
+        AdmittedKind::Route => traffic_of(&mut object, false),
         // Revisions are immutable: defaults that appeared later must not reach an existing one.
-        Kind::Revision if created => {
+        AdmittedKind::Revision if created => {
             if let Some(spec) = object.get_mut("spec") {
                 defaults::revision_spec(spec, &meta, created, &it.rules);
             }
         }
-        Kind::DomainMapping => internal::reference_namespace(&mut object, &meta),
-        Kind::PodAutoscaler => internal::class_and_metric(&mut object),
-        Kind::Revision | Kind::Metric | Kind::ServerlessService | Kind::ClusterDomainClaim => {}
+        AdmittedKind::DomainMapping => internal::reference_namespace(&mut object, &meta),
+        AdmittedKind::PodAutoscaler => internal::class_and_metric(&mut object),
+        AdmittedKind::Revision
+        | AdmittedKind::Metric
+        | AdmittedKind::ServerlessService
+        | AdmittedKind::ClusterDomainClaim => {}
     }
     user(&mut object, &meta, it);
     (object, unknown)
 }
 
 /// Checks an object against all rules, and collects warnings.
-pub fn validate(it: &Question<'_>) -> Verdict {
-    let mut verdict = Verdict::default();
+pub fn validate(it: &AdmissionRequest<'_>) -> ValidationResult {
+    let mut verdict = ValidationResult::default();
     let problems = &mut verdict.problems;
     let meta: ObjectMeta = typed(it.object.get("metadata"), "metadata", problems);
     match it.kind {
-        Kind::Service | Kind::Configuration | Kind::Route => serving(it, &meta, problems),
-        Kind::Revision => revision(it, &meta, problems),
-        Kind::DomainMapping => internal::domain_mapping(it, &meta, problems),
-        Kind::PodAutoscaler => internal::pod_autoscaler(it, &meta, problems),
-        Kind::ServerlessService => internal::serverless_service(it, &meta, problems),
-        Kind::Metric => metadata::name(&meta, problems),
-        Kind::ClusterDomainClaim => internal::domain_claim(it, problems),
+        AdmittedKind::Service | AdmittedKind::Configuration | AdmittedKind::Route => {
+            serving(it, &meta, problems)
+        }
+        AdmittedKind::Revision => revision(it, &meta, problems),
+        AdmittedKind::DomainMapping => internal::domain_mapping(it, &meta, problems),
+        AdmittedKind::PodAutoscaler => internal::pod_autoscaler(it, &meta, problems),
+        AdmittedKind::ServerlessService => internal::serverless_service(it, &meta, problems),
+        AdmittedKind::Metric => metadata::name(&meta, problems),
+        AdmittedKind::ClusterDomainClaim => internal::domain_claim(it, problems),
     }
     warn(it, &meta, &mut verdict.warnings);
     verdict
@@ -148,7 +153,7 @@ pub fn validate(it: &Question<'_>) -> Verdict {
 
 /// Result of validation: broken rules, and warnings.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Verdict {
+pub struct ValidationResult {
     /// Broken rules; an empty list admits the object.
     pub problems: Vec<Problem>,
     /// Warnings, which the user gets although the object is admitted.
@@ -170,7 +175,7 @@ fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
 
 /// Returns true if the new template has the old one's explicit name. Such a template describes one Revision forever:
 /// changed defaults of the installation must not force the user to choose another name.
-fn keeps_its_revision(it: &Question<'_>) -> bool {
+fn keeps_its_revision(it: &AdmissionRequest<'_>) -> bool {
     let name = |object: &Value| {
         let name = object.pointer("/spec/template/metadata/name").and_then(Value::as_str);
         name.filter(|name| !name.is_empty()).map(str::to_owned)
@@ -179,7 +184,7 @@ fn keeps_its_revision(it: &Question<'_>) -> bool {
     new.is_some() && new == it.old.and_then(name)
 }
 
-fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &Rules<'_>) {
+fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &AdmissionRules<'_>) {
     if let Some(template) = object.pointer_mut("/spec/template") {
         defaults::template(template, meta, created, rules);
     }
@@ -188,7 +193,7 @@ fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &R
 /// Fills in absent fields of a named template whose defaults are the same as when it was created. Knative leaves them
 /// unset, and so refuses a manifest that is applied twice: `kubectl apply` replaces the list of containers by that of
 /// the manifest. Any other absent field is a change, and is refused as one.
-fn keep_template(object: &mut Value, old: &Value, meta: &ObjectMeta, rules: &Rules<'_>) {
+fn keep_template(object: &mut Value, old: &Value, meta: &ObjectMeta, rules: &AdmissionRules<'_>) {
     const AT: &str = "/spec/template";
     let mut filled = object.clone();
     fill_template(&mut filled, meta, true, rules);
@@ -228,12 +233,12 @@ fn traffic_of(object: &mut Value, is_service: bool) {
 }
 
 /// Records creator and last modifier in annotations. Child objects get none: their parent records both.
-fn user(object: &mut Value, meta: &ObjectMeta, it: &Question<'_>) {
+fn user(object: &mut Value, meta: &ObjectMeta, it: &AdmissionRequest<'_>) {
     let Some(user) = it.user else { return };
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
     let noted = match it.kind {
-        Kind::Service | Kind::DomainMapping => true,
-        Kind::Configuration | Kind::Route => !owned,
+        AdmittedKind::Service | AdmittedKind::DomainMapping => true,
+        AdmittedKind::Configuration | AdmittedKind::Route => !owned,
         _ => false,
     };
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
@@ -255,14 +260,14 @@ fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
 }
 
 /// Checks a Service, Configuration or Route.
-fn serving(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+fn serving(it: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let annotations = meta.annotations.clone().unwrap_or_default();
     metadata::name(meta, problems);
     metadata::no_autoscaling(&annotations, problems);
-    if it.kind != Kind::Configuration {
+    if it.kind != AdmittedKind::Configuration {
         metadata::route_annotations(&annotations, problems);
     }
-    if it.kind != Kind::Service {
+    if it.kind != AdmittedKind::Service {
         metadata::owner(meta, problems);
     }
     let spec = it.object.get("spec").filter(|spec| !spec.is_null());
@@ -270,32 +275,32 @@ fn serving(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
         problems.push(Problem::missing("spec"));
         return;
     };
-    if it.kind != Kind::Route {
-        revision_template(spec, Parent::of(meta), &it.rules, problems);
+    if it.kind != AdmittedKind::Route {
+        revision_template(spec, TemplateParent::of(meta), &it.rules, problems);
     }
-    if it.kind != Kind::Configuration {
+    if it.kind != AdmittedKind::Configuration {
         let before = problems.len();
         let targets: Vec<TrafficTarget> = typed(spec.get("traffic"), "spec.traffic", problems);
         // An unreadable list is reported once, without the errors of an empty one.
         if problems.len() == before {
-            traffic::check(&targets, it.kind == Kind::Service, problems);
+            traffic::check(&targets, it.kind == AdmittedKind::Service, problems);
         }
     }
     let Some(old) = it.old else { return };
     // These annotations of child objects are not recorded here (see `user`), so there is nothing to protect.
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
-    if it.kind == Kind::Service || !owned {
+    if it.kind == AdmittedKind::Service || !owned {
         same_creator(old, it.object, &annotations, problems);
     }
-    if it.kind != Kind::Route {
+    if it.kind != AdmittedKind::Route {
         name_change(old, it.object, problems);
     }
 }
 
 fn revision_template(
     spec: &Map<String, Value>,
-    parent: Parent<'_>,
-    rules: &Rules<'_>,
+    parent: TemplateParent<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
     const AT: &str = "spec.template";
@@ -340,7 +345,7 @@ fn same_creator(
     metadata::creator(&before, annotations, diff::same(&spec(old), &spec(new)), problems);
 }
 
-fn revision(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+fn revision(it: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     metadata::name(meta, problems);
     metadata::revision_owner(meta, problems);
     // A spec was judged when it was created. Judged again by stricter settings it could not even get a label.
@@ -366,34 +371,34 @@ fn limit(spec: &RevisionSpec) -> u32 {
     spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(0)
 }
 
-fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+fn warn(it: &AdmissionRequest<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     let place = match it.kind {
-        Kind::Service => Place::Service,
-        Kind::Configuration => Place::Configuration,
-        Kind::Route => Place::Route,
-        Kind::DomainMapping => Place::DomainMapping,
-        Kind::Revision => Place::Revision,
-        Kind::PodAutoscaler | Kind::Metric | Kind::ServerlessService => {
+        AdmittedKind::Service => MetadataPlace::Service,
+        AdmittedKind::Configuration => MetadataPlace::Configuration,
+        AdmittedKind::Route => MetadataPlace::Route,
+        AdmittedKind::DomainMapping => MetadataPlace::DomainMapping,
+        AdmittedKind::Revision => MetadataPlace::Revision,
+        AdmittedKind::PodAutoscaler | AdmittedKind::Metric | AdmittedKind::ServerlessService => {
             return internal::warn(it, meta, warnings);
         }
-        Kind::ClusterDomainClaim => return,
+        AdmittedKind::ClusterDomainClaim => return,
     };
     idle::warn(meta, place, "metadata", warnings);
-    if it.kind != Kind::Service && it.kind != Kind::Configuration {
+    if it.kind != AdmittedKind::Service && it.kind != AdmittedKind::Configuration {
         return;
     }
     let (at, inner) = ("spec.template.metadata", it.object.pointer("/spec/template/metadata"));
     idle::warn_template(inner, at, warnings);
     let inner: ObjectMeta = typed(inner, at, &mut Vec::new());
-    idle::warn(&inner, Place::Template, at, warnings);
+    idle::warn(&inner, MetadataPlace::Template, at, warnings);
     let pod: PodSpec = match it.object.pointer("/spec/template/spec") {
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
         None => PodSpec::default(),
     };
     match it.rules.platform {
-        Platform::Local => local::warn(meta, &pod, warnings),
+        AdmissionPlatform::Local => local::warn(meta, &pod, warnings),
         // Policies that a cluster may enforce later do not concern a single machine.
-        Platform::Kubernetes => security::warn(&pod, "spec.template.spec", warnings),
+        AdmissionPlatform::Kubernetes => security::warn(&pod, "spec.template.spec", warnings),
     }
     let serving = defaults::serving_index(&pod.containers);
     if let Some(container) = pod.containers.get(serving) {

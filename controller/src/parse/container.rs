@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar
 
 use super::{
     Problem, dns,
-    pod::{Port, Role},
+    pod::{PodContainerRole, ServingPort},
     probe,
-    rules::{Platform, Rules},
+    rules::{AdmissionPlatform, AdmissionRules},
     security,
 };
 
@@ -18,17 +18,17 @@ const RESERVED_PORTS: [i32; 6] = [8008, 8012, 8013, 8022, 9090, 9091];
 /// Checks one container; `port` is the port that gets the pod's requests.
 pub(super) fn check(
     container: &Container,
-    role: Role,
-    port: &Port,
+    role: PodContainerRole,
+    port: &ServingPort,
     at: &str,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
     name(container, at, problems);
     image(container, at, rules.platform, problems);
     env(container, role, at, problems);
     env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
-    if rules.platform == Platform::Local {
+    if rules.platform == AdmissionPlatform::Local {
         no_maps(container, at, problems);
     }
     ports(container, role, at, problems);
@@ -51,7 +51,12 @@ fn name(container: &Container, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-fn image(container: &Container, at: &str, platform: Platform, problems: &mut Vec<Problem>) {
+fn image(
+    container: &Container,
+    at: &str,
+    platform: AdmissionPlatform,
+    problems: &mut Vec<Problem>,
+) {
     let at = format!("{at}.image");
     let image = container.image.as_deref().unwrap_or_default();
     if image.is_empty() {
@@ -64,10 +69,11 @@ fn image(container: &Container, at: &str, platform: Platform, problems: &mut Vec
     }
 }
 
-fn env(container: &Container, role: Role, at: &str, problems: &mut Vec<Problem>) {
+fn env(container: &Container, role: PodContainerRole, at: &str, problems: &mut Vec<Problem>) {
     // The platform sets PORT in the serving container only.
-    let reserved =
-        |name: &str| RESERVED_ENV.contains(&name) && (role == Role::Serving || name != "PORT");
+    let reserved = |name: &str| {
+        RESERVED_ENV.contains(&name) && (role == PodContainerRole::Serving || name != "PORT")
+    };
     for (index, EnvVar { name, .. }) in container.env.iter().flatten().enumerate() {
         let path = format!("{at}.env[{index}].name");
         if name.is_empty() {
@@ -107,9 +113,9 @@ fn no_maps(container: &Container, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-fn ports(container: &Container, role: Role, at: &str, problems: &mut Vec<Problem>) {
+fn ports(container: &Container, role: PodContainerRole, at: &str, problems: &mut Vec<Problem>) {
     let ports = container.ports.as_deref().unwrap_or_default();
-    if role == Role::Init && !ports.is_empty() {
+    if role == PodContainerRole::Init && !ports.is_empty() {
         let message = "field not allowed in an init container";
         problems.push(Problem::new(format!("{at}.ports"), message));
         return;
@@ -139,8 +145,8 @@ fn port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
 }
 
 /// Checks that `image` is a reference: `[host[:port]/]path[:tag][@digest]`, or `oci:PATH` for a layout on local disk.
-fn image_reference(image: &str, platform: Platform) -> Result<(), String> {
-    if let (Some(path), Platform::Local) = (image.strip_prefix("oci:"), platform) {
+fn image_reference(image: &str, platform: AdmissionPlatform) -> Result<(), String> {
+    if let (Some(path), AdmissionPlatform::Local) = (image.strip_prefix("oci:"), platform) {
         return if path.is_empty() { Err("oci: needs a path".into()) } else { Ok(()) };
     }
     // Begins as go-containerregistry's message does, then names the faulty part.

@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use serde_json::{Map, Value, json};
 
-use super::rules::Rules;
+use super::rules::AdmissionRules;
 use crate::{children::child_name, config_maps::SecureDefaults};
 
 /// Shipped value of `revision-response-start-timeout-seconds`, in seconds.
@@ -21,7 +21,7 @@ pub(crate) const RESPONSE_START: i64 = 300;
 /// Port of containers that declare none (knative/serving `pkg/networking/constants.go`).
 const PORT: i64 = 8080;
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 /// Fills in a template; `parent` is the object around it.
 ///
@@ -30,7 +30,7 @@ pub(super) fn template(
     template: &mut Value,
     parent: &ObjectMeta,
     created: bool,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
 ) {
     if let Some(spec) = template.get_mut("spec") {
         revision_spec(spec, parent, created, rules);
@@ -42,7 +42,7 @@ pub(super) fn revision_spec(
     spec: &mut Value,
     parent: &ObjectMeta,
     created: bool,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
 ) {
     let Value::Object(spec) = spec else { return };
     limits(spec, rules);
@@ -72,7 +72,7 @@ pub(super) fn revision_spec(
 }
 
 /// Fills in the pod's access to others: service links, and the token for the API server.
-fn service_account(spec: &mut Object, rules: &Rules<'_>) {
+fn service_account(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     // Kubernetes' own default (true) would give every service the addresses of all others.
     if let Some(links) = rules.defaults.enable_service_links {
         unset(spec, "enableServiceLinks", links);
@@ -84,7 +84,7 @@ fn service_account(spec: &mut Object, rules: &Rules<'_>) {
     }
 }
 
-fn limits(spec: &mut Object, rules: &Rules<'_>) {
+fn limits(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     let defaults = rules.defaults;
     // A value of a wrong type must stay as it is, for validation to report: -1 blocks all defaults below.
     let timeout = match spec.get("timeoutSeconds") {
@@ -108,7 +108,7 @@ fn limits(spec: &mut Object, rules: &Rules<'_>) {
 }
 
 /// Returns the names of volumes that pods may write to.
-fn writable_volumes(spec: &Object) -> Vec<String> {
+fn writable_volumes(spec: &JsonObject) -> Vec<String> {
     let volumes = spec.get("volumes").and_then(Value::as_array);
     let writable = |volume: &&Value| {
         let kinds = ["emptyDir", "persistentVolumeClaim", "ephemeral"];
@@ -119,7 +119,7 @@ fn writable_volumes(spec: &Object) -> Vec<String> {
 }
 
 /// Returns the names that users gave to containers.
-fn names(spec: &Object) -> BTreeSet<String> {
+fn names(spec: &JsonObject) -> BTreeSet<String> {
     let lists = ["containers", "initContainers"].map(|list| spec.get(list));
     let all = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
     all.filter_map(Value::as_object).map(|it| text(it, "name")).collect()
@@ -141,7 +141,7 @@ fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
     }
 }
 
-fn ports(container: &mut Object) {
+fn ports(container: &mut JsonObject) {
     let ports = container.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
         // A port without number that only names a protocol is the port in `PORT`.
@@ -150,7 +150,7 @@ fn ports(container: &mut Object) {
 }
 
 /// Marks mounts of volumes that pods cannot write to as read-only.
-fn mounts(container: &mut Object, writable: &[String]) {
+fn mounts(container: &mut JsonObject, writable: &[String]) {
     let mounts = container.get_mut("volumeMounts").and_then(Value::as_array_mut);
     for mount in mounts.into_iter().flatten().filter_map(Value::as_object_mut) {
         let name = text(mount, "name");
@@ -160,7 +160,7 @@ fn mounts(container: &mut Object, writable: &[String]) {
     }
 }
 
-fn resources(container: &mut Object, rules: &Rules<'_>) {
+fn resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
     let have = container.get("resources").filter(|it| !it.is_null());
     let read = have.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
     // Values of a wrong type are left for validation; only added keys are written, so the user's notation stays.
@@ -183,7 +183,7 @@ fn resources(container: &mut Object, rules: &Rules<'_>) {
 }
 
 /// Fills in readiness probes. The serving container always has one: without a handler it is a TCP probe.
-fn probes(container: &mut Object, several: bool) {
+fn probes(container: &mut JsonObject, several: bool) {
     let ports = container.get("ports").and_then(Value::as_array);
     let serves = !several || ports.is_some_and(|ports| !ports.is_empty());
     if serves && let Some(probe) = object(container, "readinessProbe") {
@@ -204,7 +204,7 @@ fn probes(container: &mut Object, several: bool) {
     }
 }
 
-fn numbers(probe: &mut Object) {
+fn numbers(probe: &mut JsonObject) {
     zero(probe, "successThreshold", 1);
     // `periodSeconds: 0` stands for probing as fast as is sensible, and excludes thresholds and timeouts of its own.
     let period = probe.get("periodSeconds").filter(|it| !it.is_null());
@@ -214,14 +214,14 @@ fn numbers(probe: &mut Object) {
     }
 }
 
-fn grpc_service(probe: &mut Object) {
+fn grpc_service(probe: &mut JsonObject) {
     if let Some(Value::Object(grpc)) = probe.get_mut("grpc") {
         unset(grpc, "service", "");
     }
 }
 
 /// Fills in security contexts by the setting `secure-pod-defaults`.
-fn security(spec: &mut Object, rules: &Rules<'_>) {
+fn security(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     let level = rules.features.secure_pod_defaults;
     if level == SecureDefaults::Disabled {
         return;
@@ -255,20 +255,20 @@ fn security(spec: &mut Object, rules: &Rules<'_>) {
 }
 
 /// Returns true if a security context sets the allowed system calls.
-fn has_seccomp(context: Option<&Object>) -> bool {
+fn has_seccomp(context: Option<&JsonObject>) -> bool {
     let profile = context.and_then(|it| it.get("seccompProfile")).and_then(Value::as_object);
     profile.is_some_and(|it| !text(it, "type").is_empty())
 }
 
 /// Returns true if the container declares a port below 1024, for which it needs `NET_BIND_SERVICE` or root.
-fn has_low_port(container: &Object) -> bool {
+fn has_low_port(container: &JsonObject) -> bool {
     let ports = container.get("ports").and_then(Value::as_array);
     let numbers = ports.into_iter().flatten().filter_map(|it| it.get("containerPort")?.as_i64());
     numbers.into_iter().any(|number| (1..1024).contains(&number))
 }
 
 /// Fills in traffic targets. Only a Service has a default for an empty list.
-pub(super) fn traffic(spec: &mut Object, is_service: bool) {
+pub(super) fn traffic(spec: &mut JsonObject, is_service: bool) {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let none = spec.get("traffic").is_none_or(|it| it.is_null() || empty(it));
     if none && is_service {
@@ -289,12 +289,12 @@ pub(crate) fn serving_index(containers: &[Container]) -> usize {
 }
 
 /// Returns the text of a field; empty where there is none.
-pub(super) fn text(object: &Object, name: &str) -> String {
+pub(super) fn text(object: &JsonObject, name: &str) -> String {
     object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// Returns the object in a field, creating it if absent; `None` if the field has another type.
-pub(super) fn object<'a>(parent: &'a mut Object, name: &str) -> Option<&'a mut Object> {
+pub(super) fn object<'a>(parent: &'a mut JsonObject, name: &str) -> Option<&'a mut JsonObject> {
     let value = parent.entry(name).or_insert(Value::Null);
     if value.is_null() {
         *value = Value::Object(Map::new());
@@ -302,19 +302,19 @@ pub(super) fn object<'a>(parent: &'a mut Object, name: &str) -> Option<&'a mut O
     value.as_object_mut()
 }
 
-fn set(object: &mut Object, name: &str, value: impl Into<Value>) {
+fn set(object: &mut JsonObject, name: &str, value: impl Into<Value>) {
     object.insert(name.into(), value.into());
 }
 
 /// Sets a field that is absent or `null`.
-fn unset(object: &mut Object, name: &str, value: impl Into<Value>) {
+fn unset(object: &mut JsonObject, name: &str, value: impl Into<Value>) {
     if object.get(name).is_none_or(Value::is_null) {
         set(object, name, value);
     }
 }
 
 /// Sets a field that is absent, `null` or 0, which are the same to Knative.
-fn zero(object: &mut Object, name: &str, value: i64) {
+fn zero(object: &mut JsonObject, name: &str, value: i64) {
     if object.get(name).is_none_or(|it| it.is_null() || it.as_i64() == Some(0)) {
         set(object, name, value);
     }

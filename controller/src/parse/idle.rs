@@ -13,12 +13,12 @@ use super::Problem;
 use crate::{
     knative::key,
     kube::cache::APPLIED,
-    policy::{self, Class},
+    policy::{self, AutoscalerClass},
 };
 
 /// Object, or part of one, that has labels and annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MetadataPlace {
     /// Metadata of a Knative Service.
     Service,
     /// Metadata of a Configuration.
@@ -33,21 +33,25 @@ pub(crate) enum Place {
     Template,
 }
 
-use Place::{Configuration, DomainMapping, Revision, Route, Service, Template};
+use MetadataPlace::{Configuration, DomainMapping, Revision, Route, Service, Template};
 
 /// One known label or annotation, and the places where it has an effect.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownKey {
     /// Spellings of the key: the present one first, then retired ones that are still read.
     pub names: &'static [&'static str],
     /// Places where the key has an effect.
-    pub at: &'static [Place],
+    pub at: &'static [MetadataPlace],
     /// Explanation in the warning for all other places.
     pub why: &'static str,
 }
 
-const fn known(names: &'static [&'static str], at: &'static [Place], why: &'static str) -> Known {
-    Known { names, at, why }
+const fn known(
+    names: &'static [&'static str],
+    at: &'static [MetadataPlace],
+    why: &'static str,
+) -> KnownKey {
+    KnownKey { names, at, why }
 }
 
 /// Groups in which only the keys listed here have a meaning.
@@ -63,12 +67,12 @@ const GROUPS: [&str; 8] = [
 ];
 
 const NETWORKING: &str = "networking.knative.dev/";
-const ROUTED: &[Place] = &[Service, Route];
-const RUN: &[Place] = &[Template, Revision];
+const ROUTED: &[MetadataPlace] = &[Service, Route];
+const RUN: &[MetadataPlace] = &[Template, Revision];
 /// Places of keys that the platform itself writes.
-const WRITTEN: &[Place] = &[Configuration, Route, Revision];
-const SIGNED: &[Place] = &[Service, Configuration, Route, DomainMapping, Revision];
-const NOWHERE: &[Place] = &[];
+const WRITTEN: &[MetadataPlace] = &[Configuration, Route, Revision];
+const SIGNED: &[MetadataPlace] = &[Service, Configuration, Route, DomainMapping, Revision];
+const NOWHERE: &[MetadataPlace] = &[];
 
 const ON_ROUTE: &str = "it belongs on a Service or a Route, under \"metadata\"";
 const ON_TEMPLATE: &str = "it belongs on a template, under \"spec.template.metadata\"";
@@ -76,7 +80,7 @@ const NO_TLS: &str = "services are served without TLS";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const OURS: &str = "the platform writes it";
 
-pub(crate) static ANNOTATIONS: [Known; 40] = [
+pub(crate) static ANNOTATIONS: [KnownKey; 40] = [
     known(&key::ROLLOUT_DURATION, ROUTED, ON_ROUTE),
     known(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
     known(&[key::PATH], &[Service, Route, Template, Revision], ON_ROUTE),
@@ -165,7 +169,7 @@ pub(crate) static ANNOTATIONS: [Known; 40] = [
     ]),
 ];
 
-pub(crate) static LABELS: [Known; 13] = [
+pub(crate) static LABELS: [KnownKey; 13] = [
     known(&[key::VISIBILITY], ROUTED, ON_ROUTE),
     known(
         &["serving.knative.dev/visibility"],
@@ -185,11 +189,11 @@ pub(crate) static LABELS: [Known; 13] = [
     known(&[key::DEPLOYMENT_HASH], WRITTEN, OURS),
 ];
 
-const fn sidecar(names: &'static [&'static str]) -> Known {
+const fn sidecar(names: &'static [&'static str]) -> KnownKey {
     known(names, NOWHERE, NO_SIDECAR)
 }
 
-const fn scales(names: &'static [&'static str]) -> Known {
+const fn scales(names: &'static [&'static str]) -> KnownKey {
     known(names, RUN, ON_TEMPLATE)
 }
 
@@ -198,11 +202,11 @@ const OF_HPA: [&str; 7] =
     ["class", "metric", "target", "window", "min-scale", "max-scale", "initial-scale"];
 
 /// Warns of labels and annotations without effect at a place, and of retired spellings.
-pub(super) fn warn(meta: &ObjectMeta, place: Place, at: &str, warnings: &mut Vec<Problem>) {
+pub(super) fn warn(meta: &ObjectMeta, place: MetadataPlace, at: &str, warnings: &mut Vec<Problem>) {
     let none = BTreeMap::new();
     let annotations = meta.annotations.as_ref().unwrap_or(&none);
     let labels = meta.labels.as_ref().unwrap_or(&none);
-    let class = Class::of(annotations);
+    let class = AutoscalerClass::of(annotations);
     for (kind, all, table) in
         [("annotations", annotations, &ANNOTATIONS[..]), ("labels", labels, &LABELS)]
     {
@@ -217,7 +221,13 @@ pub(super) fn warn(meta: &ObjectMeta, place: Place, at: &str, warnings: &mut Vec
     }
 }
 
-fn said(name: &str, value: &str, place: Place, class: Class, table: &[Known]) -> Option<String> {
+fn said(
+    name: &str,
+    value: &str,
+    place: MetadataPlace,
+    class: AutoscalerClass,
+    table: &[KnownKey],
+) -> Option<String> {
     let group = name.split_once('/').map(|(group, _)| group).filter(|it| GROUPS.contains(it))?;
     let has_none = |why: &str| Some(format!("{name} has no effect: {why}"));
     let scales = group == policy::GROUP;
@@ -226,7 +236,7 @@ fn said(name: &str, value: &str, place: Place, class: Class, table: &[Known]) ->
         return None;
     }
     // Foreign autoscalers may read keys that are unknown here.
-    if scales && RUN.contains(&place) && class == Class::Foreign {
+    if scales && RUN.contains(&place) && class == AutoscalerClass::Foreign {
         return None;
     }
     let Some(known) = table.iter().find(|it| it.names.contains(&name)) else {
@@ -237,7 +247,7 @@ fn said(name: &str, value: &str, place: Place, class: Class, table: &[Known]) ->
         return has_none(known.why);
     }
     let word = newest.rsplit('/').next().unwrap_or_default();
-    if scales && class == Class::Hpa && !OF_HPA.contains(&word) {
+    if scales && class == AutoscalerClass::Hpa && !OF_HPA.contains(&word) {
         return has_none("a HorizontalPodAutoscaler knows no such bound");
     }
     if name == key::VISIBILITY && !matches!(value, "" | "cluster-local") {

@@ -9,19 +9,19 @@ use crate::config_maps::{Features, Flag, SecureDefaults};
 
 /// Fields of one object that users may write.
 #[derive(Debug)]
-pub(crate) struct Mask(pub &'static [(&'static str, Field)]);
+pub(crate) struct FieldMask(pub &'static [(&'static str, FieldRule)]);
 
 /// Rule for one field that a mask lists.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Field {
+pub(crate) enum FieldRule {
     /// Allowed with any value that Kubernetes allows there.
     Any,
     /// An object, or a list of objects, with a mask of its own.
-    In(&'static Mask),
+    In(&'static FieldMask),
     /// Allowed only with a feature; then with any value that Kubernetes allows there.
     If(Feature),
     /// Allowed only with a feature; then an object with a mask of its own.
-    IfIn(Feature, &'static Mask),
+    IfIn(Feature, &'static FieldMask),
 }
 
 /// A feature: its key of `config-features`, and its lookup in the settings.
@@ -37,10 +37,10 @@ macro_rules! feature {
     };
 }
 
-use Field::{Any, If, IfIn, In};
+use FieldRule::{Any, If, IfIn, In};
 
 /// Mask of a PodSpec. Fields in no table, such as `nodeName` and `restartPolicy`, belong to the platform.
-pub(crate) static POD: Mask = Mask(&[
+pub(crate) static POD: FieldMask = FieldMask(&[
     ("affinity", If(feature!("kubernetes.podspec-affinity", podspec_affinity))),
     ("automountServiceAccountToken", Any),
     ("containers", In(&CONTAINER)),
@@ -89,7 +89,7 @@ const POD_SECURITY_FEATURE: Feature = Feature {
     },
 };
 
-static POD_SECURITY: Mask = Mask(&[
+static POD_SECURITY: FieldMask = FieldMask(&[
     ("fsGroup", Any),
     ("runAsGroup", Any),
     ("runAsNonRoot", Any),
@@ -98,7 +98,7 @@ static POD_SECURITY: Mask = Mask(&[
     ("supplementalGroups", Any),
 ]);
 
-static CONTAINER: Mask = Mask(&[
+static CONTAINER: FieldMask = FieldMask(&[
     ("args", Any),
     ("command", Any),
     ("env", In(&ENV)),
@@ -109,7 +109,7 @@ static CONTAINER: Mask = Mask(&[
     ("name", Any),
     ("ports", In(&PORT)),
     ("readinessProbe", In(&PROBE)),
-    ("resources", In(&Mask(&[("limits", Any), ("requests", Any)]))),
+    ("resources", In(&FieldMask(&[("limits", Any), ("requests", Any)]))),
     ("securityContext", In(&SECURITY)),
     ("startupProbe", In(&PROBE)),
     ("terminationMessagePath", Any),
@@ -118,27 +118,27 @@ static CONTAINER: Mask = Mask(&[
     ("workingDir", Any),
 ]);
 
-static ENV: Mask = Mask(&[("name", Any), ("value", Any), ("valueFrom", In(&ENV_SOURCE))]);
+static ENV: FieldMask = FieldMask(&[("name", Any), ("value", Any), ("valueFrom", In(&ENV_SOURCE))]);
 
 const FIELD_REF: Feature = feature!("kubernetes.podspec-fieldref", podspec_fieldref);
 
-static ENV_SOURCE: Mask = Mask(&[
+static ENV_SOURCE: FieldMask = FieldMask(&[
     ("configMapKeyRef", In(&KEY_SELECTOR)),
     ("fieldRef", If(FIELD_REF)),
     ("resourceFieldRef", If(FIELD_REF)),
     ("secretKeyRef", In(&KEY_SELECTOR)),
 ]);
 
-static KEY_SELECTOR: Mask = Mask(&[("key", Any), ("name", Any), ("optional", Any)]);
+static KEY_SELECTOR: FieldMask = FieldMask(&[("key", Any), ("name", Any), ("optional", Any)]);
 
-static ENV_FROM: Mask =
-    Mask(&[("configMapRef", In(&REFERENCE)), ("prefix", Any), ("secretRef", In(&REFERENCE))]);
+static ENV_FROM: FieldMask =
+    FieldMask(&[("configMapRef", In(&REFERENCE)), ("prefix", Any), ("secretRef", In(&REFERENCE))]);
 
-static REFERENCE: Mask = Mask(&[("name", Any), ("optional", Any)]);
+static REFERENCE: FieldMask = FieldMask(&[("name", Any), ("optional", Any)]);
 
-static PORT: Mask = Mask(&[("containerPort", Any), ("name", Any), ("protocol", Any)]);
+static PORT: FieldMask = FieldMask(&[("containerPort", Any), ("name", Any), ("protocol", Any)]);
 
-static PROBE: Mask = Mask(&[
+static PROBE: FieldMask = FieldMask(&[
     ("exec", Any),
     ("failureThreshold", Any),
     ("grpc", Any),
@@ -150,10 +150,10 @@ static PROBE: Mask = Mask(&[
     ("timeoutSeconds", Any),
 ]);
 
-static SECURITY: Mask = Mask(&[
+static SECURITY: FieldMask = FieldMask(&[
     ("allowPrivilegeEscalation", Any),
     // Restricted further by `security.rs`.
-    ("capabilities", In(&Mask(&[("add", Any), ("drop", Any)]))),
+    ("capabilities", In(&FieldMask(&[("add", Any), ("drop", Any)]))),
     // Restricted further by `security.rs`: only `false` is allowed.
     ("privileged", Any),
     ("readOnlyRootFilesystem", Any),
@@ -163,7 +163,7 @@ static SECURITY: Mask = Mask(&[
     ("seccompProfile", Any),
 ]);
 
-static MOUNT: Mask = Mask(&[
+static MOUNT: FieldMask = FieldMask(&[
     ("mountPath", Any),
     (
         "mountPropagation",
@@ -177,7 +177,7 @@ static MOUNT: Mask = Mask(&[
     ("subPath", Any),
 ]);
 
-static VOLUME: Mask = Mask(&[
+static VOLUME: FieldMask = FieldMask(&[
     ("configMap", Any),
     ("csi", If(feature!("kubernetes.podspec-volumes-csi", podspec_volumes_csi))),
     ("emptyDir", If(feature!("kubernetes.podspec-volumes-emptydir", podspec_volumes_emptydir))),
@@ -189,19 +189,19 @@ static VOLUME: Mask = Mask(&[
         "persistentVolumeClaim",
         If(feature!("kubernetes.podspec-persistent-volume-claim", podspec_persistent_volume_claim)),
     ),
-    ("projected", In(&Mask(&[("defaultMode", Any), ("sources", In(&PROJECTION))]))),
+    ("projected", In(&FieldMask(&[("defaultMode", Any), ("sources", In(&PROJECTION))]))),
     ("secret", Any),
 ]);
 
-static PROJECTION: Mask = Mask(&[
+static PROJECTION: FieldMask = FieldMask(&[
     ("configMap", Any),
     ("downwardAPI", Any),
     ("secret", Any),
     ("serviceAccountToken", Any),
 ]);
 
-impl Mask {
-    pub(crate) fn field(&self, name: &str) -> Option<Field> {
+impl FieldMask {
+    pub(crate) fn field(&self, name: &str) -> Option<FieldRule> {
         self.0.iter().find(|(have, _)| *have == name).map(|(_, field)| *field)
     }
 
@@ -227,7 +227,7 @@ impl Mask {
     }
 }
 
-impl Field {
+impl FieldRule {
     fn check(self, value: &Value, features: &Features, path: &str, problems: &mut Vec<Problem>) {
         let mask = match self {
             // The value has rules of its own elsewhere, or none.

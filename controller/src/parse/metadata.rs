@@ -8,13 +8,13 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Problem, dns, rules::Parent};
+use super::{Problem, dns, rules::TemplateParent};
 use crate::{
     knative::key,
     policy::{self, parse_duration},
 };
 
-type Annotations = BTreeMap<String, String>;
+type AnnotationMap = BTreeMap<String, String>;
 
 /// Prefix of template annotations for Knative's sidecar. Rouse has no sidecar: they are checked and have no effect.
 const SIDECAR: &str = "queue.sidecar.serving.knative.dev/";
@@ -30,7 +30,7 @@ const SIDECAR_RESOURCES: [[&str; 2]; 6] = [
 
 /// Checks the name of an object whose names are DNS-1035 labels.
 pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
-    let parent = Parent::of(meta);
+    let parent = TemplateParent::of(meta);
     let prefix = dns::dns1035_prefix(parent.generate_name);
     if !parent.generate_name.is_empty() && !prefix.is_empty() {
         let message = format!("not a DNS 1035 label prefix: {}", dns::list(&prefix));
@@ -47,8 +47,12 @@ pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
 }
 
 /// Checks the name that a template sets for its Revision.
-pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mut Vec<Problem>) {
-    let (name, generate) = (Parent::of(meta).name, Parent::of(meta).generate_name);
+pub(super) fn revision_name(
+    meta: &ObjectMeta,
+    parent: TemplateParent<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    let (name, generate) = (TemplateParent::of(meta).name, TemplateParent::of(meta).generate_name);
     const AT: &str = "spec.template.metadata";
     let prefix = dns::dns1035_prefix(generate);
     if !generate.is_empty() && !prefix.is_empty() {
@@ -75,7 +79,7 @@ pub(super) fn revision_name(meta: &ObjectMeta, parent: Parent<'_>, problems: &mu
 }
 
 /// Refuses annotations on Service, Configuration and Route that are allowed only on a template.
-pub(super) fn no_autoscaling(annotations: &Annotations, problems: &mut Vec<Problem>) {
+pub(super) fn no_autoscaling(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
     for name in annotations.keys().filter(|name| name.starts_with(policy::GROUP)) {
         let rule = "autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work";
         problems.push(Problem::key("metadata.annotations", name).details(rule));
@@ -83,7 +87,7 @@ pub(super) fn no_autoscaling(annotations: &Annotations, problems: &mut Vec<Probl
 }
 
 /// Checks the annotations of a Service or Route.
-pub(super) fn route_annotations(annotations: &Annotations, problems: &mut Vec<Problem>) {
+pub(super) fn route_annotations(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
     const AT: &str = "metadata.annotations";
     if let Some((name, text)) = first(annotations, &key::ROLLOUT_DURATION) {
         seconds("rollout-duration", name, text, true, AT, problems);
@@ -94,7 +98,7 @@ pub(super) fn route_annotations(annotations: &Annotations, problems: &mut Vec<Pr
 
 /// Checks the annotations of a template, except the autoscaler's.
 pub(super) fn template_annotations(
-    annotations: &Annotations,
+    annotations: &AnnotationMap,
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
@@ -139,7 +143,7 @@ fn seconds(what: &str, name: &str, text: &str, zero: bool, at: &str, problems: &
 }
 
 /// Checks Rouse's own annotation that fixes the path of connections.
-fn path(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
+fn path(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
     if let Some(value) =
         all.get(key::PATH).filter(|it| !matches!(it.as_str(), "direct" | "activator"))
     {
@@ -148,7 +152,7 @@ fn path(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-fn http_protocol(all: &Annotations, problems: &mut Vec<Problem>) {
+fn http_protocol(all: &AnnotationMap, problems: &mut Vec<Problem>) {
     if let Some((name, value)) = first(all, &key::HTTP_PROTOCOL)
         && !matches!(value.to_ascii_lowercase().as_str(), "" | "enabled" | "redirected")
     {
@@ -156,7 +160,7 @@ fn http_protocol(all: &Annotations, problems: &mut Vec<Problem>) {
     }
 }
 
-fn sidecar(all: &Annotations, at: &str, problems: &mut Vec<Problem>) {
+fn sidecar(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
     let mut say = |problem: fn(String, &str) -> Problem, name: &str, value: &str| {
         problems.push(problem(format!("{at}.[{SIDECAR}{name}]"), value));
     };
@@ -214,8 +218,8 @@ fn owned_by(meta: &ObjectMeta, kind: &str, name: &str, label: &str, problems: &m
 
 /// Checks that creator and last modifier were not changed by hand.
 pub(super) fn creator(
-    old: &Annotations,
-    new: &Annotations,
+    old: &AnnotationMap,
+    new: &AnnotationMap,
     same_spec: bool,
     problems: &mut Vec<Problem>,
 ) {
@@ -230,7 +234,7 @@ pub(super) fn creator(
     }
 }
 
-fn first<'a>(all: &'a Annotations, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
+fn first<'a>(all: &'a AnnotationMap, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
     // The present spelling comes first in `names`: it counts where several are set.
     names.iter().find_map(|name| all.get(*name).map(|text| (*name, text.as_str())))
 }

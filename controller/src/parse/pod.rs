@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::{
     Problem, container, dns, mask,
-    rules::{Platform, Rules},
+    rules::{AdmissionPlatform, AdmissionRules},
     security, server, volume,
 };
 use crate::config_maps::Flag;
 
 /// Role of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum PodContainerRole {
     /// Container that gets the requests.
     Serving,
     /// Container that runs beside the serving one.
@@ -28,7 +28,7 @@ pub(super) fn check(
     raw: &Value,
     pod: &PodSpec,
     at: &str,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
     mask::POD.check(raw, rules.features, at, problems);
@@ -52,7 +52,7 @@ pub(super) fn check(
     for (index, one) in pod.containers.iter().enumerate() {
         let path = format!("{at}.containers[{index}]");
         let serves = !several || one.ports.as_ref().is_some_and(|ports| !ports.is_empty());
-        let role = if serves { Role::Serving } else { Role::Sidecar };
+        let role = if serves { PodContainerRole::Serving } else { PodContainerRole::Sidecar };
         container::check(one, role, &port, &path, rules, problems);
         volume::mounts(pod, one, &path, rules.platform, problems);
     }
@@ -66,12 +66,12 @@ pub(super) fn check(
 
 /// The serving port: its number, and the name by which probes may refer to it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Port {
+pub(super) struct ServingPort {
     pub number: i32,
     pub name: String,
 }
 
-fn ports(containers: &[Container], at: &str, problems: &mut Vec<Problem>) -> Port {
+fn ports(containers: &[Container], at: &str, problems: &mut Vec<Problem>) -> ServingPort {
     let all: Vec<_> = containers.iter().flat_map(|it| it.ports.iter().flatten()).collect();
     if all.is_empty() && containers.len() > 1 {
         let problem = Problem::missing(at);
@@ -88,16 +88,21 @@ fn ports(containers: &[Container], at: &str, problems: &mut Vec<Problem>) -> Por
     };
     let (number, name) =
         all.last().map_or((0, None), |port| (port.container_port, port.name.as_deref()));
-    Port { number: if number == 0 { 8080 } else { number }, name: named(name) }
+    ServingPort { number: if number == 0 { 8080 } else { number }, name: named(name) }
 }
 
-fn init_containers(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
+fn init_containers(
+    pod: &PodSpec,
+    at: &str,
+    rules: &AdmissionRules<'_>,
+    problems: &mut Vec<Problem>,
+) {
     let init = pod.init_containers.as_deref().unwrap_or_default();
     if init.is_empty() {
         return;
     }
     let off = rules.features.podspec_init_containers != Flag::Enabled;
-    if off || rules.platform == Platform::Local {
+    if off || rules.platform == AdmissionPlatform::Local {
         let count = init.len();
         let message = format!(
             "pod spec support for init-containers is off, but found {count} init containers"
@@ -107,14 +112,14 @@ fn init_containers(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Ve
     }
     let mut taken: BTreeSet<&str> = pod.containers.iter().map(|it| it.name.as_str()).collect();
     // Init containers serve nothing, so no port matches.
-    let nowhere = Port { number: 0, name: String::new() };
+    let nowhere = ServingPort { number: 0, name: String::new() };
     for (index, one) in init.iter().enumerate() {
         let path = format!("{at}.initContainers[{index}]");
         if !taken.insert(&one.name) {
             let message = format!("duplicate container name {:?}", one.name);
             problems.push(Problem::new(format!("{path}.name"), message));
         }
-        container::check(one, Role::Init, &nowhere, &path, rules, problems);
+        container::check(one, PodContainerRole::Init, &nowhere, &path, rules, problems);
         volume::mounts(pod, one, &path, rules.platform, problems);
     }
 }

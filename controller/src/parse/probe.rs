@@ -7,15 +7,15 @@ use k8s_openapi::{
 
 use super::{
     Problem,
-    pod::{Port, Role},
+    pod::{PodContainerRole, ServingPort},
 };
 use crate::config_maps::{Features, Flag};
 
 /// Checks all probes of a container whose pod serves on `port`.
 pub(super) fn all(
     container: &Container,
-    role: Role,
-    port: &Port,
+    role: PodContainerRole,
+    port: &ServingPort,
     at: &str,
     features: &Features,
     problems: &mut Vec<Problem>,
@@ -30,17 +30,19 @@ pub(super) fn all(
         let Some(probe) = probe else { continue };
         let path = format!("{at}.{name}");
         match role {
-            Role::Init => {
+            PodContainerRole::Init => {
                 problems.push(Problem::new(path, "field not allowed in an init container"));
                 continue;
             }
-            Role::Sidecar if !anywhere => {
+            PodContainerRole::Sidecar if !anywhere => {
                 problems.push(Problem::disallowed(path));
                 continue;
             }
-            Role::Sidecar => ports(probe, Asked::Named, &path, problems),
-            Role::Serving if anywhere => {}
-            Role::Serving => ports(probe, Asked::Only(port), &path, problems),
+            PodContainerRole::Sidecar => ports(probe, AllowedProbePort::Named, &path, problems),
+            PodContainerRole::Serving if anywhere => {}
+            PodContainerRole::Serving => {
+                ports(probe, AllowedProbePort::Only(port), &path, problems)
+            }
         }
         handlers(probe, &path, problems);
         if name == "readinessProbe" {
@@ -83,25 +85,27 @@ fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
 
 /// Ports that a probe may use.
 #[derive(Clone, Copy)]
-enum Asked<'a> {
+enum AllowedProbePort<'a> {
     /// Only the serving port, by number, by name or left out.
-    Only(&'a Port),
+    Only(&'a ServingPort),
     /// Any port, which must be set.
     Named,
 }
 
-fn ports(probe: &Probe, asked: Asked<'_>, path: &str, problems: &mut Vec<Problem>) {
+fn ports(probe: &Probe, asked: AllowedProbePort<'_>, path: &str, problems: &mut Vec<Problem>) {
     let mut check = |name: &str, port: &IntOrString| {
         let (fits, rule) = match (asked, port) {
-            (Asked::Only(serving), IntOrString::Int(port)) => {
+            (AllowedProbePort::Only(serving), IntOrString::Int(port)) => {
                 (*port == 0 || *port == serving.number, "Probe port must match container port")
             }
-            (Asked::Only(serving), IntOrString::String(port)) => {
+            (AllowedProbePort::Only(serving), IntOrString::String(port)) => {
                 let fits = port.is_empty() || *port == serving.name;
                 (fits, "Probe port must match container port")
             }
-            (Asked::Named, IntOrString::Int(port)) => (*port != 0, "Probe port must be specified"),
-            (Asked::Named, IntOrString::String(port)) => {
+            (AllowedProbePort::Named, IntOrString::Int(port)) => {
+                (*port != 0, "Probe port must be specified")
+            }
+            (AllowedProbePort::Named, IntOrString::String(port)) => {
                 (!port.is_empty(), "Probe port must be specified")
             }
         };

@@ -3,13 +3,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
-    config_maps::{Defaults, Features},
-    policy::AutoscalerConfig,
+    config_maps::{Features, RevisionDefaults},
+    policy::ScalePolicyConfig,
 };
 
 /// Platform on which the pods will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Platform {
+pub enum AdmissionPlatform {
     /// The local node: volumes are `emptyDir`, images may be folders, and names leave room for a Revision's suffix.
     Local,
     /// Kubernetes: Knative's rules, without the restrictions of the local node.
@@ -19,29 +19,29 @@ pub enum Platform {
 
 /// Platform and settings that a rule may depend on.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
+pub struct AdmissionRules<'a> {
     /// Platform on which the pods will run.
-    pub platform: Platform,
+    pub platform: AdmissionPlatform,
     /// Checked settings of `config-defaults`.
-    pub defaults: &'a Defaults,
+    pub defaults: &'a RevisionDefaults,
     /// Checked settings of `config-features`.
     pub features: &'a Features,
     /// Checked settings of `config-autoscaler`.
-    pub autoscaler: &'a AutoscalerConfig,
+    pub autoscaler: &'a ScalePolicyConfig,
     /// Domain of cluster-local names, such as `cluster.local`.
     pub cluster_domain: &'a str,
 }
 
 /// Object around a template, whose name the Revision's own name must begin with.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Parent<'a> {
+pub(super) struct TemplateParent<'a> {
     /// Value of `metadata.name`; empty before a generated name is known.
     pub name: &'a str,
     /// Value of `metadata.generateName`, or empty text.
     pub generate_name: &'a str,
 }
 
-impl<'a> Parent<'a> {
+impl<'a> TemplateParent<'a> {
     pub(super) fn of(meta: &'a ObjectMeta) -> Self {
         Self {
             name: meta.name.as_deref().unwrap_or_default(),

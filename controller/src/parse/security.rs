@@ -3,14 +3,19 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, SecurityContext};
 
-use super::{Problem, rules::Rules};
+use super::{Problem, rules::AdmissionRules};
 use crate::config_maps::{Flag, SecureDefaults};
 
 /// Highest ID of users and groups.
 const MAX_ID: i64 = i32::MAX as i64;
 
 /// Checks the security context of a pod.
-pub(super) fn pod(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
+pub(super) fn pod(
+    pod: &PodSpec,
+    at: &str,
+    rules: &AdmissionRules<'_>,
+    problems: &mut Vec<Problem>,
+) {
     let Some(context) = &pod.security_context else { return };
     let at = format!("{at}.securityContext");
     id("runAsUser", context.run_as_user, &at, problems);
@@ -47,7 +52,7 @@ fn bounded(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) 
 pub(super) fn container(
     container: &Container,
     at: &str,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
     let Some(context) = &container.security_context else { return };

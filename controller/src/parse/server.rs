@@ -12,7 +12,7 @@ use super::{Problem, dns, metadata};
 
 /// Rule for the value of one field.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Must {
+pub(crate) enum ValueRule {
     /// One of these words, or empty.
     Word(&'static [&'static str]),
     /// One of these words; an empty value is refused where the field is present.
@@ -34,23 +34,23 @@ pub(crate) enum Must {
     /// Labels: keys are qualified names, values are label values.
     Labels,
     /// An object whose fields have rules of their own.
-    Inside(&'static [(&'static str, Must)]),
+    Inside(&'static [(&'static str, ValueRule)]),
 }
 
-use Must::{
+use ValueRule::{
     Amounts, AnyCase, Choice, Fit, Given, Inside, Labels, Port, Some as Filled, Within, Word,
 };
 
-const MODE: Must = Within(0, 0o777);
-const NUMBER: Must = Within(0, i32::MAX as i64);
-const PROFILES: Must = Choice(&["Localhost", "RuntimeDefault", "Unconfined"]);
+const MODE: ValueRule = Within(0, 0o777);
+const NUMBER: ValueRule = Within(0, i32::MAX as i64);
+const PROFILES: ValueRule = Choice(&["Localhost", "RuntimeDefault", "Unconfined"]);
 const SCHEMES: &[&str] = &["HTTP", "HTTPS"];
-const EFFECTS: Must = Word(&["NoExecute", "NoSchedule", "PreferNoSchedule"]);
-const OPERATORS: Must = Choice(&["DoesNotExist", "Exists", "In", "NotIn"]);
-const NODE_OPERATORS: Must = Choice(&["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn"]);
-const POLICIES: Must = Choice(&["Honor", "Ignore"]);
-const WEIGHT: Must = Within(1, 100);
-const ACCESS: Must =
+const EFFECTS: ValueRule = Word(&["NoExecute", "NoSchedule", "PreferNoSchedule"]);
+const OPERATORS: ValueRule = Choice(&["DoesNotExist", "Exists", "In", "NotIn"]);
+const NODE_OPERATORS: ValueRule = Choice(&["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn"]);
+const POLICIES: ValueRule = Choice(&["Honor", "Ignore"]);
+const WEIGHT: ValueRule = Within(1, 100);
+const ACCESS: ValueRule =
     Choice(&["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]);
 
 /// Paths of the lists with a pod's terms of affinity to other pods.
@@ -62,7 +62,7 @@ const TERMS: [&str; 4] = [
 ];
 
 /// Rules for the fields of each such term.
-const TERM: &[(&str, Must)] = &[
+const TERM: &[(&str, ValueRule)] = &[
     ("labelSelector", SELECTOR),
     ("matchLabelKeys[]", Given(is_qualified)),
     ("mismatchLabelKeys[]", Given(is_qualified)),
@@ -72,23 +72,23 @@ const TERM: &[(&str, Must)] = &[
 ];
 
 /// Rules for the fields of a label selector.
-const SELECTOR: Must = Inside(&[
+const SELECTOR: ValueRule = Inside(&[
     ("matchExpressions[].key", Given(is_qualified)),
     ("matchExpressions[].operator", OPERATORS),
     ("matchExpressions[].values[]", Fit(is_label_value)),
     ("matchLabels", Labels),
 ]);
-const NODE_TERM: Must = Inside(&[
+const NODE_TERM: ValueRule = Inside(&[
     ("matchExpressions[].key", Given(is_qualified)),
     ("matchExpressions[].operator", NODE_OPERATORS),
 ]);
-const FIELD_REF: Must =
+const FIELD_REF: ValueRule =
     Inside(&[("apiVersion", Word(&["v1"])), ("fieldPath", Given(is_field_of_pod))]);
-const RESOURCE_REF: Must =
+const RESOURCE_REF: ValueRule =
     Inside(&[("divisor", Given(is_divisor)), ("resource", Given(is_resource_of_container))]);
 
 /// Rules for the fields of a pod.
-pub(crate) const POD: &[(&str, Must)] = &[
+pub(crate) const POD: &[(&str, ValueRule)] = &[
     (
         "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference",
         NODE_TERM,
@@ -180,10 +180,10 @@ pub(crate) const POD: &[(&str, Must)] = &[
     ("volumes[].secret.secretName", Given(is_any)),
 ];
 
-const PULL: Must = Word(&["Always", "IfNotPresent", "Never"]);
+const PULL: ValueRule = Word(&["Always", "IfNotPresent", "Never"]);
 
 /// Rules for the fields of each container of a pod.
-pub(crate) const CONTAINER: &[(&str, Must)] = &[
+pub(crate) const CONTAINER: &[(&str, ValueRule)] = &[
     ("env[].name", Fit(is_variable)),
     ("env[].valueFrom.configMapKeyRef.key", Given(is_key)),
     ("env[].valueFrom.configMapKeyRef.name", Given(is_subdomain)),
@@ -249,7 +249,7 @@ pub(super) fn check(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
 
 /// Checks each field on its own.
 fn fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
-    let mut judge_each = |path: &str, must: Must| {
+    let mut judge_each = |path: &str, must: ValueRule| {
         each(pod, path, at, &mut |value, at| judge(must, value, at, problems));
     };
     POD.iter().for_each(|(path, must)| judge_each(path, *must));
@@ -283,7 +283,7 @@ fn each(value: &Value, path: &str, at: &str, see: &mut dyn FnMut(&Value, &str)) 
     }
 }
 
-fn judge(must: Must, value: &Value, at: &str, problems: &mut Vec<Problem>) {
+fn judge(must: ValueRule, value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = value.as_str().unwrap_or_default();
     let fits = match must {
         // A value of another type has no text, and passes as empty: typed parsing reports it.
@@ -544,7 +544,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::parse::mask::{self, Field, Mask};
+    use crate::parse::mask::{self, FieldMask, FieldRule};
 
     /// Makes a document with `value` at a path.
     fn put(path: &str, value: &Value) -> Value {
@@ -557,7 +557,7 @@ mod tests {
     }
 
     /// Returns values that a rule accepts, and values that it refuses.
-    fn samples(must: Must) -> (Vec<Value>, Vec<Value>) {
+    fn samples(must: ValueRule) -> (Vec<Value>, Vec<Value>) {
         match must {
             Word(words) => {
                 let good = words.iter().chain(&[""]).map(|it| json!(it)).collect();
@@ -610,10 +610,10 @@ mod tests {
     }
 
     /// A rule of text, with samples that it accepts and samples that it refuses.
-    type Texts = (fn(&str) -> bool, &'static [&'static str], &'static [&'static str]);
+    type TextRuleSamples = (fn(&str) -> bool, &'static [&'static str], &'static [&'static str]);
 
     /// Samples for the rules that are functions: accepted and refused texts.
-    const TEXTS: &[Texts] = &[
+    const TEXTS: &[TextRuleSamples] = &[
         (is_address, &["10.0.0.1", "::1"], &["10.0.0", "host"]),
         (is_subdomain, &["a", "a.b-c"], &["A", "a_b", "-a", "a..b"]),
         (is_qualified, &["a", "x.io/A_b"], &["/a", "a b", "-"]),
@@ -636,7 +636,7 @@ mod tests {
         (is_port_name, &["http", "a-1"], &["a--b", "1", "-a", "abcdefghijklmnop"]),
     ];
 
-    fn all() -> Vec<(String, Must)> {
+    fn all() -> Vec<(String, ValueRule)> {
         let pod = POD.iter().map(|(path, must)| ((*path).to_owned(), *must));
         let terms = TERMS.iter().flat_map(|term| {
             TERM.iter().map(move |(path, must)| (format!("{term}.{path}"), *must))
@@ -644,7 +644,7 @@ mod tests {
         let inner = LISTS.iter().flat_map(|list| {
             CONTAINER.iter().map(move |(path, must)| (format!("{list}.{path}"), *must))
         });
-        let rows = |(path, must): (String, Must)| match must {
+        let rows = |(path, must): (String, ValueRule)| match must {
             Inside(fields) => fields
                 .iter()
                 .map(|(inner, must)| (format!("{path}.{inner}"), *must))
@@ -766,12 +766,12 @@ mod tests {
         "resourceFieldRef",
     ];
 
-    fn leaves(mask: &Mask, path: &str, out: &mut Vec<String>) {
+    fn leaves(mask: &FieldMask, path: &str, out: &mut Vec<String>) {
         for (name, field) in mask.0 {
             let path = if path.is_empty() { (*name).to_owned() } else { format!("{path}.{name}") };
             match field {
-                Field::In(mask) | Field::IfIn(_, mask) => leaves(mask, &path, out),
-                Field::Any | Field::If(_) => out.push(path),
+                FieldRule::In(mask) | FieldRule::IfIn(_, mask) => leaves(mask, &path, out),
+                FieldRule::Any | FieldRule::If(_) => out.push(path),
             }
         }
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Problem, metadata, pod,
-    rules::Rules,
+    rules::AdmissionRules,
     typed::{prune, typed},
 };
 use crate::knative::RevisionSpec;
@@ -21,7 +21,7 @@ pub(super) const LIMITS: [&str; 4] =
 pub(super) fn spec(
     value: Option<&Value>,
     at: &str,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) -> RevisionSpec {
     let Some(Value::Object(object)) = value else {
@@ -47,7 +47,7 @@ pub(super) fn spec(
     spec
 }
 
-fn limits(spec: &RevisionSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
+fn limits(spec: &RevisionSpec, at: &str, rules: &AdmissionRules<'_>, problems: &mut Vec<Problem>) {
     let mut within = |name: &str, value: Option<i64>, low: i64, high: i64| {
         if let Some(value) = value.filter(|value| !(low..=high).contains(value)) {
             problems.push(Problem::bounds(format!("{at}.{name}"), low, value, high));
@@ -69,7 +69,7 @@ pub(super) fn annotations(
     annotations: &BTreeMap<String, String>,
     spec: &RevisionSpec,
     at: &str,
-    rules: &Rules<'_>,
+    rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
     metadata::template_annotations(annotations, at, problems);

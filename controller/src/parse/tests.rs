@@ -7,8 +7,8 @@ metadata: {name: hello}
 spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 "#;
 
-fn read(text: &str) -> Document {
-    let mut all = documents(text, &AutoscalerConfig::default());
+fn read(text: &str) -> ManifestDocument {
+    let mut all = documents(text, &ScalePolicyConfig::default());
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
@@ -31,8 +31,8 @@ fn targets(traffic: &str) -> String {
 
 fn refusal(text: &str) -> String {
     match read(text) {
-        Document::Service(..) => "fine".into(),
-        Document::Refused(_, why) => why,
+        ManifestDocument::Service(..) => "fine".into(),
+        ManifestDocument::Refused(_, why) => why,
     }
 }
 
@@ -44,8 +44,8 @@ fn check(table: &[(String, &str)]) {
 
 #[test]
 fn a_small_service_gets_knatives_defaults() {
-    let Document::Service(name, manifest) = read(HELLO) else { panic!("refused") };
-    assert_eq!(name, Name::new("default", "hello"));
+    let ManifestDocument::Service(name, manifest) = read(HELLO) else { panic!("refused") };
+    assert_eq!(name, NamespacedName::new("default", "hello"));
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     // Values of knative.md §1.12.
     let want = serde_json::json!({
@@ -66,7 +66,7 @@ fn a_small_service_gets_knatives_defaults() {
         },
     });
     assert_eq!(template, want);
-    assert_eq!(*manifest.traffic, [Traffic { percent: 100, ..Traffic::default() }]);
+    assert_eq!(*manifest.traffic, [TrafficSpec { percent: 100, ..TrafficSpec::default() }]);
 }
 
 /// Rules of knative.md §1.12 for dependent defaults.
@@ -74,7 +74,7 @@ fn a_small_service_gets_knatives_defaults() {
 fn defaults_depend_on_each_other_as_in_knative() {
     let fill = |spec: &str| {
         let text = HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec);
-        let Document::Service(_, manifest) = read(&text) else { panic!("refused: {spec}") };
+        let ManifestDocument::Service(_, manifest) = read(&text) else { panic!("refused: {spec}") };
         let template: RevisionTemplate = serde_json::from_str(&manifest.template).expect("JSON");
         template.spec
     };
@@ -338,7 +338,7 @@ fn the_local_node_says_what_it_cannot_read_and_what_it_does_not_bound() {
     let warned = |container: &str| -> Vec<String> {
         let text = HELLO.replace("{image: dev.local/hello:v1}", container);
         let value = serde_norway::from_str(&text).expect("YAML");
-        let all = warnings(&value, &AutoscalerConfig::default());
+        let all = warnings(&value, &ScalePolicyConfig::default());
         all.into_iter().map(|it| it.path.replace(&format!("{at}."), "")).collect()
     };
     let bounds = "{cpu: 1, memory: 1Mi, ephemeral-storage: 1Gi}";
@@ -391,12 +391,12 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
         "{HELLO}---\nkind: Nonsense\nmetadata: {{name: b}}\n---\n{}",
         HELLO.replace("hello}", "third}")
     );
-    let all = documents(&text, &AutoscalerConfig::default());
+    let all = documents(&text, &ScalePolicyConfig::default());
     let names: Vec<_> = all
         .iter()
         .map(|it| match it {
-            Document::Service(name, _) => (name.name.clone(), true),
-            Document::Refused(name, _) => (name.clone().expect("named").name, false),
+            ManifestDocument::Service(name, _) => (name.name.clone(), true),
+            ManifestDocument::Refused(name, _) => (name.clone().expect("named").name, false),
         })
         .collect();
     assert_eq!(names, [("hello".into(), true), ("b".into(), false), ("third".into(), true)]);
@@ -405,10 +405,10 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
 /// Settings that became stricter do not affect Services that were admitted before: they stay in force.
 #[test]
 fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
-    let (defaults, features) = (Defaults::default(), Features::default());
-    let autoscaler = AutoscalerConfig::default();
-    let rules = Rules {
-        platform: Platform::Kubernetes,
+    let (defaults, features) = (RevisionDefaults::default(), Features::default());
+    let autoscaler = ScalePolicyConfig::default();
+    let rules = AdmissionRules {
+        platform: AdmissionPlatform::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: &autoscaler,
@@ -436,7 +436,7 @@ fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
     let (_, manifest) = fresh.expect("readable");
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     assert_eq!(template["spec"]["timeoutSeconds"], 300, "never saw admission");
-    assert_eq!(*manifest.traffic, [Traffic { percent: 100, ..Traffic::default() }]);
+    assert_eq!(*manifest.traffic, [TrafficSpec { percent: 100, ..TrafficSpec::default() }]);
     let broken = read(serde_json::json!({"template": {"spec": {"containers": [{"name": "x"}]}}}));
     let why = line(&broken.expect_err("no image"));
     assert_eq!(why, "missing field(s): spec.template.spec.containers[0].image");

@@ -40,29 +40,29 @@ pub(super) fn prune<T: DeserializeOwned>(value: &mut Value, path: &str) -> Vec<S
 fn read<T: DeserializeOwned>(
     value: &Value,
     track: &mut serde_path_to_error::Track,
-) -> (Result<T, serde_json::Error>, Vec<Field>) {
+) -> (Result<T, serde_json::Error>, Vec<FieldPath>) {
     let mut unknown = Vec::new();
-    let mut ignored = |at: serde_ignored::Path<'_>| unknown.push(Field::of(&at));
+    let mut ignored = |at: serde_ignored::Path<'_>| unknown.push(FieldPath::of(&at));
     let tracked = serde_path_to_error::Deserializer::new(value, track);
     let read = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignored));
     (read, unknown)
 }
 
 /// Path of a field in a document.
-struct Field(Vec<Step>);
+struct FieldPath(Vec<FieldPathStep>);
 
-enum Step {
+enum FieldPathStep {
     Key(String),
     Index(usize),
 }
 
-impl Field {
+impl FieldPath {
     fn of(path: &serde_ignored::Path<'_>) -> Self {
         use serde_ignored::Path;
         let (parent, step) = match path {
             Path::Root => return Self(Vec::new()),
-            Path::Seq { parent, index } => (parent, Some(Step::Index(*index))),
-            Path::Map { parent, key } => (parent, Some(Step::Key(key.clone()))),
+            Path::Seq { parent, index } => (parent, Some(FieldPathStep::Index(*index))),
+            Path::Map { parent, key } => (parent, Some(FieldPathStep::Key(key.clone()))),
             // These wrap a value and add no step to its path.
             Path::Some { parent }
             | Path::NewtypeStruct { parent }
@@ -75,23 +75,23 @@ impl Field {
 
     /// Removes the field. Returns false if there was none.
     fn remove_from(&self, value: &mut Value) -> bool {
-        let Some((Step::Key(last), steps)) = self.0.split_last() else { return false };
+        let Some((FieldPathStep::Key(last), steps)) = self.0.split_last() else { return false };
         let found = steps.iter().try_fold(value, |value, step| match step {
-            Step::Key(key) => value.get_mut(key),
-            Step::Index(index) => value.get_mut(index),
+            FieldPathStep::Key(key) => value.get_mut(key),
+            FieldPathStep::Index(index) => value.get_mut(index),
         });
         found.and_then(Value::as_object_mut).is_some_and(|parent| parent.remove(last).is_some())
     }
 }
 
-impl std::fmt::Display for Field {
+impl std::fmt::Display for FieldPath {
     /// Formats the path as users write it: `containers[0].imagge`.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, step) in self.0.iter().enumerate() {
             match step {
-                Step::Key(key) if index == 0 => write!(out, "{key}")?,
-                Step::Key(key) => write!(out, ".{key}")?,
-                Step::Index(number) => write!(out, "[{number}]")?,
+                FieldPathStep::Key(key) if index == 0 => write!(out, "{key}")?,
+                FieldPathStep::Key(key) => write!(out, ".{key}")?,
+                FieldPathStep::Index(number) => write!(out, "[{number}]")?,
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::{
     Problem, dns, metadata,
-    rules::{Platform, Rules},
+    rules::{AdmissionPlatform, AdmissionRules},
 };
 use crate::config_maps::{Features, Flag};
 
@@ -17,7 +17,12 @@ const RESERVED_PATHS: [&str; 3] = ["/", "/dev", "/dev/log"];
 const LOCAL_PATHS: [&str; 3] = ["/tmp", "/var", "/var/log"];
 
 /// Checks the volumes of a pod.
-pub(super) fn check(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut Vec<Problem>) {
+pub(super) fn check(
+    pod: &PodSpec,
+    at: &str,
+    rules: &AdmissionRules<'_>,
+    problems: &mut Vec<Problem>,
+) {
     let containers = pod.containers.iter().chain(pod.init_containers.iter().flatten());
     let mounts = containers.flat_map(|it| it.volume_mounts.iter().flatten());
     // A volume without a mount is refused: Knative takes it for a mistake of the user.
@@ -40,7 +45,7 @@ pub(super) fn check(pod: &PodSpec, at: &str, rules: &Rules<'_>, problems: &mut V
             problems.push(Problem::invalid(path, name));
         }
         // Knative's kinds do not matter on the local node: it can only make empty folders.
-        if rules.platform == Platform::Local && volume.empty_dir.is_none() {
+        if rules.platform == AdmissionPlatform::Local && volume.empty_dir.is_none() {
             let message = "volume support is disabled, but found another than emptyDir";
             let problem = Problem::new(&at, message);
             problems.push(problem.advise("the local node has only emptyDir"));
@@ -204,7 +209,7 @@ pub(super) fn mounts(
     pod: &PodSpec,
     container: &Container,
     at: &str,
-    platform: Platform,
+    platform: AdmissionPlatform,
     problems: &mut Vec<Problem>,
 ) {
     let mut seen = BTreeSet::new();
@@ -223,13 +228,13 @@ pub(super) fn mounts(
 fn mount_path(
     mount: &VolumeMount,
     seen: &mut BTreeSet<String>,
-    platform: Platform,
+    platform: AdmissionPlatform,
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
     let (at, clean) = (format!("{at}.mountPath"), clean(&mount.mount_path));
     let reserved = RESERVED_PATHS.contains(&clean.as_str())
-        || (platform == Platform::Local && LOCAL_PATHS.contains(&clean.as_str()));
+        || (platform == AdmissionPlatform::Local && LOCAL_PATHS.contains(&clean.as_str()));
     if mount.mount_path.is_empty() {
         problems.push(Problem::missing(at));
     } else if reserved {

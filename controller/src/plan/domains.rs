@@ -1,25 +1,28 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping`; `knative.md` §1.7).
 
-use common::wire::{Domain, Name};
+use common::wire::{MappedDomain, NamespacedName};
 
 use super::routes;
 use crate::world::{
-    App, Claim, Kind, Mapping, Stamp, Truth, Why, World,
-    names::{Bid, Claimant},
+    AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
+    DomainMappingState, UnixMillis,
+    names::{NameClaim, NameClaimant},
 };
 
 /// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain.
-fn claimed(world: &World, name: &Name) -> Truth {
+fn claimed(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
     match world.claims.get(name.name.as_str()) {
-        Some(Claim { namespace, .. }) if *namespace == name.namespace => owned(world, name),
-        Some(_) => Truth::False(Why::new(
+        Some(DomainClaimState { namespace, .. }) if *namespace == name.namespace => {
+            owned(world, name)
+        }
+        Some(_) => ConditionStatus::False(ConditionReason::new(
             "DomainAlreadyClaimed",
             "The domain name is already in use by another DomainMapping",
         )),
         // The controller creates the claim itself, and a watch will report it.
-        None if world.settings.configs.network.autocreate_claims => Truth::Unknown(None),
-        None => Truth::False(Why::new(
+        None if world.settings.configs.network.autocreate_claims => ConditionStatus::Unknown(None),
+        None => ConditionStatus::False(ConditionReason::new(
             "DomainClaimFailed",
             format!("no ClusterDomainClaim found for domain {:?}", name.name),
         )),
@@ -27,25 +30,29 @@ fn claimed(world: &World, name: &Name) -> Truth {
 }
 
 /// Returns a false status if a Route had the host first, unless the mapping refers to that very Route.
-fn owned(world: &World, name: &Name) -> Truth {
+fn owned(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
     let own = world.mappings.get(name).map(|it| &it.target);
     match host_owner(world, name) {
-        Some(bid) if bid.by != Claimant::Mapping(name.clone()) && Some(&bid.to) != own => {
+        Some(bid) if bid.by != NameClaimant::Mapping(name.clone()) && Some(&bid.to) != own => {
             let message = format!("The domain name is already in use by {}", bid.by);
-            Truth::False(Why::new("DomainAlreadyClaimed", message))
+            ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
         }
-        Some(_) | None => Truth::True(None),
+        Some(_) | None => ConditionStatus::True(None),
     }
 }
 
-fn host_owner<'a>(world: &'a World, name: &Name) -> Option<&'a Bid> {
+fn host_owner<'a>(world: &'a ClusterState, name: &NamespacedName) -> Option<&'a NameClaim> {
     world.names.host_owner(&name.name.to_ascii_lowercase(), &world.placeholders)
 }
 
 /// Returns the app that the mapping refers to, or the reason why there is none.
-fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a App, Why> {
-    let refused = |message: String| Err(Why::new("ResolveFailed", message));
-    let Mapping { kind, target, .. } = mapping;
+fn referred<'a>(
+    world: &'a ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> Result<&'a AppState, ConditionReason> {
+    let refused = |message: String| Err(ConditionReason::new("ResolveFailed", message));
+    let DomainMappingState { kind, target, .. } = mapping;
     if target.namespace != name.namespace {
         return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
     }
@@ -77,54 +84,63 @@ fn referred<'a>(world: &'a World, name: &Name, mapping: &Mapping) -> Result<&'a 
 }
 
 /// Sets all conditions of a mapping.
-pub fn mapping(world: &World, name: &Name, mapping: &mut Mapping, now: Stamp) {
+pub fn mapping(
+    world: &ClusterState,
+    name: &NamespacedName,
+    mapping: &mut DomainMappingState,
+    now: UnixMillis,
+) {
     let found = referred(world, name, mapping);
     let resolved = match &found {
-        Err(why) => Truth::False(why.clone()),
-        Ok(app) if app.traffic().is_empty() => Truth::False(Why::new(
+        Err(why) => ConditionStatus::False(why.clone()),
+        Ok(app) if app.traffic().is_empty() => ConditionStatus::False(ConditionReason::new(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.kind, mapping.target.name),
         )),
-        Ok(_) => Truth::True(None),
+        Ok(_) => ConditionStatus::True(None),
     };
     let certificate = match &mapping.secret {
-        None => Truth::True(Some(Why::NO_TLS)),
+        None => ConditionStatus::True(Some(ConditionReason::NO_TLS)),
         Some(secret) => {
             // TLS of users' domains is not served here, and a condition must not claim it.
             let message = format!("The gateway serves no TLS: Secret {secret:?} is not used");
-            Truth::False(Why::new("CertificateNotReady", message))
+            ConditionStatus::False(ConditionReason::new("CertificateNotReady", message))
         }
     };
     let conditions = &mut mapping.conditions;
-    conditions.set(Kind::DomainClaimed, claimed(world, name), now);
-    conditions.set(Kind::DomainReference, resolved, now);
-    let configured = conditions.ready(&[Kind::DomainClaimed, Kind::DomainReference]);
+    conditions.set(ConditionType::DomainClaimed, claimed(world, name), now);
+    conditions.set(ConditionType::DomainReference, resolved, now);
+    let configured =
+        conditions.ready(&[ConditionType::DomainClaimed, ConditionType::DomainReference]);
     let ingress = match configured {
-        Truth::True(_) => Truth::True(None),
-        Truth::False(_) | Truth::Unknown(_) => Truth::Unknown(Some(Why::new(
-            "IngressNotConfigured",
-            "Ingress has not yet been reconciled.",
-        ))),
+        ConditionStatus::True(_) => ConditionStatus::True(None),
+        ConditionStatus::False(_) | ConditionStatus::Unknown(_) => ConditionStatus::Unknown(Some(
+            ConditionReason::new("IngressNotConfigured", "Ingress has not yet been reconciled."),
+        )),
     };
-    conditions.set(Kind::DomainIngress, ingress, now);
-    conditions.set(Kind::DomainCertificate, certificate, now);
-    let on =
-        [Kind::DomainCertificate, Kind::DomainClaimed, Kind::DomainIngress, Kind::DomainReference];
+    conditions.set(ConditionType::DomainIngress, ingress, now);
+    conditions.set(ConditionType::DomainCertificate, certificate, now);
+    let on = [
+        ConditionType::DomainCertificate,
+        ConditionType::DomainClaimed,
+        ConditionType::DomainIngress,
+        ConditionType::DomainReference,
+    ];
     let ready = conditions.ready(&on);
-    conditions.set(Kind::DomainReady, ready, now);
+    conditions.set(ConditionType::DomainReady, ready, now);
 }
 
 /// Returns the domains mapped to the service of this name, in order.
-pub(super) fn of(world: &World, service: &Name) -> Vec<Domain> {
+pub(super) fn of(world: &ClusterState, service: &NamespacedName) -> Vec<MappedDomain> {
     let all = world.mapped.get(service).into_iter().flatten();
-    let in_force = |(name, mapping): &(&Name, &Mapping)| {
+    let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
         // The target's own host may equal the domain: the Route has it already, and needs no second entry.
-        host_owner(world, name).is_some_and(|it| it.by == Claimant::Mapping((*name).clone()))
-            && matches!(claimed(world, name), Truth::True(_))
+        host_owner(world, name).is_some_and(|it| it.by == NameClaimant::Mapping((*name).clone()))
+            && matches!(claimed(world, name), ConditionStatus::True(_))
             && referred(world, name, mapping).is_ok()
     };
     let found = all.filter_map(|name| Some((name, world.mappings.get(name)?)));
-    let domain = |(name, mapping): (&Name, &Mapping)| Domain {
+    let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
         host: name.name.to_ascii_lowercase(),
         rewrite: None,
         redirects: routes::redirects(mapping.http.as_deref(), world),

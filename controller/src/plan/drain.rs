@@ -4,24 +4,28 @@
 //! that, nothing new reaches it. Once nothing is in flight, it is ordered to stop. A component that is silent for 1 s
 //! is not waited for, and the Revision's grace period bounds the whole.
 
-use super::{Timer, View};
-use crate::world::{Pod, Revision, Stage};
+use super::{PlanTimer, RevisionPlanContext};
+use crate::world::{AppRevision, PodStage, RevisionPod};
 
 /// Time to wait for acknowledgements of silent agents and activators, in milliseconds.
 const SILENT_MS: u64 = 1000;
 
 /// Stops every draining pod that may stop now.
-pub(super) fn advance(revision: &mut Revision, view: &View<'_>, timer: &mut Timer) {
+pub(super) fn advance(
+    revision: &mut AppRevision,
+    view: &RevisionPlanContext<'_>,
+    timer: &mut PlanTimer,
+) {
     // A pod deleted by others drains too, but its stop is not the controller's to order.
     for pod in revision.pods.iter_mut().filter(|pod| !pod.is_deleted()) {
         if may_stop(pod, view, timer) {
-            pod.stage = Stage::Stopping { since: view.now };
+            pod.stage = PodStage::Stopping { since: view.now };
         }
     }
 }
 
-fn may_stop(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> bool {
-    let Stage::Draining { since } = pod.stage else { return false };
+fn may_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
+    let PodStage::Draining { since } = pod.stage else { return false };
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     // The grace period bounds the drain even if agents keep on reporting requests.
     if timer.passed(since.plus_ms(grace), view.now) {
@@ -30,7 +34,8 @@ fn may_stop(pod: &Pod, view: &View<'_>, timer: &mut Timer) -> bool {
     let avoided = view.world.followers.all_avoid(&pod.uid)
         || timer.passed(since.plus_ms(SILENT_MS), view.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
-    let idle =
-        |seen: &common::wire::PodSeen| seen.drained || (!seen.listening && seen.in_flight == 0);
+    let idle = |seen: &common::wire::PodObservation| {
+        seen.drained || (!seen.listening && seen.in_flight == 0)
+    };
     avoided && view.world.seen.get(&*pod.uid).is_some_and(idle)
 }

@@ -9,23 +9,26 @@ use std::{
 };
 
 use common::{
-    node::PodOrder,
-    wire::{self, Name, Probe, ProbeHow, Protocol, ScalePolicy},
+    node::LocalPodSpec,
+    wire::{self, AppProtocol, NamespacedName, ProbeHandler, ReadinessProbe, ScalePolicy},
 };
 use k8s_openapi::{
     api::core::v1::{ContainerPort, EnvVar, PodSpec, Probe as UserProbe},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-use super::Timer;
+use super::PlanTimer;
 use crate::{
     children::{child_name, pod::resolve_probe_ports},
-    config_maps::Gc,
+    config_maps::GcConfig,
     knative::{RevisionTemplate, key},
     parse,
-    policy::{Class, parse_duration},
-    retention::{self, Candidate},
-    world::{App, Meta, Platform, Pod, Revision, Routing, Stamp, Uid, World},
+    policy::{AutoscalerClass, parse_duration},
+    retention::{self, GcCandidate},
+    world::{
+        AppRevision, AppState, ClusterState, ObjectMetaSummary, PlatformKind, RevisionPod,
+        RoutingState, Uid, UnixMillis,
+    },
 };
 
 /// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
@@ -33,9 +36,9 @@ const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
 /// Templates in use, with the facts read from them: equal templates share memory and are read once.
 #[derive(Clone, Debug, Default)]
-pub struct Templates(RefCell<HashMap<Arc<str>, Arc<Facts>>>);
+pub struct TemplateCache(RefCell<HashMap<Arc<str>, Arc<TemplateFacts>>>);
 
-impl Templates {
+impl TemplateCache {
     /// Number of templates kept in any case, at a few KB each; beyond it the store is cleared and filled again.
     const KNOWN: usize = 256;
 
@@ -48,7 +51,12 @@ impl Templates {
     /// Returns the facts of a template. The store is cleared when it holds as many templates as there are
     /// `pods`, and at least [`KNOWN`](Self::KNOWN). Sleeping services are seldom asked for, but templates of those that
     /// run must not be parsed again for each report about a pod.
-    fn facts(&self, template: &Arc<str>, pods: usize, read: impl FnOnce() -> Facts) -> Arc<Facts> {
+    fn facts(
+        &self,
+        template: &Arc<str>,
+        pods: usize,
+        read: impl FnOnce() -> TemplateFacts,
+    ) -> Arc<TemplateFacts> {
         let mut known = self.0.borrow_mut();
         if let Some(facts) = known.get(template) {
             return Arc::clone(facts);
@@ -65,13 +73,13 @@ impl Templates {
 
 /// Facts of a template, parsed and checked.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct TemplateFacts {
     /// The template itself, with labels, annotations and spec.
     pub template: RevisionTemplate,
     /// Scaling policy from annotations and `config-autoscaler`.
     pub policy: Arc<ScalePolicy>,
     /// Autoscaler class: the autoscaler that scales the Revision.
-    pub class: Class,
+    pub class: AutoscalerClass,
     /// Annotations that a ConfigMap no longer allows, in one line; they are not in force.
     pub dropped: Option<Box<str>>,
     /// Requests that a pod may have at once (hard limit); 0: no limit.
@@ -83,17 +91,17 @@ pub struct Facts {
     /// Port of the serving container.
     pub port: NonZeroU16,
     /// Protocol that the serving container speaks.
-    pub protocol: Protocol,
+    pub protocol: AppProtocol,
 }
 
-impl Facts {
+impl TemplateFacts {
     /// Returns the facts of a Revision's template, which was checked when it was applied.
-    pub fn of(revision: &Revision, world: &World) -> Arc<Self> {
+    pub fn of(revision: &AppRevision, world: &ClusterState) -> Arc<Self> {
         let pods = world.statuses.len();
         world.templates.facts(&revision.template, pods, || Self::read(revision, world))
     }
 
-    fn read(revision: &Revision, world: &World) -> Self {
+    fn read(revision: &AppRevision, world: &ClusterState) -> Self {
         let template: RevisionTemplate =
             serde_json::from_str(&revision.template).unwrap_or_default();
         let limit = template.spec.container_concurrency.unwrap_or(0);
@@ -116,13 +124,13 @@ impl Facts {
         let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
-            class: Class::of(annotations),
+            class: AutoscalerClass::of(annotations),
             dropped,
             container_concurrency,
             timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
             serving,
             port: number.and_then(NonZeroU16::new).unwrap_or(DEFAULT_PORT),
-            protocol: if h2c { Protocol::H2c } else { Protocol::Http1 },
+            protocol: if h2c { AppProtocol::H2c } else { AppProtocol::Http1 },
             template,
         }
     }
@@ -148,7 +156,7 @@ impl Facts {
     }
 
     /// Returns the readiness probe that the agent runs.
-    pub fn probe(&self) -> Probe {
+    pub fn probe(&self) -> ReadinessProbe {
         let container = self.template.spec.pod.containers.get(self.serving);
         let probe = container.and_then(|it| it.readiness_probe.as_ref());
         let listen = UserProbe::default();
@@ -161,10 +169,10 @@ impl Facts {
     }
 
     /// Returns the Revision as a subject of the RouteTable.
-    pub fn wire(&self, app: &Name, revision: &Revision) -> wire::Revision {
+    pub fn wire(&self, app: &NamespacedName, revision: &AppRevision) -> wire::RevisionEntry {
         let spec = &self.template.spec;
-        wire::Revision {
-            name: Name::new(app.namespace.clone(), &*revision.name),
+        wire::RevisionEntry {
+            name: NamespacedName::new(app.namespace.clone(), &*revision.name),
             service: app.name.clone(),
             configuration: app.name.clone(),
             container_concurrency: self.container_concurrency,
@@ -173,19 +181,24 @@ impl Facts {
             idle_timeout: Self::seconds(spec.idle_timeout_seconds),
             protocol: self.protocol,
             // A Revision of another class has no policy, so Rouse's autoscaler does not scale it.
-            policy: (self.class == Class::Kpa).then(|| Arc::clone(&self.policy)),
-            reachable: revision.routing.0 != Routing::Reserve && !revision.is_stuck(),
+            policy: (self.class == AutoscalerClass::Kpa).then(|| Arc::clone(&self.policy)),
+            reachable: revision.routing.0 != RoutingState::Reserve && !revision.is_stuck(),
             initial_scale_reached: revision.reached,
             sources: None,
         }
     }
 
     /// Returns the order for one pod, which the local node carries out.
-    pub fn order(&self, app: &Name, revision: &Revision, pod: &Pod) -> PodOrder {
-        PodOrder {
+    pub fn order(
+        &self,
+        app: &NamespacedName,
+        revision: &AppRevision,
+        pod: &RevisionPod,
+    ) -> LocalPodSpec {
+        LocalPodSpec {
             uid: pod.uid.to_string(),
             name: pod.name.to_string(),
-            revision: Name::new(app.namespace.clone(), &*revision.name),
+            revision: NamespacedName::new(app.namespace.clone(), &*revision.name),
             spec: self.pod_spec(app, revision),
             labels: self.labels(app, revision),
             kubelet_probes: self.kubelet_probes(),
@@ -193,7 +206,7 @@ impl Facts {
     }
 
     /// Returns the labels of the Revision's pods.
-    pub fn labels(&self, app: &Name, revision: &Revision) -> BTreeMap<String, String> {
+    pub fn labels(&self, app: &NamespacedName, revision: &AppRevision) -> BTreeMap<String, String> {
         let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
         labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
         for (name, value) in [
@@ -209,7 +222,7 @@ impl Facts {
     }
 
     /// Returns the spec of a pod, with Knative's additions (`pkg/reconciler/revision/resources/deploy.go`).
-    fn pod_spec(&self, app: &Name, revision: &Revision) -> PodSpec {
+    fn pod_spec(&self, app: &NamespacedName, revision: &AppRevision) -> PodSpec {
         let mut pod = self.template.spec.pod.clone();
         // A pod's last requests may take as long as any request may.
         pod.termination_grace_period_seconds = i64::try_from(self.timeout.as_secs()).ok();
@@ -257,12 +270,12 @@ fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
     probe.tcp_socket.as_ref().and_then(|tcp| number_of(&tcp.port))
 }
 
-fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
+fn convert(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
     let aggressive = probe.period_seconds.unwrap_or(0) == 0;
     let number = |value: Option<i32>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
     let (how, at) = if let Some(http) = &probe.http_get {
         let headers = http.http_headers.iter().flatten();
-        let how = ProbeHow::Http {
+        let how = ProbeHandler::Http {
             path: http.path.clone().unwrap_or_else(|| "/".into()),
             headers: headers.map(|it| (it.name.clone(), it.value.clone())).collect(),
             host: http.host.clone().unwrap_or_default(),
@@ -270,17 +283,17 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
         };
         (how, number_of(&http.port))
     } else if let Some(grpc) = &probe.grpc {
-        let how = ProbeHow::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        let how = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
         (how, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
     } else if let Some(at) = tcp_port(probe).filter(|it| *it != serving) {
         // The kernel's listen events are about the serving port; another container's port needs a real connect.
-        (ProbeHow::Tcp, Some(at))
+        (ProbeHandler::Tcp, Some(at))
     } else {
         // The kernel reports a listener at once: a TCP connect could only find it later. An exec probe is run by the
         // node; for the agent the listener counts.
-        (ProbeHow::Listen, None)
+        (ProbeHandler::Listen, None)
     };
-    Probe {
+    ReadinessProbe {
         how,
         port: at,
         period: Duration::from_secs(number(probe.period_seconds).into()),
@@ -291,7 +304,12 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> Probe {
 }
 
 /// Creates the Revision of the newest template if it is missing.
-pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
+pub(crate) fn ensure(
+    app: &mut AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+    now: UnixMillis,
+) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
     let going = configuration.leaving || world.going.contains(&name.namespace);
@@ -303,18 +321,20 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
     let revision = configuration.revision.clone().unwrap_or_else(counted);
     let maker = configuration.meta.uid.to_string();
     let uid = match world.settings.platform {
-        Platform::Local => Uid::derive(world.seed, &[&maker, &revision, &generation.to_string()]),
-        Platform::Kubernetes => Uid::default(),
+        PlatformKind::Local => {
+            Uid::derive(world.seed, &[&maker, &revision, &generation.to_string()])
+        }
+        PlatformKind::Kubernetes => Uid::default(),
     };
     let template = Arc::clone(&configuration.template);
     let creator = configuration.modifier.clone();
-    let mut fresh = Revision {
-        meta: Meta { uid, generation, created: now },
+    let mut fresh = AppRevision {
+        meta: ObjectMetaSummary { uid, generation, created: now },
         template,
         creator,
-        routing: (Routing::Pending, now),
+        routing: (RoutingState::Pending, now),
         name: revision,
-        ..Revision::default()
+        ..AppRevision::default()
     };
     // A deleted Revision of this name may still have pods that answer their last requests: the new one takes them over.
     if let Some(at) = app.revisions.iter().position(|it| it.gone && it.name == fresh.name) {
@@ -327,7 +347,12 @@ pub(crate) fn ensure(app: &mut App, name: &Name, world: &World, now: Stamp) {
 }
 
 /// Deletes old Revisions that no Route names, by the rules of `config-gc`.
-pub(super) fn collect(app: &mut App, config: &Gc, now: Stamp, timer: &mut Timer) {
+pub(super) fn collect(
+    app: &mut AppState,
+    config: &GcConfig,
+    now: UnixMillis,
+    timer: &mut PlanTimer,
+) {
     // True for nearly all apps, which then need no list.
     if usize::try_from(config.min).is_ok_and(|min| app.revisions.len() <= min) {
         return;
@@ -342,20 +367,20 @@ pub(super) fn collect(app: &mut App, config: &Gc, now: Stamp, timer: &mut Timer)
     app.revisions.retain(|it| !delete.contains(&it.name));
 }
 
-fn candidate<'a>(it: &'a Revision, ready: Option<&str>) -> Candidate<'a> {
-    Candidate {
+fn candidate<'a>(it: &'a AppRevision, ready: Option<&str>) -> GcCandidate<'a> {
+    GcCandidate {
         name: &it.name,
         created: it.meta.created,
         routing: it.routing.0,
         routing_modified: Some(it.routing.1.max(it.meta.created)),
         // A Revision with pods is kept until they have drained.
         is_kept: it.gone
-            || (it.routing.0 == Routing::Reserve && (!it.pods.is_empty() || protected(it))),
+            || (it.routing.0 == RoutingState::Reserve && (!it.pods.is_empty() || protected(it))),
         is_latest_ready: ready == Some(&*it.name),
     }
 }
 
-fn protected(revision: &Revision) -> bool {
+fn protected(revision: &AppRevision) -> bool {
     let template: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
     let annotations = template.metadata.annotations.unwrap_or_default();
     annotations.get(key::NO_GC).is_some_and(|value| value.eq_ignore_ascii_case("true"))
@@ -369,7 +394,7 @@ mod tests {
 
     const SERVING: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
-    fn probe(value: Value) -> Probe {
+    fn probe(value: Value) -> ReadinessProbe {
         convert(&serde_json::from_value(value).expect("a probe"), SERVING)
     }
 
@@ -377,12 +402,12 @@ mod tests {
     fn a_tcp_probe_asks_the_port_that_it_names() {
         let asked = |port: Value| probe(json!({"tcpSocket": {"port": port}}));
         let other = asked(json!(8081));
-        assert_eq!((other.how, other.port), (ProbeHow::Tcp, NonZeroU16::new(8081)));
+        assert_eq!((other.how, other.port), (ProbeHandler::Tcp, NonZeroU16::new(8081)));
         assert_eq!(asked(json!("8081")).port, NonZeroU16::new(8081));
         // The kernel reports listeners on the serving port at once.
         for serving in [json!(0), json!(8080), json!("8080"), json!("http1")] {
             let asked = asked(serving);
-            assert_eq!((asked.how, asked.port), (ProbeHow::Listen, None));
+            assert_eq!((asked.how, asked.port), (ProbeHandler::Listen, None));
         }
     }
 }

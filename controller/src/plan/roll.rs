@@ -5,14 +5,14 @@
 
 use std::time::Duration;
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::Timer;
+use super::PlanTimer;
 use crate::{
     knative::key,
     policy::parse_duration,
-    rollout::{self, Nanos, Rollout},
-    world::{App, Assigned, Platform, Stamp, Traffic, World},
+    rollout::{self, Rollout, UnixNanos},
+    world::{AppState, AssignedTraffic, ClusterState, PlatformKind, TrafficSpec, UnixMillis},
 };
 
 /// Time until the first share of a new Revision is in force everywhere, in milliseconds.
@@ -20,13 +20,13 @@ const IN_FORCE_MS: u64 = 1000;
 
 /// Returns the traffic targets in force now, on the way to `assigned`, and the state of a rollout that lasts.
 pub(super) fn roll(
-    app: &App,
-    name: &Name,
-    assigned: Vec<Assigned>,
-    world: &World,
-    now: Stamp,
-    timer: &mut Timer,
-) -> (Vec<Assigned>, Option<Box<Rollout>>) {
+    app: &AppState,
+    name: &NamespacedName,
+    assigned: Vec<AssignedTraffic>,
+    world: &ClusterState,
+    now: UnixMillis,
+    timer: &mut PlanTimer,
+) -> (Vec<AssignedTraffic>, Option<Box<Rollout>>) {
     let duration = duration(app, world);
     let Some(route) = app.route.as_ref().filter(|_| !duration.is_zero()) else {
         return (assigned, None);
@@ -50,7 +50,7 @@ pub(super) fn roll(
         waiting.max().filter(|start| *start > 0).map(|start| stamp(start).plus_ms(IN_FORCE_MS))
     };
     let in_force = begun(&state).is_some_and(|at| at <= now);
-    let event = rollout::Event { wanted, duration, in_force };
+    let event = rollout::RolloutInput { wanted, duration, in_force };
     let stepped = rollout::step(Some(state), nanos(now), event);
     let due = stepped.next.map(stamp).into_iter().chain(begun(&stepped.state));
     for at in due {
@@ -60,33 +60,33 @@ pub(super) fn roll(
     (traffic, (!stepped.state.is_done()).then(|| Box::new(stepped.state)))
 }
 
-fn duration(app: &App, world: &World) -> Duration {
-    if world.settings.platform == Platform::Local {
+fn duration(app: &AppState, world: &ClusterState) -> Duration {
+    if world.settings.platform == PlatformKind::Local {
         return Duration::ZERO;
     }
     let asked = key::ROLLOUT_DURATION.iter().find_map(|key| app.route_annotation(key));
     asked.and_then(parse_duration).unwrap_or(world.settings.configs.network.rollout)
 }
 
-fn configuration<'a>(target: &'a Traffic, name: &'a Name) -> &'a str {
+fn configuration<'a>(target: &'a TrafficSpec, name: &'a NamespacedName) -> &'a str {
     target.configuration.as_deref().unwrap_or(&name.name)
 }
 
-fn nanos(at: Stamp) -> Nanos {
-    Nanos::try_from(at.0).unwrap_or(Nanos::MAX).saturating_mul(1_000_000)
+fn nanos(at: UnixMillis) -> UnixNanos {
+    UnixNanos::try_from(at.0).unwrap_or(UnixNanos::MAX).saturating_mul(1_000_000)
 }
 
-fn stamp(at: Nanos) -> Stamp {
+fn stamp(at: UnixNanos) -> UnixMillis {
     // Rounded up, so that a timer never fires before its moment.
-    Stamp(u64::try_from(at).unwrap_or_default().div_ceil(1_000_000))
+    UnixMillis(u64::try_from(at).unwrap_or_default().div_ceil(1_000_000))
 }
 
 /// Returns the state at rest from which a new rollout begins.
-fn at_rest(app: &App, name: &Name, world: &World) -> Rollout {
+fn at_rest(app: &AppState, name: &NamespacedName, world: &ClusterState) -> Rollout {
     let mut state = Rollout::default();
     for it in app.traffic().iter().filter(|it| it.latest && it.percent > 0) {
         let own = app.revision(&it.revision).is_some();
-        let other = || world.app_of(&Name::new(name.namespace.clone(), &*it.revision));
+        let other = || world.app_of(&NamespacedName::new(name.namespace.clone(), &*it.revision));
         let configuration = if own { Some(name.clone()) } else { other() };
         if let Some(configuration) = configuration {
             add(&mut state, &configuration.name, &it.revision, it.percent);
@@ -110,10 +110,10 @@ fn add(rollout: &mut Rollout, configuration: &str, revision: &str, percent: u8) 
 
 /// Divides the targets' shares as the rollout has them, each beginning with the newest Revision.
 fn divide<'a>(
-    pairs: impl Iterator<Item = (&'a Traffic, &'a Assigned)>,
-    name: &Name,
+    pairs: impl Iterator<Item = (&'a TrafficSpec, &'a AssignedTraffic)>,
+    name: &NamespacedName,
     state: &Rollout,
-) -> Vec<Assigned> {
+) -> Vec<AssignedTraffic> {
     // Several targets may share one entry: each takes its percents out of what is left.
     let (mut left, mut out) = (state.clone(), Vec::new());
     for (target, it) in pairs {
@@ -133,7 +133,7 @@ fn divide<'a>(
             // The newest Revision keeps the tag and its place even without a share, so that the target stays visible.
             let newest = place == 0;
             if newest || taken > 0 {
-                out.push(Assigned {
+                out.push(AssignedTraffic {
                     tag: it.tag.clone().filter(|_| newest),
                     revision: share.revision_name.as_str().into(),
                     latest: newest,

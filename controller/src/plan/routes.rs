@@ -3,13 +3,15 @@
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{
-    self, Ingress, Name, Path, Pod, PodPhase, Protocol, RouteChange, Service, Tag, TagRouting,
-    Target,
+    self, AppProtocol, ConnectionPath, GatewayRules, NamespacedName, PodEntry, RouteChange,
+    RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
 };
 
 use tracing::debug;
 
-use super::{Facts, Served, View, domains, scale, status, traffic};
+use super::{
+    RevisionPlanContext, ServingAddresses, TemplateFacts, domains, scale, status, traffic,
+};
 use crate::{
     children::tagged,
     config_maps::{Flag, network::HttpProtocol},
@@ -17,7 +19,8 @@ use crate::{
     knative::key,
     parse::RESPONSE_START,
     world::{
-        self, Allotment, App, Kubelet, Revision, Routing, Stage, Stamp, World, names::Claimant,
+        self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage, RouteNameAllocation,
+        RoutingState, UnixMillis, names::NameClaimant,
     },
 };
 
@@ -26,29 +29,37 @@ const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 
 /// Returns all subjects of one app.
 pub(super) fn subjects(
-    app: &App,
-    name: &Name,
-    facts: &[Arc<Facts>],
-    world: &World,
+    app: &AppState,
+    name: &NamespacedName,
+    facts: &[Arc<TemplateFacts>],
+    world: &ClusterState,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
     let ends = app.ends(world.settings.platform);
     let pairs = || app.revisions.iter().zip(facts);
     // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
     // proven itself yet is shown, since the autoscaler must start it.
-    let shown = |it: &&(&Revision, &Arc<Facts>)| {
+    let shown = |it: &&(&AppRevision, &Arc<TemplateFacts>)| {
         let starts = !it.0.reached && !ends;
         let has_pods = !it.0.pods.is_empty();
-        has_pods || !it.0.gone && (it.0.routing.0 != Routing::Reserve || starts)
+        has_pods || !it.0.gone && (it.0.routing.0 != RoutingState::Reserve || starts)
     };
     for (revision, facts) in pairs().filter(|it| shown(&it)) {
         let labels = || facts.labels(name, revision);
         let policies = &world.network_policies;
         let sources = policies.sources(&name.namespace, labels, facts.port.get());
-        out.push(RouteChange::Revision(wire::Revision { sources, ..facts.wire(name, revision) }));
+        out.push(RouteChange::Revision(wire::RevisionEntry {
+            sources,
+            ..facts.wire(name, revision)
+        }));
     }
     for (revision, facts) in pairs() {
-        let view = View { world, namespace: &name.namespace, facts, now: Stamp::default() };
+        let view = RevisionPlanContext {
+            world,
+            namespace: &name.namespace,
+            facts,
+            now: UnixMillis::default(),
+        };
         let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
@@ -63,17 +74,21 @@ pub(super) fn subjects(
     out
 }
 
-fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
+fn pod(
+    pod: &world::RevisionPod,
+    revision: &AppRevision,
+    view: &RevisionPlanContext<'_>,
+) -> Option<PodEntry> {
     let phase = match pod.stage {
-        Stage::Serving if scale::is_ready(pod, view) => PodPhase::Ready,
-        Stage::Serving => PodPhase::Starting,
-        Stage::Draining { .. } => PodPhase::Draining,
+        PodStage::Serving if scale::is_ready(pod, view) => RoutingPhase::Ready,
+        PodStage::Serving => RoutingPhase::Starting,
+        PodStage::Draining { .. } => RoutingPhase::Draining,
         // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
-        Stage::Stopping { .. } if pod.placed.is_some() => PodPhase::Draining,
-        Stage::Stopping { .. } => return None,
+        PodStage::Stopping { .. } if pod.placed.is_some() => RoutingPhase::Draining,
+        PodStage::Stopping { .. } => return None,
     };
     let (address, also) = addresses(pod, view);
-    Some(Pod {
+    Some(PodEntry {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
         revision: view.key(revision),
@@ -85,14 +100,17 @@ fn pod(pod: &world::Pod, revision: &Revision, view: &View<'_>) -> Option<Pod> {
         phase,
         address,
         also,
-        confirmed: pod.placed.as_ref().is_some_and(|it| it.kubelet == Kubelet::Ready),
+        confirmed: pod.placed.as_ref().is_some_and(|it| it.kubelet == KubeletReadiness::Ready),
         port: view.facts.port,
         probe: view.facts.probe(),
     })
 }
 
 /// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.
-pub(super) fn addresses(pod: &world::Pod, view: &View<'_>) -> Served {
+pub(super) fn addresses(
+    pod: &world::RevisionPod,
+    view: &RevisionPlanContext<'_>,
+) -> ServingAddresses {
     let seen = view.world.seen.get(&*pod.uid);
     let ip = view.world.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
     let address = seen
@@ -103,12 +121,12 @@ pub(super) fn addresses(pod: &world::Pod, view: &View<'_>) -> Served {
 }
 
 fn service(
-    allotted: &Allotment,
-    app: &App,
-    name: &Name,
-    facts: &[Arc<Facts>],
-    world: &World,
-) -> Service {
+    allotted: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    facts: &[Arc<TemplateFacts>],
+    world: &ClusterState,
+) -> ServiceEntry {
     let settings = &world.settings;
     let own = host_name(allotted, &name.name);
     let shares = match &allotted.tag {
@@ -123,19 +141,24 @@ fn service(
         [(revision, _)] => found(revision, app, name, facts, world),
         _ => None,
     };
-    let view = |facts| View { world, namespace: &name.namespace, facts, now: Stamp::default() };
+    let view = |facts| RevisionPlanContext {
+        world,
+        namespace: &name.namespace,
+        facts,
+        now: UnixMillis::default(),
+    };
     let hopeless = only.as_ref().is_some_and(|(it, facts)| status::is_hopeless(it, &view(facts)));
-    let target = |(revision, percent): &(&str, u8)| Target {
-        revision: Name::new(name.namespace.clone(), *revision),
+    let target = |(revision, percent): &(&str, u8)| RouteTarget {
+        revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
     let tagged = tag_headers(app, world);
     let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| {
         let owner = world.names.host_owner(&it.host, &world.placeholders);
-        !it.is_local && owner.is_some_and(|owner| owner.by == Claimant::Route(name.clone()))
+        !it.is_local && owner.is_some_and(|owner| owner.by == NameClaimant::Route(name.clone()))
     });
-    Service {
-        name: Name::new(name.namespace.clone(), own.as_str()),
+    ServiceEntry {
+        name: NamespacedName::new(name.namespace.clone(), own.as_str()),
         addresses: settings.addresses(&allotted.addresses),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allotted.port).unwrap_or(SERVICE_PORT),
@@ -144,33 +167,35 @@ fn service(
             .as_ref()
             // An activator must read the header.
             .filter(|_| !tagged)
-            .map_or(Path::Activator, |(revision, facts)| path(app, revision, &view(facts))),
+            .map_or(ConnectionPath::Activator, |(revision, facts)| {
+                path(app, revision, &view(facts))
+            }),
         hosts: public.map(|it| it.host).into_iter().collect(),
         ingress: ingress(allotted, app, name, &own, world),
     }
 }
 
 /// Returns true if the header `Knative-Serving-Tag` selects among the tags of this app's Route.
-fn tag_headers(app: &App, world: &World) -> bool {
+fn tag_headers(app: &AppState, world: &ClusterState) -> bool {
     let on = world.settings.configs.features.tag_header_based_routing == Flag::Enabled;
     on && app.allotted().iter().any(|it| it.tag.is_some())
 }
 
 /// Returns further duties of activators for a name: redirects, domains, and selection of tags.
 fn ingress(
-    allotted: &Allotment,
-    app: &App,
-    name: &Name,
+    allotted: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
     own: &str,
-    world: &World,
-) -> Option<Box<Ingress>> {
+    world: &ClusterState,
+) -> Option<Box<GatewayRules>> {
     let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
-    let tag = |it: &Allotment| {
-        let service = Name::new(name.namespace.clone(), host_name(it, &name.name));
-        it.tag.as_ref().map(|tag| Tag { name: tag.to_string(), service })
+    let tag = |it: &RouteNameAllocation| {
+        let service = NamespacedName::new(name.namespace.clone(), host_name(it, &name.name));
+        it.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
     };
     let choice = || {
-        let mut all: Vec<Tag> = app.allotted().iter().filter_map(tag).collect();
+        let mut all: Vec<RouteTag> = app.allotted().iter().filter_map(tag).collect();
         // Each replica learns of the names in another order, and equal tables must be equal everywhere.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
@@ -179,17 +204,17 @@ fn ingress(
         None => TagRouting::Choice(choice()),
         Some(tag) => TagRouting::Tag(tag.to_string()),
     });
-    let ingress = Ingress {
+    let ingress = GatewayRules {
         redirects: redirects(http, world),
-        domains: domains::of(world, &Name::new(name.namespace.clone(), own)),
+        domains: domains::of(world, &NamespacedName::new(name.namespace.clone(), own)),
         tags,
     };
-    (ingress != Ingress::default()).then(|| Box::new(ingress))
+    (ingress != GatewayRules::default()).then(|| Box::new(ingress))
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`
 /// (knative/serving `pkg/networking/ingress.go`, `GetHTTPOption`).
-pub(super) fn redirects(asked: Option<&str>, world: &World) -> bool {
+pub(super) fn redirects(asked: Option<&str>, world: &ClusterState) -> bool {
     match asked {
         Some(asked) => asked.eq_ignore_ascii_case("redirected"),
         None => world.settings.configs.network.http == HttpProtocol::Redirected,
@@ -199,17 +224,17 @@ pub(super) fn redirects(asked: Option<&str>, world: &World) -> bool {
 /// Finds a Revision and its facts; a Route without a Service may name Revisions of other apps.
 fn found<'a>(
     revision: &str,
-    app: &'a App,
-    name: &Name,
-    facts: &[Arc<Facts>],
-    world: &'a World,
-) -> Option<(&'a Revision, Arc<Facts>)> {
+    app: &'a AppState,
+    name: &NamespacedName,
+    facts: &[Arc<TemplateFacts>],
+    world: &'a ClusterState,
+) -> Option<(&'a AppRevision, Arc<TemplateFacts>)> {
     let mut own = app.revisions.iter().zip(facts);
     match own.find(|(it, _)| *it.name == *revision) {
         Some((own, facts)) => Some((own, Arc::clone(facts))),
         None => {
             let other = world.revision(&name.namespace, revision)?;
-            Some((other, Facts::of(other, world)))
+            Some((other, TemplateFacts::of(other, world)))
         }
     }
 }
@@ -217,13 +242,13 @@ fn found<'a>(
 /// Returns the host of a Route or of one of its tags, by the settings in force. `None`: no valid name results, and the
 /// Route is not reachable from outside.
 pub(crate) fn target_of(
-    app: &App,
-    name: &Name,
+    app: &AppState,
+    name: &NamespacedName,
     tag: Option<&str>,
-    world: &World,
-) -> Option<names::Target> {
+    world: &ClusterState,
+) -> Option<names::RouteHost> {
     let settings = &world.settings;
-    let all = names::Names {
+    let all = names::HostNameRules {
         network: &settings.configs.network,
         domain: &settings.configs.domain,
         default_domain: &settings.domain,
@@ -231,9 +256,9 @@ pub(crate) fn target_of(
     };
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
     let (own, namespace) = (name.name.as_str(), name.namespace.as_str());
-    let route = names::Route { name: own, namespace, labels, annotations };
+    let route = names::RouteHostInputs { name: own, namespace, labels, annotations };
     let hidden = |service: &str| {
-        let placeholder = world.placeholders.get(&Name::new(namespace, service));
+        let placeholder = world.placeholders.get(&NamespacedName::new(namespace, service));
         placeholder.is_some_and(|it| it.hidden)
     };
     let target = all.target(&route, tag, hidden);
@@ -241,17 +266,27 @@ pub(crate) fn target_of(
 }
 
 /// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
-pub(crate) fn host_name(allotted: &Allotment, route: &str) -> String {
+pub(crate) fn host_name(allotted: &RouteNameAllocation, route: &str) -> String {
     tagged(allotted.tag.as_deref(), route)
 }
 
 /// Returns true if no request to a Revision must pass an activator while it has pods.
-pub(crate) fn goes_direct(app: &App, name: &Name, revision: &Revision, world: &World) -> bool {
-    let facts = Facts::of(revision, world);
-    let view = View { world, namespace: &name.namespace, facts: &facts, now: Stamp::default() };
+pub(crate) fn goes_direct(
+    app: &AppState,
+    name: &NamespacedName,
+    revision: &AppRevision,
+    world: &ClusterState,
+) -> bool {
+    let facts = TemplateFacts::of(revision, world);
+    let view = RevisionPlanContext {
+        world,
+        namespace: &name.namespace,
+        facts: &facts,
+        now: UnixMillis::default(),
+    };
     let shares = traffic::shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
-    !is_split && !tag_headers(app, world) && path(app, revision, &view) == Path::Direct
+    !is_split && !tag_headers(app, world) && path(app, revision, &view) == ConnectionPath::Direct
 }
 
 /// Returns the path of connections to the one Revision that has all traffic.
@@ -259,13 +294,13 @@ pub(crate) fn goes_direct(app: &App, name: &Name, revision: &Revision, world: &W
 /// The activator path is required with a hard limit, for which only activators have queues, and with time limits that
 /// only activators enforce. It is the default with h2c, whose requests activators balance one by one. Burst capacity
 /// decides the rest.
-fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
+fn path(app: &AppState, revision: &AppRevision, view: &RevisionPlanContext<'_>) -> ConnectionPath {
     let asked = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
     let configs = &view.world.settings.configs;
     let asked = asked.or_else(|| {
         configs.network.path.map(|it| match it {
-            Path::Direct => "direct",
-            Path::Activator => "activator",
+            ConnectionPath::Direct => "direct",
+            ConnectionPath::Activator => "activator",
         })
     });
     let spec = &view.facts.template.spec;
@@ -273,10 +308,10 @@ fn path(app: &App, revision: &Revision, view: &View<'_>) -> Path {
     let start = spec.response_start_timeout_seconds.filter(|it| *it != 0 && *it != RESPONSE_START);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
     let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
-    let h2c = view.facts.protocol == Protocol::H2c && asked != Some("direct");
+    let h2c = view.facts.protocol == AppProtocol::H2c && asked != Some("direct");
     let logged = configs.observability.needs_activator();
     if asked == Some("activator") || needs || h2c || logged {
-        return Path::Activator;
+        return ConnectionPath::Activator;
     }
     scale::burst_path(revision, view)
 }

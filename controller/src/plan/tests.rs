@@ -1,21 +1,24 @@
 //! Incremental planning, app by app, must equal planning everything at once after any history of events.
 
 use common::{
-    node::{ContainerState, ContainerStatus, PodPhase, PodStatus},
-    outbox::{Batch, Outbox},
-    wire::{Activity, Decision, Path, PodSeen, Role, RouteKey, Subscriber},
+    node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
+    outbox::{Outbox, OutboxBatch},
+    wire::{
+        ComponentReplica, ComponentRole, ConnectionPath, PodObservation, RevisionActivity,
+        RouteKey, ScaleDecision,
+    },
 };
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    machine::{Event, Machine, Said},
-    parse::{self, Document},
-    policy::AutoscalerConfig,
+    machine::{ControllerEvent, ControllerStateMachine, RouteFingerprint},
+    parse::{self, ManifestDocument},
+    policy::ScalePolicyConfig,
 };
 
 #[derive(Clone, Debug)]
-enum Act {
+enum PlanCaseAction {
     Apply { app: u8, version: u8, split: u8, initial: u8 },
     Break { app: u8 },
     Delete { app: u8 },
@@ -29,48 +32,46 @@ enum Act {
     Pass { seconds: u16 },
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = PlanCaseAction> {
     prop_oneof![
-        (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| Act::Apply {
-            app,
-            version,
-            split,
-            initial
+        (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| {
+            PlanCaseAction::Apply { app, version, split, initial }
         }),
-        (0..4u8).prop_map(|app| Act::Break { app }),
-        (0..4u8).prop_map(|app| Act::Delete { app }),
-        (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, wanted)| Act::Decide {
+        (0..4u8).prop_map(|app| PlanCaseAction::Break { app }),
+        (0..4u8).prop_map(|app| PlanCaseAction::Delete { app }),
+        (0..4u8, 1..4u8, 0..4u8).prop_map(|(app, revision, wanted)| PlanCaseAction::Decide {
             app,
             revision,
             wanted
         }),
-        (0..8u8, any::<bool>(), any::<bool>(), 0..3u8)
-            .prop_map(|(pod, ready, drained, load)| Act::See { pod, ready, drained, load }),
-        (0..8u8).prop_map(|pod| Act::Unsee { pod }),
-        (0..8u8, 0..5u8).prop_map(|(pod, state)| Act::Status { pod, state }),
-        (0..2u8).prop_map(|who| Act::Begin { who }),
-        (0..2u8).prop_map(|who| Act::End { who }),
-        (0..2u8, 0..8u8, any::<bool>()).prop_map(|(who, pod, ended)| Act::Avoid {
+        (0..8u8, any::<bool>(), any::<bool>(), 0..3u8).prop_map(|(pod, ready, drained, load)| {
+            PlanCaseAction::See { pod, ready, drained, load }
+        }),
+        (0..8u8).prop_map(|pod| PlanCaseAction::Unsee { pod }),
+        (0..8u8, 0..5u8).prop_map(|(pod, state)| PlanCaseAction::Status { pod, state }),
+        (0..2u8).prop_map(|who| PlanCaseAction::Begin { who }),
+        (0..2u8).prop_map(|who| PlanCaseAction::End { who }),
+        (0..2u8, 0..8u8, any::<bool>()).prop_map(|(who, pod, ended)| PlanCaseAction::Avoid {
             who,
             pod,
             ended
         }),
         prop_oneof![Just(0u16), Just(1), Just(5), Just(300), Just(700)]
-            .prop_map(|seconds| Act::Pass { seconds }),
+            .prop_map(|seconds| PlanCaseAction::Pass { seconds }),
     ]
 }
 
 /// Returns the name of an app; the last one equals the name of the first one's tag `x`.
-fn name(app: u8) -> Name {
-    Name::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
+fn name(app: u8) -> NamespacedName {
+    NamespacedName::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
 }
 
-fn who(which: u8) -> Subscriber {
-    let role = if which == 0 { Role::Agent } else { Role::Activator };
-    Subscriber { role, name: "n".into(), node: "n".into() }
+fn who(which: u8) -> ComponentReplica {
+    let role = if which == 0 { ComponentRole::Agent } else { ComponentRole::Activator };
+    ComponentReplica { role, name: "n".into(), node: "n".into() }
 }
 
-fn manifest(app: u8, version: u8, split: u8, initial: u8) -> Event {
+fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
     let own = name(app).name;
     let traffic = match split {
         0 => "[]".into(),
@@ -85,21 +86,24 @@ fn manifest(app: u8, version: u8, split: u8, initial: u8) -> Event {
           metadata: {{annotations: {{autoscaling.knative.dev/initial-scale: "{initial}"}}}},
           spec: {{containers: [{{image: "hello:v{version}"}}]}}}}}}}}"#
     );
-    match parse::documents(&text, &AutoscalerConfig::default()).remove(0) {
-        Document::Service(name, manifest) => Event::Apply(name, manifest),
-        Document::Refused(_, why) => panic!("{why}"),
+    match parse::documents(&text, &ScalePolicyConfig::default()).remove(0) {
+        ManifestDocument::Service(name, manifest) => ControllerEvent::Apply(name, manifest),
+        ManifestDocument::Refused(_, why) => panic!("{why}"),
     }
 }
 
-fn decide(app: u8, revision: u8, wanted: u8) -> Event {
+fn decide(app: u8, revision: u8, wanted: u8) -> ControllerEvent {
     let own = name(app);
-    Event::Decide(Decision {
-        revision: Name::new(own.namespace, format!("{}-0000{revision}", own.name)),
+    ControllerEvent::Decide(ScaleDecision {
+        revision: NamespacedName::new(own.namespace, format!("{}-0000{revision}", own.name)),
         wanted: (wanted < 3).then_some(wanted.into()),
-        path: Path::Direct,
+        path: ConnectionPath::Direct,
         activators: 0,
-        activity: [Activity::Inactive, Activity::Activating, Activity::Active]
-            [usize::from(wanted % 3)],
+        activity: [
+            RevisionActivity::Inactive,
+            RevisionActivity::Activating,
+            RevisionActivity::Active,
+        ][usize::from(wanted % 3)],
         stable: 0.0,
         panic: 0.0,
         target: 1.0,
@@ -112,7 +116,7 @@ fn decide(app: u8, revision: u8, wanted: u8) -> Event {
 }
 
 /// Returns the event of an act, if there is a pod for it.
-fn event(act: &Act, machine: &Machine) -> Option<Event> {
+fn event(act: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<ControllerEvent> {
     let pods = machine
         .world()
         .apps
@@ -122,12 +126,14 @@ fn event(act: &Act, machine: &Machine) -> Option<Event> {
     let pods: Vec<String> = pods.collect();
     let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
     Some(match *act {
-        Act::Apply { app, version, split, initial } => manifest(app, version, split, initial),
-        Act::Break { app } => Event::Refuse(name(app), "broken".into()),
-        Act::Delete { app } => Event::Delete(name(app)),
-        Act::Decide { app, revision, wanted } => decide(app, revision, wanted),
-        Act::See { pod, ready, drained, load } => {
-            let seen = PodSeen {
+        PlanCaseAction::Apply { app, version, split, initial } => {
+            manifest(app, version, split, initial)
+        }
+        PlanCaseAction::Break { app } => ControllerEvent::Refuse(name(app), "broken".into()),
+        PlanCaseAction::Delete { app } => ControllerEvent::Delete(name(app)),
+        PlanCaseAction::Decide { app, revision, wanted } => decide(app, revision, wanted),
+        PlanCaseAction::See { pod, ready, drained, load } => {
+            let seen = PodObservation {
                 uid: pick(pod)?,
                 address: Some(([10, 0, 0, 1], 8080).into()),
                 also: None,
@@ -138,43 +144,45 @@ fn event(act: &Act, machine: &Machine) -> Option<Event> {
                 listening_since_ns: 0,
                 trouble: String::new(),
             };
-            Event::Seen(who(0), seen)
+            ControllerEvent::Seen(who(0), seen)
         }
-        Act::Unsee { pod } => Event::Unseen(who(0), pick(pod)?),
-        Act::Status { pod, state } => Event::Status(status(pick(pod)?, state)),
-        Act::Begin { who: which } => Event::ReportBegin(who(which), which.into()),
-        Act::End { who: which } => Event::ReportEnd(who(which), which.into()),
-        Act::Avoid { who: which, pod, ended: false } => {
-            Event::Avoided(who(which), which.into(), pick(pod)?)
+        PlanCaseAction::Unsee { pod } => ControllerEvent::Unseen(who(0), pick(pod)?),
+        PlanCaseAction::Status { pod, state } => ControllerEvent::Status(status(pick(pod)?, state)),
+        PlanCaseAction::Begin { who: which } => {
+            ControllerEvent::ReportBegin(who(which), which.into())
         }
-        Act::Avoid { who: which, pod, ended: true } => {
-            Event::AvoidedNoMore(who(which), which.into(), pick(pod)?)
+        PlanCaseAction::End { who: which } => ControllerEvent::ReportEnd(who(which), which.into()),
+        PlanCaseAction::Avoid { who: which, pod, ended: false } => {
+            ControllerEvent::Avoided(who(which), which.into(), pick(pod)?)
         }
-        Act::Pass { .. } => Event::Tick,
+        PlanCaseAction::Avoid { who: which, pod, ended: true } => {
+            ControllerEvent::AvoidedNoMore(who(which), which.into(), pick(pod)?)
+        }
+        PlanCaseAction::Pass { .. } => ControllerEvent::Tick,
     })
 }
 
-fn status(uid: String, state: u8) -> PodStatus {
-    let waiting = |reason: &str, last_exit| ContainerState::Waiting {
+fn status(uid: String, state: u8) -> LocalPodStatus {
+    let waiting = |reason: &str, last_exit| LocalContainerState::Waiting {
         reason: reason.into(),
         message: "m".into(),
         last_exit,
     };
     let ready = state == 1;
     let (phase, state, restarts) = match state {
-        0 => (PodPhase::Gone, ContainerState::Running, 0),
-        1 => (PodPhase::Running, ContainerState::Running, 0),
-        2 => (PodPhase::Running, waiting("CrashLoopBackOff", Some(1)), 4),
-        3 => (PodPhase::Pending, waiting("ImagePullBackOff", None), 0),
-        _ => (PodPhase::Pending, waiting("ContainerCreating", None), 0),
+        0 => (LocalPodPhase::Gone, LocalContainerState::Running, 0),
+        1 => (LocalPodPhase::Running, LocalContainerState::Running, 0),
+        2 => (LocalPodPhase::Running, waiting("CrashLoopBackOff", Some(1)), 4),
+        3 => (LocalPodPhase::Pending, waiting("ImagePullBackOff", None), 0),
+        _ => (LocalPodPhase::Pending, waiting("ContainerCreating", None), 0),
     };
     let name = "user-container".into();
-    let container = ContainerStatus { name, state, restarts, image_digest: None };
-    PodStatus { uid, phase, addresses: vec![], containers: vec![container], ready }
+    let container = LocalContainerStatus { name, state, restarts, image_digest: None };
+    LocalPodStatus { uid, phase, addresses: vec![], containers: vec![container], ready }
 }
 
 /// Compares the RouteTable's outbox with a plan of everything.
-fn compare(machine: &Machine, now: Stamp) -> Result<(), TestCaseError> {
+fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), TestCaseError> {
     let (mut routes, world) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.world());
     for (name, plan) in whole(world, now) {
         prop_assert_eq!(
@@ -185,10 +193,10 @@ fn compare(machine: &Machine, now: Stamp) -> Result<(), TestCaseError> {
         routes.extend(plan.routes.into_iter().filter_map(|it| it.key().map(|key| (key, it))));
     }
     let mut cursor = machine.routes().subscribe();
-    let first = cursor.take().unwrap_or(Batch { version: 0, steps: Vec::new() });
+    let first = cursor.take().unwrap_or(OutboxBatch { version: 0, steps: Vec::new() });
     let hashes: BTreeMap<_, _> =
         first.steps.iter().filter_map(|(key, it)| it.map(|it| (key.clone(), it))).collect();
-    let planned = routes.iter().map(|(key, it)| (key.clone(), Said::of(it))).collect();
+    let planned = routes.iter().map(|(key, it)| (key.clone(), RouteFingerprint::of(it))).collect();
     prop_assert_eq!(hashes, planned, "what was said is what is planned");
     let said = machine.states(first, &mut cursor).steps;
     let said: BTreeMap<_, _> =
@@ -214,16 +222,16 @@ fn key_text(key: &RouteKey) -> String {
 proptest! {
     #[test]
     fn app_by_app_leads_where_the_whole_plan_leads(acts in proptest::collection::vec(act(), 1..60)) {
-        let mut machine = Machine::new(World { seed: 1, ..World::default() }, Outbox::new());
-        let mut now = Stamp(1_000_000);
+        let mut machine = ControllerStateMachine::new(ClusterState { seed: 1, ..ClusterState::default() }, Outbox::new());
+        let mut now = UnixMillis(1_000_000);
         let mut ordered = std::collections::BTreeSet::new();
         for act in acts {
-            if let Act::Pass { seconds } = act {
+            if let PlanCaseAction::Pass { seconds } = act {
                 now = now.plus_ms(u64::from(seconds) * 1000);
             }
             // The machine's timer must bring the passing of time to the plan.
             let due = machine.next_timer().is_some_and(|at| at <= now);
-            for event in due.then_some(Event::Tick).into_iter().chain(event(&act, &machine)) {
+            for event in due.then_some(ControllerEvent::Tick).into_iter().chain(event(&act, &machine)) {
                 let effects = machine.step(now, event);
                 for pod in effects.start {
                     prop_assert!(ordered.insert(pod.uid), "ordered once");

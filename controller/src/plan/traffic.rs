@@ -1,14 +1,18 @@
 //! Pure: wanted traffic → Revisions with shares that add up (knative/serving `pkg/reconciler/route/traffic`).
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::{Timer, roll};
-use crate::world::{App, Assigned, Kind, Revision, Route, Routing, Stamp, Truth, Why, World};
+use super::{PlanTimer, roll};
+use crate::world::{
+    AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
+    ConditionType, RouteState, RoutingState, UnixMillis,
+};
 
 /// Moves `latestReady` to the newest ready Revision. It moves back only to a Revision that the template names.
-pub(super) fn latest_ready(app: &mut App) {
-    let is_ready =
-        |revision: &&Revision| !revision.gone && revision.conditions.is_true(Kind::RevisionReady);
+pub(super) fn latest_ready(app: &mut AppState) {
+    let is_ready = |revision: &&AppRevision| {
+        !revision.gone && revision.conditions.is_true(ConditionType::RevisionReady)
+    };
     let Some(configuration) = &app.configuration else { return };
     let created = app.latest_created().filter(is_ready);
     let least = configuration.latest_ready.as_ref().and_then(|name| app.revision(name));
@@ -27,7 +31,13 @@ pub(super) fn latest_ready(app: &mut App) {
 }
 
 /// Assigns traffic. If a target cannot be resolved, the old assignment stays in force.
-pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, timer: &mut Timer) {
+pub(super) fn assign(
+    app: &mut AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+    now: UnixMillis,
+    timer: &mut PlanTimer,
+) {
     let leaving = app.ends(world.settings.platform);
     let Some(route) = &app.route else { return };
     let resolved = if leaving { Ok(Vec::new()) } else { resolve(app, route, name, world) };
@@ -38,23 +48,28 @@ pub(super) fn assign(app: &mut App, name: &Name, world: &World, now: Stamp, time
             assigned.shrink_to_fit();
             route.traffic = assigned;
             route.rollout = rollout;
-            Truth::True(None)
+            ConditionStatus::True(None)
         }
         (Ok(_), None) => return,
         (Err(truth), _) => truth,
     };
     if !leaving {
-        app.conditions.set(Kind::RouteTraffic, truth, now);
+        app.conditions.set(ConditionType::RouteTraffic, truth, now);
     }
 }
 
-fn resolve(app: &App, route: &Route, name: &Name, world: &World) -> Result<Vec<Assigned>, Truth> {
+fn resolve(
+    app: &AppState,
+    route: &RouteState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Result<Vec<AssignedTraffic>, ConditionStatus> {
     let assigned = route.wanted.iter().map(|target| {
         let revision = match &target.revision {
             None => latest(target.configuration.as_deref(), app, name, world)?,
             Some(wanted) => named(wanted, app, name, world)?,
         };
-        Ok(Assigned {
+        Ok(AssignedTraffic {
             tag: target.tag.clone(),
             revision,
             latest: target.revision.is_none(),
@@ -66,18 +81,18 @@ fn resolve(app: &App, route: &Route, name: &Name, world: &World) -> Result<Vec<A
 
 fn latest(
     configuration: Option<&str>,
-    own: &App,
-    name: &Name,
-    world: &World,
-) -> Result<Box<str>, Truth> {
+    own: &AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Result<Box<str>, ConditionStatus> {
     let configuration = configuration.unwrap_or(&name.name);
-    let other = Name::new(name.namespace.clone(), configuration);
+    let other = NamespacedName::new(name.namespace.clone(), configuration);
     let app =
         if configuration == name.name { Some(own) } else { world.apps.get(&other).map(|it| &**it) };
     let waiting = || {
         let message =
             format!("Configuration {configuration:?} is waiting for a Revision to become ready.");
-        Truth::Unknown(Some(Why::new("RevisionMissing", message)))
+        ConditionStatus::Unknown(Some(ConditionReason::new("RevisionMissing", message)))
     };
     let Some(app) = app.filter(|it| it.configuration.is_some()) else {
         // The Service will make the Configuration: its Route may have been observed first.
@@ -85,23 +100,29 @@ fn latest(
             return Err(waiting());
         }
         let message = format!("Configuration {configuration:?} referenced in traffic not found.");
-        return Err(Truth::False(Why::new("ConfigurationMissing", message)));
+        return Err(ConditionStatus::False(ConditionReason::new("ConfigurationMissing", message)));
     };
     if let Some(latest) = app.latest_ready() {
         return Ok(latest.into());
     }
-    Err(match app.conditions.get(Kind::ConfigurationReady) {
-        Truth::False(_) => Truth::False(Why::new(
+    Err(match app.conditions.get(ConditionType::ConfigurationReady) {
+        ConditionStatus::False(_) => ConditionStatus::False(ConditionReason::new(
             "RevisionMissing",
             format!("Configuration {configuration:?} does not have any ready Revision."),
         )),
-        Truth::True(_) | Truth::Unknown(_) => waiting(),
+        ConditionStatus::True(_) | ConditionStatus::Unknown(_) => waiting(),
     })
 }
 
-fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>, Truth> {
-    let missing = |message| Truth::False(Why::new("RevisionMissing", message));
-    let is_there = |it: &&Revision| !it.gone;
+fn named(
+    wanted: &str,
+    app: &AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Result<Box<str>, ConditionStatus> {
+    let missing =
+        |message| ConditionStatus::False(ConditionReason::new("RevisionMissing", message));
+    let is_there = |it: &&AppRevision| !it.gone;
     let other = world.revision(&name.namespace, wanted).filter(is_there);
     let revision = match (app.revision(wanted).filter(is_there), other) {
         (Some(own), _) => own,
@@ -111,7 +132,7 @@ fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>
                 "Revision {wanted:?} referenced in traffic does not belong to Service {:?}.",
                 name.name
             );
-            return Err(Truth::False(Why::new("RevisionNotOwned", message)));
+            return Err(ConditionStatus::False(ConditionReason::new("RevisionNotOwned", message)));
         }
         (None, Some(other)) => other,
         (None, None) => {
@@ -120,11 +141,13 @@ fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>
     };
     // A Revision that had traffic keeps it: its pods may recover, and no other Revision was named.
     let had = app.traffic().iter().any(|it| *it.revision == *wanted);
-    match revision.conditions.get(Kind::RevisionReady) {
-        Truth::True(_) => Ok(revision.name.clone()),
-        Truth::Unknown(_) | Truth::False(_) if had => Ok(revision.name.clone()),
-        Truth::False(_) => Err(missing(format!("Revision {wanted:?} failed to become ready."))),
-        Truth::Unknown(_) => Err(Truth::Unknown(Some(Why::new(
+    match revision.conditions.get(ConditionType::RevisionReady) {
+        ConditionStatus::True(_) => Ok(revision.name.clone()),
+        ConditionStatus::Unknown(_) | ConditionStatus::False(_) if had => Ok(revision.name.clone()),
+        ConditionStatus::False(_) => {
+            Err(missing(format!("Revision {wanted:?} failed to become ready.")))
+        }
+        ConditionStatus::Unknown(_) => Err(ConditionStatus::Unknown(Some(ConditionReason::new(
             "RevisionMissing",
             format!("Revision {wanted:?} is not yet ready."),
         )))),
@@ -132,7 +155,12 @@ fn named(wanted: &str, app: &App, name: &Name, world: &World) -> Result<Box<str>
 }
 
 /// Sets the routing state of all Revisions: if a Route names them (knative/serving `pkg/reconciler/labeler`).
-pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
+pub(super) fn label(
+    app: &mut AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+    now: UnixMillis,
+) {
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
@@ -146,10 +174,10 @@ pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
     }
     for revision in &mut app.revisions {
         let is = match (active.contains(&revision.name), revision.routing.0) {
-            (true, _) => Routing::Active,
+            (true, _) => RoutingState::Active,
             // Without a Route nothing was ever decided about the Revision, and it counts as reachable.
-            (false, Routing::Pending) if app.route.is_none() => Routing::Pending,
-            (false, _) => Routing::Reserve,
+            (false, RoutingState::Pending) if app.route.is_none() => RoutingState::Pending,
+            (false, _) => RoutingState::Reserve,
         };
         if revision.routing.0 != is {
             revision.routing = (is, now);
@@ -159,10 +187,10 @@ pub(super) fn label(app: &mut App, name: &Name, world: &World, now: Stamp) {
 
 /// Adds the Revisions of the app `of` that the Route `own` names now, or will name.
 fn lead(
-    route: &Route,
-    own: &Name,
+    route: &RouteState,
+    own: &NamespacedName,
     leaving: bool,
-    of: &Name,
+    of: &NamespacedName,
     created: Option<&str>,
     active: &mut Vec<Box<str>>,
 ) {
@@ -179,7 +207,7 @@ fn lead(
 }
 
 /// Adds up shares by Revision; targets without a share are left out. The sum is 100, or the result is empty.
-pub(super) fn shares(traffic: &[Assigned]) -> Vec<(&str, u8)> {
+pub(super) fn shares(traffic: &[AssignedTraffic]) -> Vec<(&str, u8)> {
     let mut shares: Vec<(&str, u8)> = Vec::with_capacity(traffic.len());
     for target in traffic.iter().filter(|target| target.percent > 0) {
         match shares.iter_mut().find(|(revision, _)| *revision == &*target.revision) {

@@ -5,7 +5,7 @@ fn annotated(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
-    let read = AutoscalerConfig::default().policy(&annotated(pairs), limit, "a");
+    let read = ScalePolicyConfig::default().policy(&annotated(pairs), limit, "a");
     read.map_err(|problems| crate::parse::line(&problems))
 }
 
@@ -97,7 +97,7 @@ fn scales_that_contradict_each_other_are_refused() {
         assert!(refused.starts_with(message), "{refused}");
     }
     let strict =
-        AutoscalerConfig { allow_zero_initial_scale: false, ..AutoscalerConfig::default() };
+        ScalePolicyConfig { allow_zero_initial_scale: false, ..ScalePolicyConfig::default() };
     let refused = strict.policy(&annotated(&[("initial-scale", "0")]), 0, "a");
     let refused = crate::parse::line(&refused.expect_err("not allowed"));
     let want = "invalid value: 0: a.autoscaling.knative.dev/initial-scale=0 not allowed by cluster";
@@ -106,7 +106,7 @@ fn scales_that_contradict_each_other_are_refused() {
 
 #[test]
 fn the_most_is_bounded_by_the_installation() {
-    let limited = AutoscalerConfig { max_scale_limit: 10, ..AutoscalerConfig::default() };
+    let limited = ScalePolicyConfig { max_scale_limit: 10, ..ScalePolicyConfig::default() };
     let refused = |value| {
         let read = limited.policy(&annotated(&[("max-scale", value)]), 0, "a");
         read.map_err(|problems| crate::parse::line(&problems)).expect_err("over the limit")
@@ -120,7 +120,7 @@ fn the_most_is_bounded_by_the_installation() {
 /// Rule of knative/serving `pkg/reconciler/autoscaling/kpa/scaler.go`, `applyBounds`.
 #[test]
 fn the_installations_least_wins_over_the_services_most() {
-    let mut config = AutoscalerConfig::default();
+    let mut config = ScalePolicyConfig::default();
     config.policy.min_scale = 5;
     let read = config.policy(&annotated(&[("max-scale", "2")]), 0, "a").expect("valid");
     assert_eq!((read.min_scale, read.max_scale), (5, 2));
@@ -128,7 +128,7 @@ fn the_installations_least_wins_over_the_services_most() {
 
 #[test]
 fn what_a_config_map_forbids_is_dropped_alone() {
-    let mut config = AutoscalerConfig { max_scale_limit: 5, ..AutoscalerConfig::default() };
+    let mut config = ScalePolicyConfig { max_scale_limit: 5, ..ScalePolicyConfig::default() };
     config.policy.max_scale = 5;
     let pairs = [("min-scale", "3"), ("max-scale", "10"), ("target", "10"), ("window", "90s")];
     let (read, problems) = config.policy_of(&annotated(&pairs), 1, "a");
@@ -139,7 +139,7 @@ fn what_a_config_map_forbids_is_dropped_alone() {
         format!("expected 1 <= 10 <= 5: a.{PREFIX}max-scale")
     );
     let strict =
-        AutoscalerConfig { allow_zero_initial_scale: false, ..AutoscalerConfig::default() };
+        ScalePolicyConfig { allow_zero_initial_scale: false, ..ScalePolicyConfig::default() };
     let pairs = [("initial-scale", "0"), ("min-scale", "2")];
     let (read, problems) = strict.policy_of(&annotated(&pairs), 0, "a");
     assert_eq!((read.initial_scale, read.min_scale, problems.len()), (1, 2, 1));
@@ -148,7 +148,7 @@ fn what_a_config_map_forbids_is_dropped_alone() {
 /// Rule of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.
 #[test]
 fn requests_a_second_have_a_utilisation_of_their_own() {
-    let mut config = AutoscalerConfig::default();
+    let mut config = ScalePolicyConfig::default();
     config.policy.utilization = 0.5;
     let of = |pairs: &[(&str, &str)]| {
         let read = config.policy(&annotated(pairs), 0, "a").expect("valid");

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const S: Nanos = 1_000_000_000;
+const S: UnixNanos = 1_000_000_000;
 
 fn wanted(targets: &[(&str, &str, &str, i32)]) -> Rollout {
     let mut all = Rollout::default();
@@ -12,8 +12,8 @@ fn wanted(targets: &[(&str, &str, &str, i32)]) -> Rollout {
     all
 }
 
-fn event(wanted: Rollout, seconds: u64, in_force: bool) -> Event {
-    Event { wanted, duration: Duration::from_secs(seconds), in_force }
+fn event(wanted: Rollout, seconds: u64, in_force: bool) -> RolloutInput {
+    RolloutInput { wanted, duration: Duration::from_secs(seconds), in_force }
 }
 
 fn of(state: &Rollout) -> Vec<(&str, i32)> {
@@ -23,7 +23,7 @@ fn of(state: &Rollout) -> Vec<(&str, i32)> {
 
 /// Rolls from `a` to `b` over `seconds`, where the first 1 % takes `first` seconds. Returns the share of `b` after each
 /// step.
-fn roll(percent: i32, seconds: u64, first: Nanos) -> Vec<i32> {
+fn roll(percent: i32, seconds: u64, first: UnixNanos) -> Vec<i32> {
     let goal = |revision| wanted(&[("", "cfg", revision, percent)]);
     let start = 100 * S;
     let mut done = step(Some(goal("a")), start, event(goal("b"), seconds, false));
@@ -64,7 +64,7 @@ fn a_step_planned_by_a_clock_that_was_ahead_waits_no_longer_than_any() {
 #[test]
 fn without_a_state_or_a_duration_everything_moves_at_once() {
     let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
-    let at_once = Stepped { state: b.clone(), next: None };
+    let at_once = RolloutStep { state: b.clone(), next: None };
     assert_eq!(step(None, S, event(b.clone(), 60, true)), at_once);
     assert_eq!(step(Some(Rollout::default()), S, event(b.clone(), 60, true)), at_once);
     assert_eq!(step(Some(a), S, event(b, 0, true)), at_once);
@@ -78,7 +78,7 @@ fn the_first_percent_waits_until_it_is_in_force() {
     let still = step(Some(begun.state.clone()), 30 * S, event(b.clone(), 60, false));
     assert_eq!(still, begun);
     let planned = step(Some(begun.state), 12 * S, event(b, 60, true));
-    let want = Steps {
+    let want = RolloutParams {
         start_time: 10 * S,
         next_step_time: 12 * S + 2 * S,
         step_duration: 2 * S,
@@ -94,14 +94,14 @@ fn a_third_revision_begins_anew_and_drains_the_newest_first() {
     let goal = |revision| wanted(&[("", "cfg", revision, 100)]);
     let mut state = goal("a");
     state.configurations[0].revisions = vec![
-        Share { revision_name: "a".into(), percent: 70 },
-        Share { revision_name: "b".into(), percent: 30 },
+        RevisionRollout { revision_name: "a".into(), percent: 70 },
+        RevisionRollout { revision_name: "b".into(), percent: 30 },
     ];
     state.configurations[0].step_params =
-        Steps { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
+        RolloutParams { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
     let begun = step(Some(state), 5 * S, event(goal("c"), 6, false));
     assert_eq!(of(&begun.state), [("a", 70), ("b", 29), ("c", 1)]);
-    let fresh = Steps { start_time: 5 * S, ..Steps::default() };
+    let fresh = RolloutParams { start_time: 5 * S, ..RolloutParams::default() };
     assert_eq!(begun.state.configurations[0].step_params, fresh);
     let planned = step(Some(begun.state), 6 * S, event(goal("c"), 6, true));
     let next = step(Some(planned.state), 7 * S, event(goal("c"), 6, false));
@@ -115,11 +115,11 @@ fn a_target_that_grows_gives_to_the_newest_and_one_that_shrinks_takes_from_the_o
     let state = || {
         let mut state = wanted(&[("", "cfg", "b", 60)]);
         state.configurations[0].revisions = vec![
-            Share { revision_name: "a".into(), percent: 40 },
-            Share { revision_name: "b".into(), percent: 20 },
+            RevisionRollout { revision_name: "a".into(), percent: 40 },
+            RevisionRollout { revision_name: "b".into(), percent: 20 },
         ];
         state.configurations[0].step_params =
-            Steps { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
+            RolloutParams { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
         state
     };
     let moved = |percent, now| {

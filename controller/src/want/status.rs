@@ -1,28 +1,30 @@
 //! Pure: statuses of PodAutoscaler and ServerlessService, from which tools read a Revision's scale
 //! (knative/serving `pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go`, `pkg/reconciler/serverlessservice`).
 
-use common::wire::{Name, Path};
+use common::wire::{ConnectionPath, NamespacedName};
 use serde_json::{Value, json};
 
 use crate::{
-    children::{scaling::Mode, services},
-    policy::Class,
+    children::{scaling::ServerlessServiceMode, services},
+    policy::AutoscalerClass,
     render,
-    world::{Kind, Revision, Stamp, Truth, Why, World},
+    world::{
+        AppRevision, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
+    },
 };
 
 /// Smallest number of activators that Knative assigns to a Revision.
 const ACTIVATORS: i32 = 2;
 
 /// Returns one condition; with `info` it has the severity of mere information.
-fn condition(name: &str, truth: &Truth, since: Stamp, info: bool) -> Value {
+fn condition(name: &str, truth: &ConditionStatus, since: UnixMillis, info: bool) -> Value {
     let (status, why) = match truth {
-        Truth::True(why) => ("True", why.clone()),
-        Truth::Unknown(why) => ("Unknown", why.clone()),
-        Truth::False(why) => ("False", Some(why.clone())),
+        ConditionStatus::True(why) => ("True", why.clone()),
+        ConditionStatus::Unknown(why) => ("Unknown", why.clone()),
+        ConditionStatus::False(why) => ("False", Some(why.clone())),
     };
     let mut out = json!({"type": name, "status": status, "lastTransitionTime": since.rfc3339()});
-    if let Some(Why { reason, message }) = why {
+    if let Some(ConditionReason { reason, message }) = why {
         for (field, text) in [("reason", reason), ("message", message)] {
             if !text.is_empty() {
                 out[field] = json!(text);
@@ -35,25 +37,27 @@ fn condition(name: &str, truth: &Truth, since: Stamp, info: bool) -> Value {
     out
 }
 
-fn since(revision: &Revision, kind: Kind) -> (Stamp, Truth) {
+fn since(revision: &AppRevision, kind: ConditionType) -> (UnixMillis, ConditionStatus) {
     let found = revision.conditions.iter().find(|(have, _, _)| *have == kind);
-    found.map_or((revision.meta.created, Truth::Unknown(None)), |(_, at, truth)| (at, truth))
+    found.map_or((revision.meta.created, ConditionStatus::Unknown(None)), |(_, at, truth)| {
+        (at, truth)
+    })
 }
 
 /// Returns the status of a Revision's PodAutoscaler.
-pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) -> Value {
-    let (at, active) = since(revision, Kind::RevisionActive);
+pub(super) fn autoscaler(revision: &AppRevision, namespace: &str, world: &ClusterState) -> Value {
+    let (at, active) = since(revision, ConditionType::RevisionActive);
     let initialized = match revision.reached {
-        true => Truth::True(None),
-        false => Truth::Unknown(None),
+        true => ConditionStatus::True(None),
+        false => ConditionStatus::Unknown(None),
     };
     let (populated_at, populated) = populated(revision);
     // Knative's rule: the first false condition, else the first unknown one, else true.
     let ready = [&active, &initialized, &populated];
-    let worst = ready.iter().find(|it| matches!(it, Truth::False(_)));
-    let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, Truth::Unknown(_))));
-    let ready = worst.map_or(Truth::True(None), |it| (**it).clone());
-    let decision = render::decision(world, &Name::new(namespace, &*revision.name));
+    let worst = ready.iter().find(|it| matches!(it, ConditionStatus::False(_)));
+    let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, ConditionStatus::Unknown(_))));
+    let ready = worst.map_or(ConditionStatus::True(None), |it| (**it).clone());
+    let decision = render::decision(world, &NamespacedName::new(namespace, &*revision.name));
     let mut status = json!({
         "serviceName": &*revision.name,
         "metricsServiceName": services::private_name(&revision.name),
@@ -74,28 +78,40 @@ pub(super) fn autoscaler(revision: &Revision, namespace: &str, world: &World) ->
 
 /// Returns the mode of new connections: `Serve` (direct) once a pod is ready and nothing requires activators.
 /// `may_serve` is false for reasons outside the autoscaler: a hard limit, a split of traffic, the user's choice.
-pub(super) fn mode(revision: &Revision, class: Class, may_serve: bool) -> (Mode, i32) {
-    if class != Class::Kpa {
+pub(super) fn mode(
+    revision: &AppRevision,
+    class: AutoscalerClass,
+    may_serve: bool,
+) -> (ServerlessServiceMode, i32) {
+    if class != AutoscalerClass::Kpa {
         // Direct to the pods; without pods through all activators.
-        return (Mode::Serve, 0);
+        return (ServerlessServiceMode::Serve, 0);
     }
-    let direct = revision.decided.map_or(Path::Activator, |it| it.path) == Path::Direct;
+    let direct =
+        revision.decided.map_or(ConnectionPath::Activator, |it| it.path) == ConnectionPath::Direct;
     let serves = direct && may_serve && revision.actual > 0;
-    (if serves { Mode::Serve } else { Mode::Proxy }, ACTIVATORS)
+    (if serves { ServerlessServiceMode::Serve } else { ServerlessServiceMode::Proxy }, ACTIVATORS)
 }
 
-fn populated(revision: &Revision) -> (Stamp, Truth) {
-    let (at, _) = since(revision, Kind::RevisionActive);
-    let none = || Why::new("NoHealthyBackends", "SKS has no healthy backends");
-    (at, if revision.actual > 0 { Truth::True(None) } else { Truth::Unknown(Some(none())) })
+fn populated(revision: &AppRevision) -> (UnixMillis, ConditionStatus) {
+    let (at, _) = since(revision, ConditionType::RevisionActive);
+    let none = || ConditionReason::new("NoHealthyBackends", "SKS has no healthy backends");
+    (
+        at,
+        if revision.actual > 0 {
+            ConditionStatus::True(None)
+        } else {
+            ConditionStatus::Unknown(Some(none()))
+        },
+    )
 }
 
 /// Returns the status of a Revision's ServerlessService.
-pub(super) fn serverless(revision: &Revision, mode: Mode) -> Value {
+pub(super) fn serverless(revision: &AppRevision, mode: ServerlessServiceMode) -> Value {
     let (at, populated) = populated(revision);
     let activators = match mode {
-        Mode::Proxy => Truth::True(None),
-        Mode::Serve => Truth::False(Why::new("", "")),
+        ServerlessServiceMode::Proxy => ConditionStatus::True(None),
+        ServerlessServiceMode::Serve => ConditionStatus::False(ConditionReason::new("", "")),
     };
     json!({
         "serviceName": &*revision.name,

@@ -44,7 +44,7 @@ const fn days(count: u64) -> Duration {
 
 /// Error about the webhook's certificates.
 #[derive(Debug, thiserror::Error)]
-pub enum CertError {
+pub enum WebhookCertError {
     /// The certificate could not be made.
     #[error("cannot make the webhook's certificate")]
     Make(#[from] rcgen::Error),
@@ -64,7 +64,7 @@ pub enum CertError {
 
 /// Content of the Secret: the authority, the certificate, and their keys.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Bundle {
+pub struct WebhookCertBundle {
     /// Certificate of the authority, as PEM.
     pub authority: String,
     authority_key: String,
@@ -74,20 +74,20 @@ pub struct Bundle {
     renew_authority_after: u64,
 }
 
-impl std::fmt::Debug for Bundle {
+impl std::fmt::Debug for WebhookCertBundle {
     /// Formats the bundle without its private keys.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Bundle").field("renew_after", &self.renew_after).finish_non_exhaustive()
     }
 }
 
-impl Bundle {
+impl WebhookCertBundle {
     /// Makes a certificate for `names`, under the authority of `before` while that is in use.
     pub fn make(
         names: &[String],
         before: Option<&Self>,
         now: SystemTime,
-    ) -> Result<Self, CertError> {
+    ) -> Result<Self, WebhookCertError> {
         let holds = |it: &&Self| !is_due(it.renew_authority_after, AUTHORITY_USE, now);
         // Clients trust the authority, so it outlives its certificates wherever possible.
         let kept = before.filter(holds);
@@ -161,12 +161,12 @@ impl Bundle {
         pairs.map(|(key, text)| (key.to_owned(), bytes(text))).into()
     }
 
-    fn certified(&self) -> Result<CertifiedKey, CertError> {
+    fn certified(&self) -> Result<CertifiedKey, WebhookCertError> {
         let chain: Result<Vec<_>, _> =
             CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
-        let chain = chain.map_err(|source| CertError::Read { key: CERT, source })?;
+        let chain = chain.map_err(|source| WebhookCertError::Read { key: CERT, source })?;
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes())
-            .map_err(|source| CertError::Read { key: KEY, source })?;
+            .map_err(|source| WebhookCertError::Read { key: KEY, source })?;
         let provider = rustls::crypto::ring::default_provider();
         Ok(CertifiedKey::from_der(chain, key, &provider)?)
     }
@@ -174,11 +174,11 @@ impl Bundle {
 
 /// The certificate in use, which can be replaced without closing connections.
 #[derive(Debug, Default)]
-pub struct Certificates(RwLock<Option<(Bundle, Arc<CertifiedKey>)>>);
+pub struct WebhookCertResolver(RwLock<Option<(WebhookCertBundle, Arc<CertifiedKey>)>>);
 
-impl Certificates {
+impl WebhookCertResolver {
     /// Uses `bundle` for every handshake from now on. Returns true if it differs from the one before.
-    pub fn set(&self, bundle: &Bundle) -> Result<bool, CertError> {
+    pub fn set(&self, bundle: &WebhookCertBundle) -> Result<bool, WebhookCertError> {
         if self.bundle().as_ref() == Some(bundle) {
             return Ok(false);
         }
@@ -190,7 +190,7 @@ impl Certificates {
     }
 
     /// Returns the bundle in use, if one was set.
-    pub fn bundle(&self) -> Option<Bundle> {
+    pub fn bundle(&self) -> Option<WebhookCertBundle> {
         let slot = self.0.read().unwrap_or_else(PoisonError::into_inner);
         slot.as_ref().map(|(bundle, _)| bundle.clone())
     }
@@ -208,7 +208,7 @@ impl Certificates {
     }
 }
 
-impl ResolvesServerCert for Certificates {
+impl ResolvesServerCert for WebhookCertResolver {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let slot = self.0.read().unwrap_or_else(PoisonError::into_inner);
         slot.as_ref().map(|(_, certified)| Arc::clone(certified))

@@ -35,8 +35,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    InForce,
-    certs::{Bundle, CertError, Certificates},
+    WebhookSettingsSource,
+    certs::{WebhookCertBundle, WebhookCertError, WebhookCertResolver},
 };
 use crate::{knative::key, kube::lead::Leadership};
 
@@ -49,7 +49,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Addresses and names of the webhook.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct WebhookAddress {
     /// Namespace of the installation, which holds Service and Secret.
     pub namespace: String,
     /// Name of the Service in front of the replicas' webhook ports, on port 443.
@@ -63,7 +63,7 @@ pub struct Place {
     pub url: Option<String>,
 }
 
-impl Place {
+impl WebhookAddress {
     /// Returns the place of the installation in `namespace`, with Knative's names.
     pub fn new(namespace: &str, port: u16) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Place {
 
 /// Error that keeps the webhook from being registered.
 #[derive(Debug, thiserror::Error)]
-pub enum RegisterError {
+pub enum WebhookRegistrationError {
     /// The Secret could not be read or written.
     #[error("cannot keep the webhook's Secret {name}")]
     Secret {
@@ -120,7 +120,7 @@ pub enum RegisterError {
     },
     /// The certificate could not be made or used.
     #[error(transparent)]
-    Certificate(#[from] CertError),
+    Certificate(#[from] WebhookCertError),
     /// This replica does not answer its own call.
     #[error("the webhook on port {port} does not answer: {why}")]
     SelfCall {
@@ -143,9 +143,9 @@ pub enum RegisterError {
 /// Keeps certificate and registration up to date until `shutdown`.
 pub async fn keep(
     client: Client,
-    place: Place,
-    certificates: Arc<Certificates>,
-    settings: InForce,
+    place: WebhookAddress,
+    certificates: Arc<WebhookCertResolver>,
+    settings: WebhookSettingsSource,
     mut leadership: Leadership,
     shutdown: CancellationToken,
 ) {
@@ -183,12 +183,12 @@ async fn switched(leadership: &mut Leadership, leads: bool) {
 /// Checks once. Returns true if there is a certificate.
 async fn once(
     client: &Client,
-    place: &Place,
-    certificates: &Arc<Certificates>,
+    place: &WebhookAddress,
+    certificates: &Arc<WebhookCertResolver>,
     leads: bool,
     binds: bool,
-    registered: &mut Option<Bundle>,
-) -> Result<bool, RegisterError> {
+    registered: &mut Option<WebhookCertBundle>,
+) -> Result<bool, WebhookRegistrationError> {
     let bundle = bundle(client, place, leads, SystemTime::now()).await?;
     let Some(bundle) = bundle else { return Ok(false) };
     if certificates.set(&bundle)? {
@@ -212,21 +212,21 @@ async fn once(
 /// Returns the content of the Secret. The leader renews it if it is missing, invalid or due.
 async fn bundle(
     client: &Client,
-    place: &Place,
+    place: &WebhookAddress,
     leads: bool,
     now: SystemTime,
-) -> Result<Option<Bundle>, RegisterError> {
-    let failed = |source: ::kube::Error| RegisterError::Secret {
+) -> Result<Option<WebhookCertBundle>, WebhookRegistrationError> {
+    let failed = |source: ::kube::Error| WebhookRegistrationError::Secret {
         name: place.secret.clone(),
         source: Box::new(source),
     };
     let api: Api<Secret> = Api::namespaced(client.clone(), &place.namespace);
     let have = api.get_opt(&place.secret).await.map_err(failed)?;
-    let held = have.as_ref().and_then(|it| Bundle::read(it.data.as_ref()?));
+    let held = have.as_ref().and_then(|it| WebhookCertBundle::read(it.data.as_ref()?));
     if !leads || held.as_ref().is_some_and(|bundle| !bundle.is_due(now)) {
         return Ok(held);
     }
-    let made = Bundle::make(&place.names(), held.as_ref(), now)?;
+    let made = WebhookCertBundle::make(&place.names(), held.as_ref(), now)?;
     let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
     // The write carries the version that was read: it fails if another leader has written meanwhile.
     let written = match have {
@@ -246,19 +246,22 @@ async fn bundle(
 }
 
 /// Calls this replica as the API server would.
-pub(super) async fn self_call(place: &Place, bundle: &Bundle) -> Result<(), RegisterError> {
+pub(super) async fn self_call(
+    place: &WebhookAddress,
+    bundle: &WebhookCertBundle,
+) -> Result<(), WebhookRegistrationError> {
     let asked = tokio::time::timeout(Duration::from_secs(5), ask(place, bundle)).await;
     let why = match asked {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(why)) => why.to_string(),
         Err(_) => "no answer within 5 s".to_owned(),
     };
-    Err(RegisterError::SelfCall { port: place.port, why })
+    Err(WebhookRegistrationError::SelfCall { port: place.port, why })
 }
 
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
+type SelfCallError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn ask(place: &Place, bundle: &Bundle) -> Result<(), AnyError> {
+async fn ask(place: &WebhookAddress, bundle: &WebhookCertBundle) -> Result<(), SelfCallError> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(bundle.authority.as_bytes()) {
         roots.add(authority?)?;
@@ -293,17 +296,21 @@ async fn ask(place: &Place, bundle: &Bundle) -> Result<(), AnyError> {
 
 async fn register(
     client: &Client,
-    place: &Place,
-    bundle: &Bundle,
+    place: &WebhookAddress,
+    bundle: &WebhookCertBundle,
     binds: bool,
-) -> Result<(), RegisterError> {
+) -> Result<(), WebhookRegistrationError> {
     let (mutating, validating) = configurations(place, &bundle.authority, binds);
     apply::<MutatingWebhookConfiguration>(client, DEFAULTING, &mutating).await?;
     apply::<ValidatingWebhookConfiguration>(client, VALIDATION, &validating[0]).await?;
     apply::<ValidatingWebhookConfiguration>(client, CONFIG, &validating[1]).await
 }
 
-async fn apply<K>(client: &Client, name: &'static str, body: &Value) -> Result<(), RegisterError>
+async fn apply<K>(
+    client: &Client,
+    name: &'static str,
+    body: &Value,
+) -> Result<(), WebhookRegistrationError>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
         + Clone
@@ -315,7 +322,8 @@ where
     // These objects are Rouse's own: fields that others have changed are taken back.
     let params = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name, &params, &Patch::Apply(body)).await;
-    applied.map_err(|source| RegisterError::Register { name, source: Box::new(source) })?;
+    applied
+        .map_err(|source| WebhookRegistrationError::Register { name, source: Box::new(source) })?;
     Ok(())
 }
 
@@ -327,7 +335,11 @@ const CONFIG: &str = "config.webhook.serving.knative.dev";
 const BINDING: &str = "binding.webhook.rouse.dev";
 
 /// Returns the registrations: the objects that the API server must ask about, and the address to ask.
-pub(super) fn configurations(place: &Place, authority: &str, binds: bool) -> (Value, [Value; 2]) {
+pub(super) fn configurations(
+    place: &WebhookAddress,
+    authority: &str,
+    binds: bool,
+) -> (Value, [Value; 2]) {
     let bundle =
         serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
     let hook = |name: &str, path: &str, rules: Value| {

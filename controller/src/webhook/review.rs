@@ -7,18 +7,18 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    config_maps::{self, Configs, Defaults, Features},
+    config_maps::{self, Configs, Features, RevisionDefaults},
     parse::{
-        Platform, Problem, Rules,
-        admit::{self, Kind, Question},
+        AdmissionPlatform, AdmissionRules, Problem,
+        admit::{self, AdmissionRequest, AdmittedKind},
         problem,
     },
-    policy::AutoscalerConfig,
+    policy::ScalePolicyConfig,
 };
 
 /// Kind of question; each has a path of its own at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
+pub enum AdmissionHook {
     /// Path `/defaulting`: fill in defaults.
     Defaulting,
     /// Path `/resource-validation`: check an object.
@@ -29,20 +29,20 @@ pub enum Hook {
 
 /// Settings that answers depend on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct AdmissionSettings {
     /// Checked settings of `config-defaults`.
-    pub defaults: std::sync::Arc<Defaults>,
+    pub defaults: std::sync::Arc<RevisionDefaults>,
     /// Checked settings of `config-features`.
     pub features: std::sync::Arc<Features>,
     /// Checked settings of `config-autoscaler`.
-    pub autoscaler: std::sync::Arc<AutoscalerConfig>,
+    pub autoscaler: std::sync::Arc<ScalePolicyConfig>,
     /// Domain of cluster-local names, such as `cluster.local`.
     pub cluster_domain: String,
     /// True if pods are bound to a node as they are created (`config-deployment`).
     pub bind_pods: bool,
 }
 
-impl Default for Settings {
+impl Default for AdmissionSettings {
     fn default() -> Self {
         Self {
             defaults: Default::default(),
@@ -54,7 +54,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl AdmissionSettings {
     /// Returns the settings of the ConfigMaps in force.
     pub fn of(configs: &Configs, cluster_domain: &str) -> Self {
         Self {
@@ -67,9 +67,9 @@ impl Settings {
     }
 
     /// Returns the inputs of the rules of admission.
-    pub fn rules(&self) -> Rules<'_> {
-        Rules {
-            platform: Platform::Kubernetes,
+    pub fn rules(&self) -> AdmissionRules<'_> {
+        AdmissionRules {
+            platform: AdmissionPlatform::Kubernetes,
             defaults: &self.defaults,
             features: &self.features,
             autoscaler: &self.autoscaler,
@@ -80,7 +80,7 @@ impl Settings {
 
 /// Error of a request body that is no question.
 #[derive(Debug, thiserror::Error)]
-pub enum BadReview {
+pub enum ReviewDecodeError {
     /// The body is not an AdmissionReview.
     #[error("could not decode body: {0}")]
     Decode(#[from] serde_json::Error),
@@ -90,22 +90,22 @@ pub enum BadReview {
 }
 
 #[derive(Deserialize)]
-struct Review {
-    request: Option<Request>,
+struct AdmissionReviewBody {
+    request: Option<ReviewRequest>,
 }
 
 /// Fields of a request that answers depend on.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Request {
+struct ReviewRequest {
     uid: String,
     kind: GroupKind,
     sub_resource: Option<String>,
     operation: String,
-    user_info: User,
+    user_info: ReviewUser,
     object: Option<Value>,
     old_object: Option<Value>,
-    options: Option<Options>,
+    options: Option<ReviewOptions>,
 }
 
 #[derive(Default, Deserialize)]
@@ -117,19 +117,19 @@ struct GroupKind {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct User {
+struct ReviewUser {
     username: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Options {
+struct ReviewOptions {
     field_validation: Option<String>,
 }
 
 /// Answer to a review, before it is encoded.
 #[derive(Debug, Default, PartialEq)]
-struct Answer {
+struct ReviewAnswer {
     /// Reason for refusing; `None` admits the object.
     refusal: Option<String>,
     warnings: Vec<String>,
@@ -137,9 +137,13 @@ struct Answer {
 }
 
 /// Answers the review in `body`.
-pub fn answer(hook: Hook, body: &[u8], settings: &Settings) -> Result<Vec<u8>, BadReview> {
-    let review: Review = serde_json::from_slice(body)?;
-    let request = review.request.ok_or(BadReview::Empty)?;
+pub fn answer(
+    hook: AdmissionHook,
+    body: &[u8],
+    settings: &AdmissionSettings,
+) -> Result<Vec<u8>, ReviewDecodeError> {
+    let review: AdmissionReviewBody = serde_json::from_slice(body)?;
+    let request = review.request.ok_or(ReviewDecodeError::Empty)?;
     let answer = decide(hook, &request, settings)?;
     reply(&request, answer)
 }
@@ -148,19 +152,19 @@ pub fn answer(hook: Hook, body: &[u8], settings: &Settings) -> Result<Vec<u8>, B
 pub fn bound(
     body: &[u8],
     bind: impl FnOnce(&Value, u64) -> Option<String>,
-) -> Result<Vec<u8>, BadReview> {
-    let review: Review = serde_json::from_slice(body)?;
-    let request = review.request.ok_or(BadReview::Empty)?;
+) -> Result<Vec<u8>, ReviewDecodeError> {
+    let review: AdmissionReviewBody = serde_json::from_slice(body)?;
+    let request = review.request.ok_or(ReviewDecodeError::Empty)?;
     // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
     let chance = crate::kube::cache::hash(&json!(request.uid));
     let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
     let node = pod.and_then(|pod| bind(pod, chance));
     let patch = node.map(|node| json!([{"op": "add", "path": "/spec/nodeName", "value": node}]));
     let patch = patch.map(|patch| patch.to_string().into_bytes());
-    reply(&request, Answer { patch, ..Answer::default() })
+    reply(&request, ReviewAnswer { patch, ..ReviewAnswer::default() })
 }
 
-fn reply(request: &Request, answer: Answer) -> Result<Vec<u8>, BadReview> {
+fn reply(request: &ReviewRequest, answer: ReviewAnswer) -> Result<Vec<u8>, ReviewDecodeError> {
     // The API server accepts an answer only with the UID of its request.
     let mut response = json!({"uid": request.uid, "allowed": answer.refusal.is_none()});
     if let Some(message) = answer.refusal {
@@ -186,38 +190,45 @@ fn reply(request: &Request, answer: Answer) -> Result<Vec<u8>, BadReview> {
     Ok(serde_json::to_vec(&whole)?)
 }
 
-fn decide(hook: Hook, request: &Request, settings: &Settings) -> Result<Answer, BadReview> {
+fn decide(
+    hook: AdmissionHook,
+    request: &ReviewRequest,
+    settings: &AdmissionSettings,
+) -> Result<ReviewAnswer, ReviewDecodeError> {
     // The controller writes statuses, and an object that is being deleted is not checked any more.
     let sub = request.sub_resource.as_deref().unwrap_or_default();
     let asked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
     let Some(object) = request.object.as_ref().filter(|it| asked && !it.is_null()) else {
-        return Ok(Answer::default());
+        return Ok(ReviewAnswer::default());
     };
     // A ConfigMap is no kind of Knative's, so it is handled before the kind is looked up.
-    if hook == Hook::Config {
+    if hook == AdmissionHook::Config {
         return Ok(config_map(object));
     }
-    let Some(kind) = Kind::of(&request.kind.group, &request.kind.kind) else {
+    let Some(kind) = AdmittedKind::of(&request.kind.group, &request.kind.kind) else {
         let message = format!("unhandled kind: {}/{}", request.kind.group, request.kind.kind);
-        return Ok(Answer { refusal: Some(message), ..Answer::default() });
+        return Ok(ReviewAnswer { refusal: Some(message), ..ReviewAnswer::default() });
     };
     let deleted = object.pointer("/metadata/deletionTimestamp").is_some_and(|it| !it.is_null());
     if deleted {
         // The removal of its finalizer must succeed even if it breaks newer rules.
-        return Ok(Answer::default());
+        return Ok(ReviewAnswer::default());
     }
     let old = request.old_object.as_ref().filter(|it| !it.is_null());
     let user = Some(request.user_info.username.as_str()).filter(|name| !name.is_empty());
     let rules = settings.rules();
-    let question = Question { kind, object, old, user, rules };
+    let question = AdmissionRequest { kind, object, old, user, rules };
     match hook {
-        Hook::Defaulting => defaulted(&question, request),
-        Hook::Validation | Hook::Config => Ok(validated(&question)),
+        AdmissionHook::Defaulting => defaulted(&question, request),
+        AdmissionHook::Validation | AdmissionHook::Config => Ok(validated(&question)),
     }
 }
 
 /// Returns the patch that fills in defaults. The client's `fieldValidation` decides about unknown fields.
-fn defaulted(question: &Question<'_>, request: &Request) -> Result<Answer, BadReview> {
+fn defaulted(
+    question: &AdmissionRequest<'_>,
+    request: &ReviewRequest,
+) -> Result<ReviewAnswer, ReviewDecodeError> {
     let (object, unknown) = admit::default(question);
     let unknown: Vec<String> =
         unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
@@ -226,7 +237,7 @@ fn defaulted(question: &Question<'_>, request: &Request) -> Result<Answer, BadRe
         // The text is the API server's own for strict decoding of built-in kinds.
         Some("Strict") if !unknown.is_empty() => {
             let refusal = format!("strict decoding error: {}", unknown.join(", "));
-            return Ok(Answer { refusal: Some(refusal), ..Answer::default() });
+            return Ok(ReviewAnswer { refusal: Some(refusal), ..ReviewAnswer::default() });
         }
         Some("Ignore") => Vec::new(),
         // `Warn` is Kubernetes' default.
@@ -234,15 +245,15 @@ fn defaulted(question: &Question<'_>, request: &Request) -> Result<Answer, BadRe
     };
     let patch = json_patch::diff(question.object, &object);
     let patch = (!patch.is_empty()).then(|| serde_json::to_vec(&patch)).transpose()?;
-    Ok(Answer { refusal: None, warnings, patch })
+    Ok(ReviewAnswer { refusal: None, warnings, patch })
 }
 
-fn validated(question: &Question<'_>) -> Answer {
+fn validated(question: &AdmissionRequest<'_>) -> ReviewAnswer {
     let verdict = admit::validate(question);
     let refusal = refusal(&verdict.problems);
     // A refused object needs no warnings: they would hide the error.
     let warnings = if refusal.is_some() { Vec::new() } else { warnings(&verdict.warnings) };
-    Answer { refusal, warnings, patch: None }
+    ReviewAnswer { refusal, warnings, patch: None }
 }
 
 fn refusal(problems: &[Problem]) -> Option<String> {
@@ -262,18 +273,18 @@ fn warnings(all: &[Problem]) -> Vec<String> {
     messages.into_iter().map(of).collect()
 }
 
-fn config_map(object: &Value) -> Answer {
+fn config_map(object: &Value) -> ReviewAnswer {
     let map = |pointer: &str| -> BTreeMap<String, String> {
         let value = object.pointer(pointer).cloned().unwrap_or_default();
         serde_json::from_value(value).unwrap_or_default()
     };
     let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
     match config_maps::admit(name, &map("/metadata/annotations"), &map("/data")) {
-        Ok(warnings) => Answer { warnings, ..Answer::default() },
+        Ok(warnings) => ReviewAnswer { warnings, ..ReviewAnswer::default() },
         Err(problems) => {
             let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
             let message = format!("validation failed: {}", lines.join("\n"));
-            Answer { refusal: Some(message), ..Answer::default() }
+            ReviewAnswer { refusal: Some(message), ..ReviewAnswer::default() }
         }
     }
 }

@@ -3,16 +3,17 @@ use std::time::SystemTime;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{
-    certs::Bundle,
-    register::{Place, self_call},
+    certs::WebhookCertBundle,
+    register::{WebhookAddress, self_call},
     *,
 };
 use crate::config_maps::Configs;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn bundle(before: Option<&Bundle>, now: SystemTime) -> Bundle {
-    Bundle::make(&Place::new("knative-serving", 0).names(), before, now).expect("made")
+fn bundle(before: Option<&WebhookCertBundle>, now: SystemTime) -> WebhookCertBundle {
+    WebhookCertBundle::make(&WebhookAddress::new("knative-serving", 0).names(), before, now)
+        .expect("made")
 }
 
 #[test]
@@ -46,13 +47,13 @@ fn a_certificate_made_while_the_clock_was_ahead_is_made_anew() {
 fn what_a_secret_holds_is_read_back_or_made_anew() {
     let bundle = bundle(None, SystemTime::now());
     let mut data = bundle.data();
-    assert_eq!(Bundle::read(&data), Some(bundle));
+    assert_eq!(WebhookCertBundle::read(&data), Some(bundle));
     let other = self::bundle(None, SystemTime::now()).data();
     data.insert("server-key.pem".into(), other["server-key.pem"].clone());
-    assert_eq!(Bundle::read(&data), None, "a key of another certificate");
+    assert_eq!(WebhookCertBundle::read(&data), None, "a key of another certificate");
     data.remove("ca-cert.pem");
-    assert_eq!(Bundle::read(&data), None);
-    assert_eq!(Bundle::read(&Default::default()), None);
+    assert_eq!(WebhookCertBundle::read(&data), None);
+    assert_eq!(WebhookCertBundle::read(&Default::default()), None);
 }
 
 #[test]
@@ -61,25 +62,30 @@ fn no_key_is_printed() {
     assert!(!text.contains("PRIVATE"), "{text}");
 }
 
-struct Bed {
-    place: Place,
-    certificates: Arc<Certificates>,
+struct WebhookServerFixture {
+    place: WebhookAddress,
+    certificates: Arc<WebhookCertResolver>,
     stop: CancellationToken,
     served: tokio::task::JoinHandle<Result<(), WebhookError>>,
 }
 
-async fn bed() -> Bed {
+async fn bed() -> WebhookServerFixture {
     let listener = listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
-    let (certificates, stop) = (Arc::new(Certificates::default()), CancellationToken::new());
-    let settings: InForce = Arc::new(|| Arc::new(Settings::default()));
+    let (certificates, stop) = (Arc::new(WebhookCertResolver::default()), CancellationToken::new());
+    let settings: WebhookSettingsSource = Arc::new(|| Arc::new(AdmissionSettings::default()));
     let served = tokio::spawn(serve(
         listener,
         Arc::clone(&certificates),
-        Answers::of(settings),
+        AdmissionContext::of(settings),
         stop.clone(),
     ));
-    Bed { place: Place::new("knative-serving", port), certificates, stop, served }
+    WebhookServerFixture {
+        place: WebhookAddress::new("knative-serving", port),
+        certificates,
+        stop,
+        served,
+    }
 }
 
 #[tokio::test]
@@ -119,8 +125,9 @@ fn pods_are_asked_about_where_bind_pods_says_so() {
         let mut configs = Configs::default();
         let data = data.iter().map(|&(key, text)| (key.into(), text.into())).collect();
         configs.update("config-deployment", Some(&data));
-        let binds = Settings::of(&configs, "cluster.local").bind_pods;
-        let (mutating, _) = register::configurations(&Place::new("rouse", 8443), "", binds);
+        let binds = AdmissionSettings::of(&configs, "cluster.local").bind_pods;
+        let (mutating, _) =
+            register::configurations(&WebhookAddress::new("rouse", 8443), "", binds);
         mutating["webhooks"].as_array().map_or(0, Vec::len)
     };
     assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), (1, 2));

@@ -5,18 +5,18 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use super::Stamp;
+use super::UnixMillis;
 
 /// Reason of a condition: a word for programs and a message for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Why {
+pub struct ConditionReason {
     /// Reason in CamelCase, one word.
     pub reason: Cow<'static, str>,
     /// Message for users, one line.
     pub message: Cow<'static, str>,
 }
 
-impl Why {
+impl ConditionReason {
     /// Reason of `Active` for a Revision without load.
     pub const NO_TRAFFIC: Self = Self {
         reason: Cow::Borrowed("NoTraffic"),
@@ -39,18 +39,18 @@ impl Why {
 
 /// Status of a condition, with the reason where there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Truth {
+pub enum ConditionStatus {
     /// The condition holds; Knative gives some conditions a reason even then.
-    True(Option<Why>),
+    True(Option<ConditionReason>),
     /// The status is not known yet; `None`: work goes on.
-    Unknown(Option<Why>),
+    Unknown(Option<ConditionReason>),
     /// The condition does not hold, for this reason.
-    False(Why),
+    False(ConditionReason),
 }
 
 /// Type of a condition. Each belongs to one kind of object; `*Ready` is that kind's `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ConditionType {
     /// Type `CertificateProvisioned` of a DomainMapping.
     DomainCertificate,
     /// Type `DomainClaimed` of a DomainMapping.
@@ -91,37 +91,37 @@ pub enum Kind {
 
 /// Conditions of one app or Revision, each with the moment of its last change, to the second, as objects show it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Conditions(Vec<Held>);
+pub struct ConditionSet(Vec<StoredCondition>);
 
 /// A condition in its stored form of 16 bytes: a reason costs memory of its own only where it is an unusual one.
 #[derive(Clone, Debug, PartialEq)]
-struct Held {
-    why: Option<Arc<Why>>,
+struct StoredCondition {
+    why: Option<Arc<ConditionReason>>,
     /// Moment of the last change, in seconds since 1970.
     since: u32,
-    kind: Kind,
-    status: Status,
+    kind: ConditionType,
+    status: StoredConditionStatus,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
+enum StoredConditionStatus {
     True,
     Unknown,
     False,
 }
 
 /// Reasons of nearly every sleeping service, which all conditions share.
-static COMMON: LazyLock<[Arc<Why>; 2]> =
-    LazyLock::new(|| [Why::NO_TRAFFIC, Why::NO_TLS].map(Arc::new));
+static COMMON: LazyLock<[Arc<ConditionReason>; 2]> =
+    LazyLock::new(|| [ConditionReason::NO_TRAFFIC, ConditionReason::NO_TLS].map(Arc::new));
 
-impl Held {
-    fn new(kind: Kind, truth: Truth, now: Stamp) -> Self {
+impl StoredCondition {
+    fn new(kind: ConditionType, truth: ConditionStatus, now: UnixMillis) -> Self {
         let (status, why) = match truth {
-            Truth::True(why) => (Status::True, why),
-            Truth::Unknown(why) => (Status::Unknown, why),
-            Truth::False(why) => (Status::False, Some(why)),
+            ConditionStatus::True(why) => (StoredConditionStatus::True, why),
+            ConditionStatus::Unknown(why) => (StoredConditionStatus::Unknown, why),
+            ConditionStatus::False(why) => (StoredConditionStatus::False, Some(why)),
         };
-        let share = |why: Why| {
+        let share = |why: ConditionReason| {
             let common = COMMON.iter().find(|common| ***common == why);
             common.cloned().unwrap_or_else(|| Arc::new(why))
         };
@@ -130,25 +130,27 @@ impl Held {
         Self { why: why.map(share), since, kind, status }
     }
 
-    fn since(&self) -> Stamp {
-        Stamp(u64::from(self.since) * 1000)
+    fn since(&self) -> UnixMillis {
+        UnixMillis(u64::from(self.since) * 1000)
     }
 
-    fn truth(&self) -> Truth {
+    fn truth(&self) -> ConditionStatus {
         let why = self.why.as_deref().cloned();
         match self.status {
-            Status::True => Truth::True(why),
-            Status::Unknown => Truth::Unknown(why),
+            StoredConditionStatus::True => ConditionStatus::True(why),
+            StoredConditionStatus::Unknown => ConditionStatus::Unknown(why),
             // `new` stores a reason with every false status; the default is never reached.
-            Status::False => Truth::False(why.unwrap_or_else(|| Why::new("", ""))),
+            StoredConditionStatus::False => {
+                ConditionStatus::False(why.unwrap_or_else(|| ConditionReason::new("", "")))
+            }
         }
     }
 }
 
-impl Conditions {
+impl ConditionSet {
     /// Sets a condition. The moment of its last change moves only if status or reason changed.
-    pub fn set(&mut self, kind: Kind, truth: Truth, now: Stamp) {
-        let held = Held::new(kind, truth, now);
+    pub fn set(&mut self, kind: ConditionType, truth: ConditionStatus, now: UnixMillis) {
+        let held = StoredCondition::new(kind, truth, now);
         match self.0.iter_mut().find(|have| have.kind == kind) {
             // Unchanged: `lastTransitionTime` stays.
             Some(have) if (have.status, &have.why) == (held.status, &held.why) => {}
@@ -164,37 +166,37 @@ impl Conditions {
     }
 
     /// Returns the status of a condition; unknown if it was never set.
-    pub fn get(&self, kind: Kind) -> Truth {
+    pub fn get(&self, kind: ConditionType) -> ConditionStatus {
         let found = self.0.iter().find(|have| have.kind == kind);
-        found.map_or(Truth::Unknown(None), Held::truth)
+        found.map_or(ConditionStatus::Unknown(None), StoredCondition::truth)
     }
 
     /// Returns true if the condition was ever set.
-    pub fn has(&self, kind: Kind) -> bool {
+    pub fn has(&self, kind: ConditionType) -> bool {
         self.0.iter().any(|have| have.kind == kind)
     }
 
     /// Returns true if the condition's status is true.
-    pub fn is_true(&self, kind: Kind) -> bool {
-        matches!(self.get(kind), Truth::True(_))
+    pub fn is_true(&self, kind: ConditionType) -> bool {
+        matches!(self.get(kind), ConditionStatus::True(_))
     }
 
     /// Iterates over all conditions, each with the moment of its last change.
-    pub fn iter(&self) -> impl Iterator<Item = (Kind, Stamp, Truth)> {
+    pub fn iter(&self) -> impl Iterator<Item = (ConditionType, UnixMillis, ConditionStatus)> {
         self.0.iter().map(|held| (held.kind, held.since(), held.truth()))
     }
 
     /// Computes `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
     /// false one, else the first unknown one. An unknown one with a message goes before those without: else `Deploying`
     /// would hide that a container listens where no client can reach it.
-    pub fn ready(&self, on: &[Kind]) -> Truth {
-        let all: Vec<Truth> = on.iter().map(|kind| self.get(*kind)).collect();
+    pub fn ready(&self, on: &[ConditionType]) -> ConditionStatus {
+        let all: Vec<ConditionStatus> = on.iter().map(|kind| self.get(*kind)).collect();
         // The order of `on` decides among several false or unknown ones.
-        let worst = all.iter().find(|truth| matches!(truth, Truth::False(_)));
-        let says =
-            |truth: &&Truth| matches!(truth, Truth::Unknown(Some(why)) if !why.message.is_empty());
+        let worst = all.iter().find(|truth| matches!(truth, ConditionStatus::False(_)));
+        let says = |truth: &&ConditionStatus| matches!(truth, ConditionStatus::Unknown(Some(why)) if !why.message.is_empty());
         let worst = worst.or_else(|| all.iter().find(says));
-        let worst = worst.or_else(|| all.iter().find(|truth| matches!(truth, Truth::Unknown(_))));
-        worst.cloned().unwrap_or(Truth::True(None))
+        let worst =
+            worst.or_else(|| all.iter().find(|truth| matches!(truth, ConditionStatus::Unknown(_))));
+        worst.cloned().unwrap_or(ConditionStatus::True(None))
     }
 }

@@ -11,20 +11,20 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
-use super::{Placeholder, Stamp, Uid};
+use super::{PlaceholderState, Uid, UnixMillis};
 
 /// Object that asks for a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Claimant {
+pub enum NameClaimant {
     /// The Route of this app, for its own name or a tag's.
-    Route(Name),
+    Route(NamespacedName),
     /// The DomainMapping of this name.
-    Mapping(Name),
+    Mapping(NamespacedName),
 }
 
-impl std::fmt::Display for Claimant {
+impl std::fmt::Display for NameClaimant {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Route(name) => write!(out, "Route \"{name}\""),
@@ -35,13 +35,13 @@ impl std::fmt::Display for Claimant {
 
 /// One claimant's request for one name, with the facts that decide its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bid {
+pub struct NameClaim {
     /// Claimant that makes the request.
-    pub by: Claimant,
+    pub by: NameClaimant,
     /// Kubernetes Service that the name stands for.
-    pub to: Name,
+    pub to: NamespacedName,
     /// Creation time of the Route or DomainMapping.
-    pub created: Stamp,
+    pub created: UnixMillis,
     /// UID of the Route or DomainMapping.
     pub uid: Uid,
     /// True if the name is a tag's, false for the Route's own name.
@@ -52,12 +52,12 @@ pub struct Bid {
 
 /// Kind and text of a requested name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum What<'a> {
-    Service(&'a Name),
+enum ClaimedName<'a> {
+    Service(&'a NamespacedName),
     Host(&'a str),
 }
 
-impl What<'_> {
+impl ClaimedName<'_> {
     /// Returns the hash by which the name is kept; two names collide once in 2^64.
     fn key(self) -> u64 {
         let mut hash = DefaultHasher::new();
@@ -68,30 +68,31 @@ impl What<'_> {
 
 /// All names that one claimant asks for.
 #[derive(Clone, Debug, Default)]
-pub struct Wish {
+pub struct ClaimantNames {
     /// Requests for names of Kubernetes Services.
-    pub services: Vec<Bid>,
+    pub services: Vec<NameClaim>,
     /// Requests for external hosts, each with the host.
-    pub hosts: Vec<(String, Bid)>,
+    pub hosts: Vec<(String, NameClaim)>,
 }
 
 /// All requested names, with their claimants.
 #[derive(Clone, Debug, Default)]
-pub struct Names {
+pub struct NameRegistry {
     /// Bids by hash of the name. Texts would cost memory for ten thousand sleeping services.
-    bids: HashMap<u64, Vec<Bid>>,
+    bids: HashMap<u64, Vec<NameClaim>>,
     /// Hashes of the names that each claimant asks for.
-    asked: BTreeMap<Claimant, Box<[u64]>>,
+    asked: BTreeMap<NameClaimant, Box<[u64]>>,
     /// Claimants that may have gained or lost a name.
-    touched: BTreeSet<Claimant>,
+    touched: BTreeSet<NameClaimant>,
 }
 
-impl Names {
+impl NameRegistry {
     /// Replaces all requests of a claimant by those in `wish`.
-    pub fn ask(&mut self, by: &Claimant, wish: Wish) {
-        let services = wish.services.into_iter().map(|it| (What::Service(&it.to).key(), it));
-        let hosts = wish.hosts.into_iter().map(|(host, it)| (What::Host(&host).key(), it));
-        let bids: Vec<(u64, Bid)> = services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
+    pub fn ask(&mut self, by: &NameClaimant, wish: ClaimantNames) {
+        let services = wish.services.into_iter().map(|it| (ClaimedName::Service(&it.to).key(), it));
+        let hosts = wish.hosts.into_iter().map(|(host, it)| (ClaimedName::Host(&host).key(), it));
+        let bids: Vec<(u64, NameClaim)> =
+            services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
         let keys: Box<[u64]> = bids.iter().map(|(key, _)| *key).collect();
         // Claimants without requests have no entry, so that deleted apps leave nothing behind.
         let before = if keys.is_empty() {
@@ -108,7 +109,7 @@ impl Names {
         }
     }
 
-    fn drop_bid(&mut self, key: u64, by: &Claimant) {
+    fn drop_bid(&mut self, key: u64, by: &NameClaimant) {
         let Some(all) = self.bids.get_mut(&key) else { return };
         all.retain(|it| it.by != *by);
         if all.is_empty() {
@@ -117,7 +118,7 @@ impl Names {
         self.touch(key);
     }
 
-    fn put_bid(&mut self, key: u64, bid: Bid) {
+    fn put_bid(&mut self, key: u64, bid: NameClaim) {
         let all = self.bids.entry(key).or_default();
         match all.iter_mut().find(|it| it.by == bid.by) {
             Some(have) if *have == bid => return,
@@ -135,59 +136,69 @@ impl Names {
     }
 
     /// Marks the claimants of a name whose placeholder may have another owner than before.
-    pub fn touch_service(&mut self, service: &Name) {
-        self.touch(What::Service(service).key());
+    pub fn touch_service(&mut self, service: &NamespacedName) {
+        self.touch(ClaimedName::Service(service).key());
     }
 
     /// Marks the claimants of a name, and the claimants of their other names: a claimant that loses its Service's name
     /// loses its host, too.
     fn touch(&mut self, key: u64) {
         let asks = |key: u64| self.bids.get(&key).into_iter().flatten().map(|it| it.by.clone());
-        let near: BTreeSet<Claimant> = asks(key).collect();
+        let near: BTreeSet<NameClaimant> = asks(key).collect();
         let keys = near.iter().filter_map(|it| self.asked.get(it)).flatten().copied();
-        let far: Vec<Claimant> = keys.flat_map(asks).collect();
+        let far: Vec<NameClaimant> = keys.flat_map(asks).collect();
         self.touched.extend(near);
         self.touched.extend(far);
     }
 
     /// Marks a claimant that may now get a name that it lacked.
-    pub fn touch_claimant(&mut self, claimant: Claimant) {
+    pub fn touch_claimant(&mut self, claimant: NameClaimant) {
         self.touched.insert(claimant);
     }
 
     /// Takes the claimants that may have gained or lost a name since the last call.
-    pub fn take_touched(&mut self) -> BTreeSet<Claimant> {
+    pub fn take_touched(&mut self) -> BTreeSet<NameClaimant> {
         std::mem::take(&mut self.touched)
     }
 
     /// Returns the bid that has the name of a Service.
-    pub fn owner(&self, service: &Name, seen: &BTreeMap<Name, Placeholder>) -> Option<&Bid> {
+    pub fn owner(
+        &self,
+        service: &NamespacedName,
+        seen: &BTreeMap<NamespacedName, PlaceholderState>,
+    ) -> Option<&NameClaim> {
         let owner = seen.get(service).map(|it| it.owner);
         // The placeholder's owner has the name already; on the local node the holder of its allocation.
-        let has = |it: &Bid| Reverse((Some(it.uid) == owner, it.held));
-        let all = self.bids.get(&What::Service(service).key())?.iter();
+        let has = |it: &NameClaim| Reverse((Some(it.uid) == owner, it.held));
+        let all = self.bids.get(&ClaimedName::Service(service).key())?.iter();
         all.min_by(|a, b| (has(a), seniority(a)).cmp(&(has(b), seniority(b))))
     }
 
     /// Returns the bid that has a host. A tag's rank counts from the creation of its placeholder, a Route's from its
     /// own.
-    pub fn host_owner(&self, host: &str, seen: &BTreeMap<Name, Placeholder>) -> Option<&Bid> {
-        let has_service = |it: &&Bid| match &it.by {
-            Claimant::Route(_) => self.owner(&it.to, seen).is_some_and(|owner| owner.by == it.by),
-            Claimant::Mapping(_) => true,
+    pub fn host_owner(
+        &self,
+        host: &str,
+        seen: &BTreeMap<NamespacedName, PlaceholderState>,
+    ) -> Option<&NameClaim> {
+        let has_service = |it: &&NameClaim| match &it.by {
+            NameClaimant::Route(_) => {
+                self.owner(&it.to, seen).is_some_and(|owner| owner.by == it.by)
+            }
+            NameClaimant::Mapping(_) => true,
         };
         // A tag may be added to an old Route. Ranked by the Route's age it would take the host of a younger owner.
-        let since = |it: &Bid| match seen.get(&it.to) {
+        let since = |it: &NameClaim| match seen.get(&it.to) {
             _ if !it.is_tag || it.held => it.created,
             Some(seen) if seen.owner == it.uid => seen.created,
-            Some(_) | None => Stamp(u64::MAX),
+            Some(_) | None => UnixMillis(u64::MAX),
         };
-        let all = self.bids.get(&What::Host(host).key())?.iter();
+        let all = self.bids.get(&ClaimedName::Host(host).key())?.iter();
         let all = all.filter(has_service);
         all.min_by(|a, b| (since(a), seniority(a)).cmp(&(since(b), seniority(b))))
     }
 }
 
-fn seniority(bid: &Bid) -> (Stamp, bool, Uid, &Claimant) {
+fn seniority(bid: &NameClaim) -> (UnixMillis, bool, Uid, &NameClaimant) {
     (bid.created, bid.is_tag, bid.uid, &bid.by)
 }

@@ -5,20 +5,20 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
 /// EndpointSlices by activator. Ten thousand services have twenty thousand slices, so only a hash of each is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Slices(BTreeMap<String, BTreeSet<u64>>);
+pub struct ActivatorSlices(BTreeMap<String, BTreeSet<u64>>);
 
-impl Slices {
+impl ActivatorSlices {
     /// Returns true if any slice lists the activator.
     pub fn lead_to(&self, activator: &str) -> bool {
         self.0.contains_key(activator)
     }
 
     /// Sets the activators that a slice lists now. Returns those that no slice lists any more.
-    pub fn put(&mut self, slice: &Name, activators: &[&str]) -> Vec<String> {
+    pub fn put(&mut self, slice: &NamespacedName, activators: &[&str]) -> Vec<String> {
         let mut hash = DefaultHasher::new();
         slice.hash(&mut hash);
         let slice = hash.finish();
@@ -48,8 +48,8 @@ mod tests {
 
     #[test]
     fn tells_when_the_last_slice_leaves_an_activator() {
-        let mut all = Slices::default();
-        let slice = |name: &str| Name::new("default", name);
+        let mut all = ActivatorSlices::default();
+        let slice = |name: &str| NamespacedName::new("default", name);
         assert_eq!(all.put(&slice("one"), &["a", "b"]), [""; 0]);
         assert_eq!(all.put(&slice("two"), &["a"]), [""; 0]);
         assert_eq!(all.put(&slice("one"), &["b", "c"]), [""; 0], "another leads to a");
@@ -58,6 +58,6 @@ mod tests {
         assert!(!all.lead_to("a") && all.lead_to("c"));
         assert_eq!(all.put(&slice("one"), &[]), ["b"]);
         assert_eq!(all.put(&slice("two"), &[]), ["c"]);
-        assert_eq!(all, Slices::default());
+        assert_eq!(all, ActivatorSlices::default());
     }
 }

@@ -6,58 +6,58 @@ use aya_ebpf::{
     EbpfContext as _, bindings::__sk_buff, maps::ProgramArray, programs::SkBuffContext,
 };
 use common::{
-    abi::{self, Conn},
-    h1::{self, Draft, RequestDraft},
+    abi::{self, ServerSocket},
+    h1::{self, UnlockedRead, UnlockedRequestRead},
 };
 
 use super::{
-    AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE, MORE, OTHER, PASS, READ, arrived, end, expected,
-    forgotten, give_up, happened, http2, keep, lock, more,
-    rows::Rows,
+    AGAIN, DONE, ELSE, GAP, HTTP2, LATE, MORE, OTHER, PASS, READ, SegmentReadEnd, arrived, end,
+    expected, forgotten, give_up, happened, http2, keep, lock, more,
+    rows::PodCounterRows,
     socket,
-    source::{self, Sender, Source},
+    source::{self, SegmentBytes, SegmentSender},
     stored, turns, unlock,
 };
 use crate::{
     maps::{DRAFT, EGRESS, INGRESS, POD_STATE, add, now},
-    packet::{self, Segment},
+    packet::{self, PacketSegment},
 };
 
 /// Reads a segment with requests.
 #[inline(always)]
-pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
+pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &PacketSegment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(draft) = draft() else { return };
-    let source = Source::of(skb, segment);
+    let source = SegmentBytes::of(skb, segment);
     // The socket expects this very segment, so no earlier bytes are missing: a request may begin here.
     if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
         resume(conn, segment.seq);
     }
     match take_requests(conn, socket(skb), draft, source, false, read_by_function) {
-        End::Done if source::is_awaited(conn) => {
+        SegmentReadEnd::Done if source::is_awaited(conn) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE) };
         }
-        End::Done => {}
+        SegmentReadEnd::Done => {}
         // Another run goes on where this one has stopped.
-        End::Budget => again(ctx, &INGRESS, conn, true),
-        End::Gap => {
+        SegmentReadEnd::Budget => again(ctx, &INGRESS, conn, true),
+        SegmentReadEnd::Gap => {
             keep(ctx);
             lose(conn, true);
         }
-        End::Changed => changed(ctx, &INGRESS, conn),
+        SegmentReadEnd::Changed => changed(ctx, &INGRESS, conn),
     }
 }
 
 /// Reads a segment with responses, or their end (FIN).
 #[inline(always)]
-pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
+pub(super) fn egress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &PacketSegment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     match take_responses(conn, skb, segment, false) {
-        End::Done => {}
-        End::Budget => again(ctx, &EGRESS, conn, false),
-        End::Gap => lose(conn, false),
-        End::Changed => return changed(ctx, &EGRESS, conn),
+        SegmentReadEnd::Done => {}
+        SegmentReadEnd::Budget => again(ctx, &EGRESS, conn, false),
+        SegmentReadEnd::Gap => lose(conn, false),
+        SegmentReadEnd::Changed => return changed(ctx, &EGRESS, conn),
     }
     if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
         end(conn, socket(skb), true);
@@ -67,11 +67,11 @@ pub(super) fn egress(ctx: &SkBuffContext, conn: &mut Conn, segment: &Segment) {
 /// Reads one window of a buffered segment. Returns true if there may be more to read.
 #[inline(always)]
 pub(super) fn take_late<const WORDS: usize>(
-    conn: &mut Conn,
+    conn: &mut ServerSocket,
     socket: *mut c_void,
-    draft: &mut Draft<WORDS>,
-    sender: Sender,
-    read: impl Fn(&mut Draft<WORDS>, u32, bool),
+    draft: &mut UnlockedRead<WORDS>,
+    sender: SegmentSender,
+    read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
 ) -> bool {
     let next = conn.http.h1.rx.next;
     let Some(late) = source::due(conn, sender, next) else { return false };
@@ -81,20 +81,20 @@ pub(super) fn take_late<const WORDS: usize>(
         return false;
     };
     match take_requests(conn, socket, draft, source, true, read) {
-        End::Done | End::Changed => true,
+        SegmentReadEnd::Done | SegmentReadEnd::Changed => true,
         // No progress: the segment is longer than its buffered part.
-        End::Budget if conn.http.h1.rx.next == next => {
+        SegmentReadEnd::Budget if conn.http.h1.rx.next == next => {
             lose(conn, true);
             false
         }
-        End::Budget => true,
-        End::Gap => false,
+        SegmentReadEnd::Budget => true,
+        SegmentReadEnd::Gap => false,
     }
 }
 
 /// Continues after a desync: with nothing in flight, bytes that the socket accepts next can only begin a request.
 #[inline(always)]
-fn resume(conn: &mut Conn, seq: u32) {
+fn resume(conn: &mut ServerSocket, seq: u32) {
     lock(conn);
     conn.http.h1.resume_requests(seq);
     unlock(conn);
@@ -105,14 +105,14 @@ fn resume(conn: &mut Conn, seq: u32) {
 /// The slow path, byte by byte, runs only if `slow`; other programs leave it to the programs for the rest of a segment.
 #[inline(always)]
 fn take_requests<const WORDS: usize>(
-    conn: &mut Conn,
+    conn: &mut ServerSocket,
     socket: *mut c_void,
-    draft: &mut Draft<WORDS>,
-    source: Source,
+    draft: &mut UnlockedRead<WORDS>,
+    source: SegmentBytes,
     slow: bool,
-    read: impl Fn(&mut Draft<WORDS>, u32, bool),
-) -> End {
-    let Some(rows) = Rows::of(conn.slot) else { return End::Done };
+    read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
+) -> SegmentReadEnd {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return SegmentReadEnd::Done };
     let have = fetch(draft, &conn.http.h1.rx, &source);
     if have > 0 {
         read(draft, have, slow);
@@ -139,12 +139,17 @@ fn take_requests<const WORDS: usize>(
 
 /// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`take_requests`].
 #[inline(always)]
-fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow: bool) -> End {
-    let Some(rows) = Rows::of(conn.slot) else { return End::Done };
+fn take_responses(
+    conn: &mut ServerSocket,
+    skb: *mut __sk_buff,
+    segment: &PacketSegment,
+    slow: bool,
+) -> SegmentReadEnd {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return SegmentReadEnd::Done };
     // The socket is locked while it sends, so there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.draft) };
-    let source = Source::of(skb, segment);
+    let source = SegmentBytes::of(skb, segment);
     let have = fetch(draft, &conn.http.h1.tx, &source);
     if have > 0 {
         draft.read(have, false, slow);
@@ -179,7 +184,11 @@ fn take_responses(conn: &mut Conn, skb: *mut __sk_buff, segment: &Segment, slow:
 /// The lock is not taken yet, since no helper may be called while it is held. Returns the number of bytes (0 means
 /// none) as a half word in memory: the verifier then follows one path, whether anything was copied or not.
 #[inline(always)]
-fn fetch<const WORDS: usize>(draft: &mut Draft<WORDS>, side: &h1::Side, source: &Source) -> u32 {
+fn fetch<const WORDS: usize>(
+    draft: &mut UnlockedRead<WORDS>,
+    side: &h1::Http1Direction,
+    source: &SegmentBytes,
+) -> u32 {
     let have = match draft.begin(side, source.seq, source.len) {
         Some(offset) => source.load(offset, &mut draft.window),
         None => 0,
@@ -190,13 +199,13 @@ fn fetch<const WORDS: usize>(draft: &mut Draft<WORDS>, side: &h1::Side, source: 
 /// Releases the lock, and returns how the reading ended, from the events and the place where it would continue.
 #[inline(always)]
 fn leave(
-    conn: &mut Conn,
-    rows: Rows,
+    conn: &mut ServerSocket,
+    rows: PodCounterRows,
     socket: *mut c_void,
-    happened: h1::Happened,
+    happened: h1::Http1Events,
     is_first: bool,
     seek: u32,
-) -> End {
+) -> SegmentReadEnd {
     let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
     rows.bytes_in_time(conn, received, sent);
     // Another program may have found HTTP/2, and not have switched the connection yet.
@@ -209,22 +218,22 @@ fn leave(
         return change(conn, socket, is_http2);
     }
     match seek {
-        GAP => End::Gap,
-        DONE => End::Done,
-        _ => End::Budget,
+        GAP => SegmentReadEnd::Gap,
+        DONE => SegmentReadEnd::Done,
+        _ => SegmentReadEnd::Budget,
     }
 }
 
 /// Returns this CPU's space for an unlocked read of requests.
 #[inline(always)]
-pub(super) fn draft() -> Option<&'static mut RequestDraft> {
+pub(super) fn draft() -> Option<&'static mut UnlockedRequestRead> {
     // SAFETY: this CPU's value; no other incoming packet interrupts the handling of one.
     DRAFT.get_ptr_mut(0).map(|draft| unsafe { &mut *draft })
 }
 
 /// Reads in this CPU's draft, by a function of its own. The parameter is that same draft.
 #[inline(always)]
-pub(super) fn read_by_function(_draft: &mut RequestDraft, len: u32, slow: bool) {
+pub(super) fn read_by_function(_draft: &mut UnlockedRequestRead, len: u32, slow: bool) {
     read_requests(len, u32::from(slow));
 }
 
@@ -242,23 +251,23 @@ extern "C" fn read_requests(len: u32, slow: u32) -> u32 {
 
 /// Switches a connection to HTTP/2, or adds it to the gauge of opaque estimates.
 #[inline(always)]
-fn change(conn: &mut Conn, socket: *mut c_void, is_http2: bool) -> End {
+fn change(conn: &mut ServerSocket, socket: *mut c_void, is_http2: bool) -> SegmentReadEnd {
     if is_http2 {
         if !http2::begin(conn, socket) {
             give_up(conn);
         }
-        return End::Changed;
+        return SegmentReadEnd::Changed;
     }
     if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
         // SAFETY: a live map value; a single word.
         unsafe { add(&raw mut (*pod).opaque, 1) };
     }
-    End::Changed
+    SegmentReadEnd::Changed
 }
 
 /// Jumps to the program for the connection's present protocol.
 #[inline(always)]
-fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &Conn) {
+fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &ServerSocket) {
     let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { HTTP2 } else { OTHER };
     // SAFETY: the programs behind the array have this context's type.
     unsafe { _ = programs.tail_call(ctx, index) };
@@ -268,7 +277,7 @@ fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &Conn) {
 ///
 /// None is in flight, and the socket has received more bytes than were read here.
 #[inline(always)]
-fn has_missed(conn: &Conn, skb: *mut __sk_buff) -> bool {
+fn has_missed(conn: &ServerSocket, skb: *mut __sk_buff) -> bool {
     if conn.http.h1.is_busy() {
         return false;
     }
@@ -289,10 +298,10 @@ extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
     if conn.http.speaks != abi::SPEAKS_HTTP1 {
         return ELSE;
     }
-    let source = Source::of(skb, &segment);
+    let source = SegmentBytes::of(skb, &segment);
     match take_requests(conn, socket(skb), draft, source, true, read_by_function) {
-        End::Budget => AGAIN,
-        End::Done if !source::is_awaited(conn) => READ,
+        SegmentReadEnd::Budget => AGAIN,
+        SegmentReadEnd::Done if !source::is_awaited(conn) => READ,
         _ => ELSE,
     }
 }
@@ -307,8 +316,8 @@ extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
         return ELSE;
     }
     match take_responses(conn, skb, &segment, true) {
-        End::Budget => AGAIN,
-        End::Done if !segment.fin => READ,
+        SegmentReadEnd::Budget => AGAIN,
+        SegmentReadEnd::Done if !segment.fin => READ,
         _ => ELSE,
     }
 }
@@ -343,7 +352,7 @@ extern "C" fn lost(skb: *mut __sk_buff, requests: u32) -> u32 {
 
 /// Jumps to the program for the rest of a segment; if that fails, boundaries are lost.
 #[inline(always)]
-fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests: bool) {
+fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut ServerSocket, requests: bool) {
     // SAFETY: the program behind the array has this context's type.
     unsafe { programs.tail_call(ctx, MORE) };
     lose(conn, requests);
@@ -351,8 +360,8 @@ fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut Conn, requests
 
 /// Marks the boundaries of one direction as lost (desync).
 #[inline(always)]
-pub(super) fn lose(conn: &mut Conn, requests: bool) {
-    let Some(rows) = Rows::of(conn.slot) else { return };
+pub(super) fn lose(conn: &mut ServerSocket, requests: bool) {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
     let at = now();
     lock(conn);
     let h1 = &mut conn.http.h1;

@@ -8,16 +8,16 @@ use aya_ebpf::{
     programs::SkBuffContext,
 };
 use common::{
-    abi::{self, Conn},
+    abi::{self, ServerSocket},
     h2,
 };
 
 use super::{
-    AGAIN, DONE, ELSE, End, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, READ,
-    arrived, end, expected, forgotten, keep, lock, more, remote, remote_port,
-    rows::Rows,
+    AGAIN, DONE, ELSE, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, READ,
+    SegmentReadEnd, arrived, end, expected, forgotten, keep, lock, more, remote, remote_port,
+    rows::PodCounterRows,
     socket,
-    source::{self, Sender, Source},
+    source::{self, SegmentBytes, SegmentSender},
     stored, turns, unlock,
 };
 use crate::{
@@ -32,7 +32,7 @@ const STEP: usize = 2;
 
 /// Switches a connection to HTTP/2. Returns `false` if the kernel has no memory for its streams.
 #[inline(always)]
-pub(super) fn begin(conn: &mut Conn, socket: *mut c_void) -> bool {
+pub(super) fn begin(conn: &mut ServerSocket, socket: *mut c_void) -> bool {
     // If two CPUs create the storage at once, one call is refused, and finds the other's.
     let made = STREAMS.get_or_zero(socket);
     let Some(streams) = made.or_else(|| STREAMS.get(socket)) else { return false };
@@ -54,27 +54,27 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let Some(segment) = packet::segment(skb) else { return PASS };
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
-    let source = Source::of(skb, &segment);
+    let source = SegmentBytes::of(skb, &segment);
     // The socket expects this very segment, so no earlier bytes are missing: frames may be found again here.
     if streams.rx.is_lost() && expected(skb) == Some(segment.seq) {
         resume(conn, streams, source);
     }
     match take_frames(conn, streams, source, ROUNDS, true) {
-        End::Done if is_awaited(conn, streams) => {
+        SegmentReadEnd::Done if is_awaited(conn, streams) => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
         }
-        End::Done => {}
-        End::Budget => {
+        SegmentReadEnd::Done => {}
+        SegmentReadEnd::Budget => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { INGRESS.tail_call(ctx, MORE_HTTP2) };
             lose_requests(conn, streams);
         }
-        End::Gap => {
+        SegmentReadEnd::Gap => {
             keep(ctx);
             lose_requests(conn, streams);
         }
-        End::Changed => {
+        SegmentReadEnd::Changed => {
             lose(conn, streams);
             // SAFETY: the program behind the array has this context's type.
             unsafe { _ = INGRESS.tail_call(ctx, OTHER) };
@@ -91,14 +91,14 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let Some(conn) = stored(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     if segment.len > 0 {
-        match take_frames(conn, streams, Source::of(skb, &segment), ROUNDS, false) {
-            End::Done => leave_out(conn, streams),
-            End::Budget => {
+        match take_frames(conn, streams, SegmentBytes::of(skb, &segment), ROUNDS, false) {
+            SegmentReadEnd::Done => leave_out(conn, streams),
+            SegmentReadEnd::Budget => {
                 // SAFETY: the program behind the array has this context's type.
                 unsafe { EGRESS.tail_call(ctx, MORE_HTTP2) };
                 lose(conn, streams);
             }
-            End::Gap | End::Changed => lose(conn, streams),
+            SegmentReadEnd::Gap | SegmentReadEnd::Changed => lose(conn, streams),
         }
     }
     if segment.fin && streams.tx.next == segment.seq.wrapping_add(segment.len) {
@@ -164,7 +164,11 @@ extern "C" fn opened_client_step(ops: *mut bpf_sock_ops) -> u32 {
 
 /// Reads frames of one buffered segment. Returns true if there may be more to read.
 #[inline(always)]
-fn take_late(conn: &mut Conn, streams: &mut h2::Conn, sender: Sender) -> bool {
+fn take_late(
+    conn: &mut ServerSocket,
+    streams: &mut h2::Http2Connection,
+    sender: SegmentSender,
+) -> bool {
     let next = streams.rx.next;
     let Some(late) = source::due(conn, sender, next) else { return false };
     let Some(source) = source::kept(sender, late, next) else {
@@ -173,31 +177,31 @@ fn take_late(conn: &mut Conn, streams: &mut h2::Conn, sender: Sender) -> bool {
         return false;
     };
     match take_frames(conn, streams, source, STEP, true) {
-        End::Done => true,
+        SegmentReadEnd::Done => true,
         // No progress: the segment is longer than its buffered part.
-        End::Budget if streams.rx.next == next => {
+        SegmentReadEnd::Budget if streams.rx.next == next => {
             lose_requests(conn, streams);
             false
         }
-        End::Budget => true,
-        End::Changed => {
+        SegmentReadEnd::Budget => true,
+        SegmentReadEnd::Changed => {
             lose(conn, streams);
             false
         }
-        End::Gap => false,
+        SegmentReadEnd::Gap => false,
     }
 }
 
 /// Reads the frames of a segment, in up to `rounds` rounds; payload is skipped.
 #[inline(always)]
 fn take_frames(
-    conn: &mut Conn,
-    streams: &mut h2::Conn,
-    source: Source,
+    conn: &mut ServerSocket,
+    streams: &mut h2::Http2Connection,
+    source: SegmentBytes,
     rounds: usize,
     requests: bool,
-) -> End {
-    let Some(rows) = Rows::of(conn.slot) else { return End::Done };
+) -> SegmentReadEnd {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return SegmentReadEnd::Done };
     let mut window = [0_u64; h2::PEEK_WORDS];
     let at = if requests { arrived(conn, rounds == ROUNDS) } else { packet::sent_at(source.skb) };
     let side = if requests { &streams.rx } else { &streams.tx };
@@ -238,32 +242,32 @@ fn take_frames(
             rows.announce();
         }
         if is_foreign {
-            return End::Changed;
+            return SegmentReadEnd::Changed;
         }
         match seek {
-            GAP => return End::Gap,
-            DONE => return End::Done,
+            GAP => return SegmentReadEnd::Gap,
+            DONE => return SegmentReadEnd::Done,
             offset => {
                 from = next;
                 have = source.load_peek(offset, &mut window);
                 if have == 0 {
-                    return End::Budget;
+                    return SegmentReadEnd::Budget;
                 }
             }
         }
         // A whole word: the verifier would forget the value of a half one, and the loop must end for it.
         round = black_box(round + 1);
     }
-    End::Budget
+    SegmentReadEnd::Budget
 }
 
 /// Ends the requests that the server's GOAWAY leaves unprocessed.
 #[inline(always)]
-fn leave_out(conn: &mut Conn, streams: &mut h2::Conn) {
+fn leave_out(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
     if !streams.leaves_out() {
         return;
     }
-    let Some(rows) = Rows::of(conn.slot) else { return };
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
     let at = now();
     lock(conn);
     let cut = streams.leave_out();
@@ -291,12 +295,12 @@ fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
     let Some(segment) = packet::segment(skb) else { return READ };
     let Some(conn) = stored(skb) else { return READ };
     let Some(streams) = STREAMS.get(socket(skb)) else { return READ };
-    let end = take_frames(conn, streams, Source::of(skb, &segment), STEP, requests);
+    let end = take_frames(conn, streams, SegmentBytes::of(skb, &segment), STEP, requests);
     let follows =
         if requests { is_awaited(conn, streams) } else { segment.fin || streams.leaves_out() };
     match end {
-        End::Budget => AGAIN,
-        End::Done if !follows => READ,
+        SegmentReadEnd::Budget => AGAIN,
+        SegmentReadEnd::Done if !follows => READ,
         _ => ELSE,
     }
 }
@@ -325,13 +329,13 @@ pub fn egress_more(ctx: &SkBuffContext) -> i32 {
 
 /// Returns true if segments are buffered that can be read once the gap before them is filled.
 #[inline(always)]
-fn is_awaited(conn: &Conn, streams: &h2::Conn) -> bool {
+fn is_awaited(conn: &ServerSocket, streams: &h2::Http2Connection) -> bool {
     source::is_awaited(conn) && !streams.rx.is_lost()
 }
 
 /// Continues after a desync where the client's next segment surely begins with a frame.
 #[inline(always)]
-fn resume(conn: &mut Conn, streams: &mut h2::Conn, source: Source) {
+fn resume(conn: &mut ServerSocket, streams: &mut h2::Http2Connection, source: SegmentBytes) {
     let mut window = [0_u64; h2::PEEK_WORDS];
     let have = source.load_peek(0, &mut window);
     lock(conn);
@@ -341,7 +345,7 @@ fn resume(conn: &mut Conn, streams: &mut h2::Conn, source: Source) {
 
 /// Marks the client's boundaries as lost: until they are found again, only the server's responses show requests.
 #[inline(always)]
-pub(super) fn lose_requests(conn: &mut Conn, streams: &mut h2::Conn) {
+pub(super) fn lose_requests(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
     lock(conn);
     let is_new = streams.lose_requests();
     unlock(conn);
@@ -353,8 +357,8 @@ pub(super) fn lose_requests(conn: &mut Conn, streams: &mut h2::Conn) {
 
 /// Ends what is in flight when frames cannot be followed any more; the rest of the connection is an opaque estimate.
 #[inline(always)]
-fn lose(conn: &mut Conn, streams: &mut h2::Conn) {
-    let Some(rows) = Rows::of(conn.slot) else { return };
+fn lose(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
     let at = now();
     lock(conn);
     let was_known = conn.http.speaks == abi::SPEAKS_HTTP2;

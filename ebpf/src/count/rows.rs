@@ -7,9 +7,9 @@ use core::{hint::black_box, ptr};
 
 use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
 use common::{
-    abi::{self, Conn, Counters, PodState, Responses},
+    abi::{self, PodCounters, PodState, ResponseCounters, ServerSocket},
     flow,
-    h1::{self, Happened},
+    h1::{self, Http1Events},
     h2,
 };
 
@@ -21,10 +21,10 @@ use crate::{
 
 /// Rows of one pod that this CPU writes.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct PodCounterRows {
     pod: *mut PodState,
-    counters: *mut Counters,
-    responses: *mut Responses,
+    counters: *mut PodCounters,
+    responses: *mut ResponseCounters,
     slot: u32,
 }
 
@@ -36,7 +36,7 @@ fn plus(word: *mut u64, by: u64) {
     unsafe { ptr::write_volatile(word, ptr::read_volatile(word).wrapping_add(by)) };
 }
 
-impl Rows {
+impl PodCounterRows {
     /// Looks up the rows of the pod with number `slot`. Do not call with a lock held.
     #[inline(always)]
     pub(super) fn of(slot: u32) -> Option<Self> {
@@ -55,7 +55,13 @@ impl Rows {
     ///
     /// Returns true if more requests are in flight than were reported, which is then to be [announced](Self::announce).
     #[inline(always)]
-    pub(super) fn count(&self, conn: &mut Conn, happened: Happened, status: u16, at: u64) -> bool {
+    pub(super) fn count(
+        &self,
+        conn: &mut ServerSocket,
+        happened: Http1Events,
+        status: u16,
+        at: u64,
+    ) -> bool {
         if happened == 0 {
             return false;
         }
@@ -95,7 +101,12 @@ impl Rows {
 
     /// Counts a change of HTTP/2; returns true in the cases in which [`count`](Self::count) does.
     #[inline(always)]
-    pub(super) fn change(&self, conn: &mut Conn, change: &h2::Change, at: u64) -> bool {
+    pub(super) fn change(
+        &self,
+        conn: &mut ServerSocket,
+        change: &h2::StreamChange,
+        at: u64,
+    ) -> bool {
         let ended = change.answered.wrapping_add(change.cut);
         if change.started == 0 && ended == 0 {
             return false;
@@ -122,8 +133,8 @@ impl Rows {
 
     /// Counts requests that ended without a complete response.
     #[inline(always)]
-    pub(super) fn cut(&self, conn: &mut Conn, cut: u32, at: u64) {
-        let change = h2::Change { cut, ..h2::Change::default() };
+    pub(super) fn cut(&self, conn: &mut ServerSocket, cut: u32, at: u64) {
+        let change = h2::StreamChange { cut, ..h2::StreamChange::default() };
         self.change(conn, &change, at);
     }
 
@@ -142,14 +153,14 @@ impl Rows {
 
     /// Adds the bytes since the last call, for a connection whose messages are read by HTTP/1 or estimated.
     #[inline(always)]
-    pub(super) fn bytes(&self, conn: &mut Conn) {
+    pub(super) fn bytes(&self, conn: &mut ServerSocket) {
         let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
         self.bytes_until(conn, received, sent);
     }
 
     /// Adds the bytes up to these sequence numbers only if their distance comes near to where it would wrap.
     #[inline(always)]
-    pub(super) fn bytes_in_time(&self, conn: &mut Conn, received: u32, sent: u32) {
+    pub(super) fn bytes_in_time(&self, conn: &mut ServerSocket, received: u32, sent: u32) {
         let came = received.wrapping_sub(conn.http.received);
         let went = sent.wrapping_sub(conn.http.sent);
         if (came | went) >> 30 != 0 {
@@ -159,7 +170,7 @@ impl Rows {
 
     /// Adds the bytes from the last call up to these sequence numbers.
     #[inline(always)]
-    pub(super) fn bytes_until(&self, conn: &mut Conn, received: u32, sent: u32) {
+    pub(super) fn bytes_until(&self, conn: &mut ServerSocket, received: u32, sent: u32) {
         // SAFETY: a live map value.
         unsafe {
             let came = received.wrapping_sub(conn.http.received);
@@ -202,7 +213,7 @@ impl Rows {
 
     /// Records the begin of a request on this connection. Returns true if the agent's threshold is exceeded.
     #[inline(always)]
-    fn begun(&self, conn: &mut Conn, at: u64) -> bool {
+    fn begun(&self, conn: &mut ServerSocket, at: u64) -> bool {
         conn.http.began_ns = at;
         // SAFETY: a live map value; single words.
         unsafe {

@@ -4,33 +4,33 @@ use core::{ffi::c_void, hint::black_box, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use common::{
-    abi::{self, Conn, Kept, KeptKey, Late},
+    abi::{self, BufferedSegment, BufferedSegmentKey, PendingSegment, ServerSocket},
     h1, h2,
 };
 
 use super::{lock, unlock};
 use crate::{
     maps::{BLANK, KEPT},
-    packet::{self, Segment},
+    packet::{self, PacketSegment},
 };
 
 /// Bytes of one segment, wherever they are.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct SegmentBytes {
     pub(super) skb: *mut __sk_buff,
     /// Offset of the payload in the packet.
     pub(super) offset: u32,
     /// Buffered part of the segment, read instead of the packet if not null.
-    pub(super) kept: *const Kept,
+    pub(super) kept: *const BufferedSegment,
     pub(super) seq: u32,
     pub(super) len: u32,
 }
 
-impl Source {
+impl SegmentBytes {
     /// Returns the bytes of a packet's segment.
     #[inline(always)]
-    pub(super) fn of(skb: *mut __sk_buff, segment: &Segment) -> Self {
-        let Segment { seq, len, offset, .. } = *segment;
+    pub(super) fn of(skb: *mut __sk_buff, segment: &PacketSegment) -> Self {
+        let PacketSegment { seq, len, offset, .. } = *segment;
         Self { skb, offset, kept: ptr::null(), seq, len }
     }
 
@@ -79,7 +79,7 @@ const PART: u32 = abi::KEPT_BYTES as u32;
 
 /// Buffers a segment, in parts. Returns true if all of it is buffered.
 #[inline(always)]
-pub(super) fn keep(skb: *mut __sk_buff, segment: &Segment) -> bool {
+pub(super) fn keep(skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
     let mut part = 0;
     while part < abi::KEPT_PARTS as u32 && part * PART < segment.len {
         if keep_part(skb, part * PART) == 0 {
@@ -102,10 +102,10 @@ extern "C" fn keep_part(skb: *mut __sk_buff, at: u32) -> u32 {
 
 /// Buffers the part at this offset of a segment under its sender and sequence number.
 #[inline(always)]
-fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
+fn keep_at(skb: *mut __sk_buff, segment: &PacketSegment, at: u32) -> bool {
     let Some((remote, remote_port)) = packet::sender(skb) else { return false };
     let left = segment.len.wrapping_sub(at);
-    let key = KeptKey { remote, remote_port, seq: segment.seq.wrapping_add(at) };
+    let key = BufferedSegmentKey { remote, remote_port, seq: segment.seq.wrapping_add(at) };
     if let Some(there) = KEPT.get_ptr(key) {
         // SAFETY: a live map value; single words.
         let (known, syn) = unsafe { ((*there).len, (*there).syn) };
@@ -136,7 +136,7 @@ fn keep_at(skb: *mut __sk_buff, segment: &Segment, at: u32) -> bool {
 
 /// Lists a buffered segment in the connection's storage. Returns true if there was room.
 #[inline(always)]
-pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
+pub(super) fn note(conn: &mut ServerSocket, late: PendingSegment) -> bool {
     lock(conn);
     let mut place = abi::LATE_MAX;
     let mut index = 0;
@@ -161,7 +161,7 @@ pub(super) fn note(conn: &mut Conn, late: Late) -> bool {
 
 /// Returns true if buffered segments are listed.
 #[inline(always)]
-pub(super) fn is_awaited(conn: &Conn) -> bool {
+pub(super) fn is_awaited(conn: &ServerSocket) -> bool {
     let (mut any, mut index) = (0, 0);
     while index < abi::LATE_MAX {
         any |= conn.late[index].len;
@@ -171,12 +171,16 @@ pub(super) fn is_awaited(conn: &Conn) -> bool {
 }
 
 /// Address and port of a segment's sender.
-pub(super) type Sender = ([u32; 4], u32);
+pub(super) type SegmentSender = ([u32; 4], u32);
 
 /// Returns a buffered segment that holds the byte at `next`, listed or not. Listed ones that are older are dropped.
 #[inline(always)]
-pub(super) fn due(conn: &mut Conn, sender: Sender, next: u32) -> Option<Late> {
-    let mut due = Late { seq: 0, len: 0 };
+pub(super) fn due(
+    conn: &mut ServerSocket,
+    sender: SegmentSender,
+    next: u32,
+) -> Option<PendingSegment> {
+    let mut due = PendingSegment { seq: 0, len: 0 };
     lock(conn);
     let mut index = 0;
     while index < abi::LATE_MAX {
@@ -199,21 +203,25 @@ pub(super) fn due(conn: &mut Conn, sender: Sender, next: u32) -> Option<Late> {
 ///
 /// It came before its connection was established, but not with the packet that established it; or too many were listed.
 #[inline(always)]
-fn recalled((remote, remote_port): Sender, next: u32) -> Option<Late> {
-    let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq: next })?;
+fn recalled((remote, remote_port): SegmentSender, next: u32) -> Option<PendingSegment> {
+    let kept = KEPT.get_ptr(BufferedSegmentKey { remote, remote_port, seq: next })?;
     // SAFETY: a live map value; a single word.
-    Some(Late { seq: next, len: unsafe { (*kept).len } })
+    Some(PendingSegment { seq: next, len: unsafe { (*kept).len } })
 }
 
 /// Returns the part of a buffered segment that has the byte at `next`.
 #[inline(always)]
-pub(super) fn kept((remote, remote_port): Sender, late: Late, next: u32) -> Option<Source> {
+pub(super) fn kept(
+    (remote, remote_port): SegmentSender,
+    late: PendingSegment,
+    next: u32,
+) -> Option<SegmentBytes> {
     let at = next.wrapping_sub(late.seq) / PART * PART;
     let seq = late.seq.wrapping_add(at);
-    let kept = KEPT.get_ptr(KeptKey { remote, remote_port, seq })?;
+    let kept = KEPT.get_ptr(BufferedSegmentKey { remote, remote_port, seq })?;
     let left = late.len.wrapping_sub(at);
     let len = if left > PART { PART } else { left };
     // In memory, where the verifier forgets the values: it then follows one path.
-    let part = *black_box(&Late { seq, len });
-    Some(Source { skb: ptr::null_mut(), offset: 0, kept, seq: part.seq, len: part.len })
+    let part = *black_box(&PendingSegment { seq, len });
+    Some(SegmentBytes { skb: ptr::null_mut(), offset: 0, kept, seq: part.seq, len: part.len })
 }

@@ -5,25 +5,25 @@ use aya_ebpf::{
     programs::SkBuffContext,
 };
 use common::{
-    abi::{self, Conn, Late},
-    h1::{self, Seek},
+    abi::{self, PendingSegment, ServerSocket},
+    h1::{self, SeekResult},
     h2,
 };
 
-use super::{PASS, end, lock, rows::Rows, socket, stored, unlock};
+use super::{PASS, end, lock, rows::PodCounterRows, socket, stored, unlock};
 use crate::{
     maps::now,
-    packet::{self, Segment},
+    packet::{self, PacketSegment},
 };
 
 /// Switches a connection to an opaque estimate. `first` is the client's first byte. Call with the lock held.
 #[inline(always)]
-pub(super) fn begin(conn: &mut Conn, first: u8) {
+pub(super) fn begin(conn: &mut ServerSocket, first: u8) {
     if conn.http.speaks == abi::SPEAKS_OTHER {
         return;
     }
     conn.http.speaks = abi::SPEAKS_OTHER;
-    conn.late = [Late::default(); abi::LATE_MAX];
+    conn.late = [PendingSegment::default(); abi::LATE_MAX];
     // Heads and frames are no longer read; both directions continue at the bytes that were counted last.
     conn.http.h1.close(true);
     conn.http.h1.rx.next = conn.http.received;
@@ -37,12 +37,12 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(segment) = packet::segment(skb) else { return PASS };
     let Some(conn) = stored(skb) else { return PASS };
-    let Some(rows) = Rows::of(conn.slot) else { return PASS };
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return PASS };
     let first = if conn.http.turns.asks_for_byte() { first(skb, &segment) } else { 0 };
     let at = now();
     lock(conn);
     let is_first = if is_new(&mut conn.http.h1.rx, &segment) && conn.http.turns.came(first) {
-        let change = h2::Change { started: 1, ..h2::Change::default() };
+        let change = h2::StreamChange { started: 1, ..h2::StreamChange::default() };
         rows.change(conn, &change, at)
     } else {
         false
@@ -61,14 +61,14 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(segment) = packet::segment(skb) else { return PASS };
     let Some(conn) = stored(skb) else { return PASS };
-    let Some(rows) = Rows::of(conn.slot) else { return PASS };
+    let Some(rows) = PodCounterRows::of(conn.slot) else { return PASS };
     let at = packet::sent_at(skb);
     lock(conn);
     if is_new(&mut conn.http.h1.tx, &segment) {
         let sent = conn.http.turns.sent(at);
         if sent.ended {
             let took_ns = at.saturating_sub(conn.http.began_ns);
-            let change = h2::Change { answered: 1, took_ns, ..h2::Change::default() };
+            let change = h2::StreamChange { answered: 1, took_ns, ..h2::StreamChange::default() };
             rows.change(conn, &change, at);
         }
         if sent.longer_ns > 0 {
@@ -85,15 +85,15 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 
 /// Returns true if a segment brings bytes that have not been seen in this direction.
 #[inline(always)]
-fn is_new(side: &mut h1::Side, segment: &Segment) -> bool {
+fn is_new(side: &mut h1::Http1Direction, segment: &PacketSegment) -> bool {
     let before = side.next;
     let seek = side.seek(segment.seq, segment.len);
-    seek == Seek::Done && side.next != before
+    seek == SeekResult::Done && side.next != before
 }
 
 /// Returns the first byte of a segment; 0 if there is none.
 #[inline(always)]
-fn first(skb: *mut __sk_buff, segment: &Segment) -> u8 {
+fn first(skb: *mut __sk_buff, segment: &PacketSegment) -> u8 {
     let mut byte = 0_u8;
     if segment.len == 0 {
         return 0;

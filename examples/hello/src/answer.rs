@@ -20,9 +20,9 @@ const MAX_BODY: u64 = 1 << 30;
 
 /// Properties of the response that one request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct RequestedResponse {
     /// Page that the path selects.
-    pub(crate) page: Page,
+    pub(crate) page: HelloPage,
     /// `sleep=MS`: milliseconds to wait before the response.
     pub(crate) sleep: Duration,
     /// `status=N`: status of the response.
@@ -43,7 +43,7 @@ pub(crate) struct Wish {
 
 /// Page of the sample application, by path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Page {
+pub(crate) enum HelloPage {
     Hello,
     Counts,
     Headers,
@@ -56,11 +56,11 @@ pub(crate) enum Page {
     Ready,
 }
 
-impl Wish {
+impl RequestedResponse {
     /// Parses a request target. Unknown parameters are ignored; a malformed value gives a one-line error.
     pub(crate) fn parse(path: &str, query: Option<&str>) -> Result<Self, String> {
         let mut wish = Self {
-            page: Page::of(path),
+            page: HelloPage::of(path),
             sleep: Duration::ZERO,
             status: 200,
             bytes: None,
@@ -97,7 +97,7 @@ impl Wish {
     }
 }
 
-impl Page {
+impl HelloPage {
     fn of(path: &str) -> Self {
         match path {
             "/counts" => Self::Counts,
@@ -127,9 +127,12 @@ mod tests {
 
     #[test]
     fn a_query_sets_each_wish_and_strangers_are_ignored() {
-        let wish = Wish::parse("/echo", Some("sleep=20&status=503&bytes=9&close&exit=3&n=17&id=8"));
-        let want = Wish {
-            page: Page::Echo,
+        let wish = RequestedResponse::parse(
+            "/echo",
+            Some("sleep=20&status=503&bytes=9&close&exit=3&n=17&id=8"),
+        );
+        let want = RequestedResponse {
+            page: HelloPage::Echo,
             sleep: Duration::from_millis(20),
             status: 503,
             bytes: Some(9),
@@ -145,7 +148,7 @@ mod tests {
     #[test]
     fn a_number_out_of_range_is_refused_with_its_range() {
         assert_eq!(
-            Wish::parse("/", Some("sleep=soon")),
+            RequestedResponse::parse("/", Some("sleep=soon")),
             Err("sleep=soon: must be a number from 0 to 3600000".into())
         );
     }

@@ -8,13 +8,13 @@ use std::{
 
 /// Behaviour of this process, read from its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Config {
+pub(crate) struct HelloConfig {
     /// Name in responses: `HOSTNAME`, else `K_REVISION`, else `hello`.
     pub(crate) pod: String,
     /// `PORT`: the port to listen on, 8080 by default.
     pub(crate) port: u16,
     /// `HELLO_LISTEN`: `any` (default), `any4`, `loopback`, `loopback6` or `never`.
-    pub(crate) listen: Listen,
+    pub(crate) listen: ListenAddress,
     /// `HELLO_LISTEN_DELAY_MS`: milliseconds to wait before listening.
     pub(crate) listen_delay: Duration,
     /// `HELLO_EXIT`: exit at once with this code.
@@ -37,7 +37,7 @@ pub(crate) struct Config {
 
 /// Addresses on which the server listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Listen {
+pub(crate) enum ListenAddress {
     /// Every address of both families.
     Any,
     /// Every IPv4 address, no IPv6.
@@ -50,7 +50,7 @@ pub(crate) enum Listen {
     Never,
 }
 
-impl Config {
+impl HelloConfig {
     /// Reads the variables through `get`, so that tests need no process environment.
     pub(crate) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         // Manifests often set a variable to "" to clear it, so an empty one counts as unset.
@@ -65,7 +65,7 @@ impl Config {
         Ok(Self {
             pod: get("HOSTNAME").or_else(|| get("K_REVISION")).unwrap_or_else(|| "hello".into()),
             port: number("PORT", get("PORT"))?.unwrap_or(8080),
-            listen: Listen::parse(get("HELLO_LISTEN").as_deref())?,
+            listen: ListenAddress::parse(get("HELLO_LISTEN").as_deref())?,
             listen_delay: millis("HELLO_LISTEN_DELAY_MS")?.unwrap_or_default(),
             exit_at_start: number("HELLO_EXIT", get("HELLO_EXIT"))?,
             exit_after: millis("HELLO_EXIT_AFTER_MS")?,
@@ -85,7 +85,7 @@ fn file_and_text(both: &str) -> Result<(PathBuf, String), String> {
     Ok((file.into(), text.to_owned()))
 }
 
-impl Listen {
+impl ListenAddress {
     fn parse(text: Option<&str>) -> Result<Self, String> {
         match text {
             None | Some("any") => Ok(Self::Any),
@@ -124,18 +124,18 @@ fn number<T: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Opti
 mod tests {
     use super::*;
 
-    fn config(pairs: &[(&str, &str)]) -> Result<Config, String> {
-        Config::from_lookup(|name| {
+    fn config(pairs: &[(&str, &str)]) -> Result<HelloConfig, String> {
+        HelloConfig::from_lookup(|name| {
             pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
     #[test]
     fn an_empty_environment_gives_a_well_behaved_server() {
-        let want = Config {
+        let want = HelloConfig {
             pod: "hello".into(),
             port: 8080,
-            listen: Listen::Any,
+            listen: ListenAddress::Any,
             listen_delay: Duration::ZERO,
             exit_at_start: None,
             exit_after: None,

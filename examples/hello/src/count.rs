@@ -4,23 +4,23 @@ use std::{cell::Cell, rc::Rc};
 
 /// Request counts of this process. All clones share the numbers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts(Rc<Inner>);
+pub(crate) struct HelloCounts(Rc<HelloCountsInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct HelloCountsInner {
     started: Cell<u64>,
     finished: Cell<u64>,
     most: Cell<u64>,
     connections: Cell<u64>,
 }
 
-impl Counts {
+impl HelloCounts {
     /// Counts the begin of a request; dropping the guard counts its end, even on a reset connection.
-    pub(crate) fn begin(&self) -> InFlight {
+    pub(crate) fn begin(&self) -> InFlightGuard {
         let inner = &self.0;
         inner.started.set(inner.started.get() + 1);
         inner.most.set(inner.most.get().max(self.in_flight()));
-        InFlight(self.clone())
+        InFlightGuard(self.clone())
     }
 
     /// Counts an accepted connection.
@@ -48,9 +48,9 @@ impl Counts {
 
 /// Guard of a request that has not ended.
 #[derive(Debug)]
-pub(crate) struct InFlight(Counts);
+pub(crate) struct InFlightGuard(HelloCounts);
 
-impl Drop for InFlight {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let finished = &self.0.0.finished;
         finished.set(finished.get() + 1);
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_most_at_once_stays_after_requests_ended() {
-        let counts = Counts::default();
+        let counts = HelloCounts::default();
         counts.connected();
         let first = counts.begin();
         let second = counts.begin();

@@ -9,9 +9,9 @@ use std::{
 
 /// File of the ids. An id is written before its request gets a response, so it survives a kill of the process.
 #[derive(Debug)]
-pub(crate) struct Ids(Option<File>);
+pub(crate) struct RequestIdFile(Option<File>);
 
-impl Ids {
+impl RequestIdFile {
     /// Opens the file of `pod` in `folder`; without a folder no ids are written.
     pub(crate) fn open(folder: Option<&Path>, pod: &str) -> io::Result<Self> {
         let open =

@@ -6,9 +6,9 @@
 //!
 //! | place | behaviour |
 //! |---|---|
-//! | query of any path | see [`answer::Wish`] |
+//! | query of any path | see [`answer::RequestedResponse`] |
 //! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`answer`] |
-//! | environment | see [`config::Config`] |
+//! | environment | see [`config::HelloConfig`] |
 #![allow(clippy::print_stdout, reason = "a container's log is its standard output")]
 #![forbid(unsafe_code)]
 
@@ -21,10 +21,10 @@ mod serve;
 
 use std::process::ExitCode;
 
-use config::Config;
+use config::HelloConfig;
 
 fn main() -> ExitCode {
-    let config = match Config::from_lookup(|name| std::env::var(name).ok()) {
+    let config = match HelloConfig::from_lookup(|name| std::env::var(name).ok()) {
         Ok(config) => config,
         Err(reason) => {
             println!("hello: {reason}");

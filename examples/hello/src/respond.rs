@@ -18,14 +18,14 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 
 use crate::{
-    answer::{Page, Wish},
-    config::Config,
-    count::InFlight,
-    serve::{App, pause},
+    answer::{HelloPage, RequestedResponse},
+    config::HelloConfig,
+    count::InFlightGuard,
+    serve::{HelloApp, pause},
 };
 
 /// Body of any type; the server has one thread, so it need not be `Send`.
-type Body = Pin<Box<dyn HttpBody<Data = Bytes, Error = hyper::Error>>>;
+type HelloBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = hyper::Error>>>;
 
 /// Piece of a generated body, 1 KiB long.
 const PIECE: &[u8] = &[b'.'; 1024];
@@ -34,10 +34,10 @@ const PIECE: &[u8] = &[b'.'; 1024];
 pub(crate) async fn respond(
     request: Request<Incoming>,
     peer: SocketAddr,
-    app: Rc<App>,
-) -> io::Result<Response<Body>> {
+    app: Rc<HelloApp>,
+) -> io::Result<Response<HelloBody>> {
     let guard = app.counts.begin();
-    let wish = match Wish::parse(request.uri().path(), request.uri().query()) {
+    let wish = match RequestedResponse::parse(request.uri().path(), request.uri().query()) {
         Ok(wish) => wish,
         Err(reason) => return Ok(text(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard)),
     };
@@ -52,8 +52,8 @@ pub(crate) async fn respond(
         return Err(io::Error::other("the request asked for an abort"));
     }
     let mut response = match (wish.chunks, wish.bytes) {
-        (Some(chunks), _) => held(Filler::chunked(chunks), guard),
-        (None, Some(bytes)) => held(Filler::announced(bytes), guard),
+        (Some(chunks), _) => held(GeneratedBody::chunked(chunks), guard),
+        (None, Some(bytes)) => held(GeneratedBody::announced(bytes), guard),
         (None, None) => page(request, &wish, peer, &app, guard),
     };
     // A page's own error or 101 must not be overwritten by the query's status.
@@ -68,7 +68,7 @@ pub(crate) async fn respond(
 }
 
 /// Adds headers that name the pod and its peer; load generators recognise the direct path by them.
-fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &App) {
+fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &HelloApp) {
     let mut put = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(name, value);
@@ -83,39 +83,41 @@ fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &App) {
 
 fn page(
     request: Request<Incoming>,
-    wish: &Wish,
+    wish: &RequestedResponse,
     peer: SocketAddr,
-    app: &App,
-    guard: InFlight,
-) -> Response<Body> {
+    app: &HelloApp,
+    guard: InFlightGuard,
+) -> Response<HelloBody> {
     match wish.page {
-        Page::Hello => {
+        HelloPage::Hello => {
             let peer = peer.ip().to_canonical();
             text(StatusCode::OK, format!("Hello from {} to {peer}\n", app.config.pod), guard)
         }
-        Page::Counts => text(StatusCode::OK, app.counts.to_json(&app.config.pod) + "\n", guard),
-        Page::Headers => text(StatusCode::OK, headers(request.headers()), guard),
-        Page::Env => text(StatusCode::OK, environment(), guard),
-        Page::Protocol => text(StatusCode::OK, format!("{:?}\n", request.version()), guard),
-        Page::Files => match file(&app.config, request.uri().path()) {
+        HelloPage::Counts => {
+            text(StatusCode::OK, app.counts.to_json(&app.config.pod) + "\n", guard)
+        }
+        HelloPage::Headers => text(StatusCode::OK, headers(request.headers()), guard),
+        HelloPage::Env => text(StatusCode::OK, environment(), guard),
+        HelloPage::Protocol => text(StatusCode::OK, format!("{:?}\n", request.version()), guard),
+        HelloPage::Files => match file(&app.config, request.uri().path()) {
             Ok(content) => text(StatusCode::OK, content, guard),
             Err(reason) => text(StatusCode::NOT_FOUND, reason, guard),
         },
         // Without a value (`never`) the pod stays unready.
-        Page::Ready => match app.config.ready_after {
+        HelloPage::Ready => match app.config.ready_after {
             Some(wait) if app.started.elapsed() >= wait => {
                 text(StatusCode::OK, "ready\n".into(), guard)
             }
             _ => text(StatusCode::SERVICE_UNAVAILABLE, "not ready yet\n".into(), guard),
         },
-        Page::Echo => held(request.into_body(), guard),
-        Page::Upgrade => upgrade(request, guard),
-        Page::Health => health(guard),
+        HelloPage::Echo => held(request.into_body(), guard),
+        HelloPage::Upgrade => upgrade(request, guard),
+        HelloPage::Health => health(guard),
     }
 }
 
 /// gRPC response to `grpc.health.v1.Health/Check`: one message, whose field 1 is `SERVING` (1), and status 0.
-fn health(guard: InFlight) -> Response<Body> {
+fn health(guard: InFlightGuard) -> Response<HelloBody> {
     // gRPC framing: a flag byte (uncompressed), the length in four bytes, and the protobuf message.
     let message = Bytes::from_static(&[0, 0, 0, 0, 2, 0x08, 1]);
     let end = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
@@ -128,7 +130,7 @@ fn health(guard: InFlight) -> Response<Body> {
 }
 
 /// Reads a file of the folder `HELLO_FILES`, for tests of volumes; refuses paths outside the folder.
-fn file(config: &Config, path: &str) -> Result<String, String> {
+fn file(config: &HelloConfig, path: &str) -> Result<String, String> {
     let folder = config.files.as_ref().ok_or("HELLO_FILES names no folder\n")?;
     let name = path.trim_start_matches("/files/");
     // No separators and no `..`: the name cannot leave the folder.
@@ -140,7 +142,7 @@ fn file(config: &Config, path: &str) -> Result<String, String> {
 }
 
 /// Switches to the requested protocol with a 101, and echoes all bytes until the client ends.
-fn upgrade(request: Request<Incoming>, guard: InFlight) -> Response<Body> {
+fn upgrade(request: Request<Incoming>, guard: InFlightGuard) -> Response<HelloBody> {
     let Some(protocol) = request.headers().get(UPGRADE).cloned() else {
         return text(StatusCode::UPGRADE_REQUIRED, "ask with an Upgrade header\n".into(), guard);
     };
@@ -174,33 +176,33 @@ fn environment() -> String {
     lines.join("\n") + "\n"
 }
 
-fn text(status: StatusCode, body: String, guard: InFlight) -> Response<Body> {
+fn text(status: StatusCode, body: String, guard: InFlightGuard) -> Response<HelloBody> {
     let mut response = held(full(body), guard);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     response
 }
 
-fn full(body: impl Into<Bytes>) -> Body {
+fn full(body: impl Into<Bytes>) -> HelloBody {
     Box::pin(Full::new(body.into()).map_err(|never| match never {}))
 }
 
 /// Response whose request counts as in flight until the body's last byte has left the application.
-fn held<B>(body: B, guard: InFlight) -> Response<Body>
+fn held<B>(body: B, guard: InFlightGuard) -> Response<HelloBody>
 where
     B: HttpBody<Data = Bytes, Error = hyper::Error> + Unpin + 'static,
 {
-    Response::new(Box::pin(Held { body, _guard: guard }))
+    Response::new(Box::pin(GuardedBody { body, _guard: guard }))
 }
 
 /// Body that keeps its request's guard until it is dropped.
 #[derive(Debug)]
-struct Held<B> {
+struct GuardedBody<B> {
     body: B,
-    _guard: InFlight,
+    _guard: InFlightGuard,
 }
 
-impl<B: HttpBody + Unpin> HttpBody for Held<B> {
+impl<B: HttpBody + Unpin> HttpBody for GuardedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -222,13 +224,13 @@ impl<B: HttpBody + Unpin> HttpBody for Held<B> {
 
 /// Generated body of `left` bytes, with an announced length or in chunks with a trailer.
 #[derive(Debug)]
-struct Filler {
+struct GeneratedBody {
     left: u64,
     announced: bool,
     trailer: bool,
 }
 
-impl Filler {
+impl GeneratedBody {
     fn announced(bytes: u64) -> Self {
         Self { left: bytes, announced: true, trailer: false }
     }
@@ -238,7 +240,7 @@ impl Filler {
     }
 }
 
-impl HttpBody for Filler {
+impl HttpBody for GeneratedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

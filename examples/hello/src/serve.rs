@@ -18,7 +18,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::{config::Config, count::Counts, ids::Ids, respond::respond};
+use crate::{config::HelloConfig, count::HelloCounts, ids::RequestIdFile, respond::respond};
 
 /// Requested length of the accept queue; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
@@ -27,10 +27,10 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(30);
 
 /// State shared by all connections.
 #[derive(Debug)]
-pub(crate) struct App {
-    pub(crate) config: Config,
-    pub(crate) counts: Counts,
-    pub(crate) ids: Ids,
+pub(crate) struct HelloApp {
+    pub(crate) config: HelloConfig,
+    pub(crate) counts: HelloCounts,
+    pub(crate) ids: RequestIdFile,
     pub(crate) started: Instant,
     /// Unix time in microseconds at the start of the process and right after `listen`, for cold-start measurements.
     pub(crate) started_us: u128,
@@ -38,17 +38,17 @@ pub(crate) struct App {
 }
 
 /// Serves until SIGTERM, then finishes the requests in flight.
-pub(crate) async fn run(config: Config) -> io::Result<()> {
+pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     let (started, started_us) = (Instant::now(), unix_us());
     // Before the delay: as PID 1 the process would otherwise ignore SIGTERM until it listens.
     let mut term = signal(SignalKind::terminate())?;
     pause(config.listen_delay).await;
-    let ids = Ids::open(config.ids.as_deref(), &config.pod)?;
+    let ids = RequestIdFile::open(config.ids.as_deref(), &config.pod)?;
     let listener = listen(&config)?;
     let listening_us = unix_us();
-    let Config { ignore_term, exit_on_term, exit_after, .. } = config;
-    let counts = Counts::default();
-    let app = Rc::new(App { config, counts, ids, started, started_us, listening_us });
+    let HelloConfig { ignore_term, exit_on_term, exit_after, .. } = config;
+    let counts = HelloCounts::default();
+    let app = Rc::new(HelloApp { config, counts, ids, started, started_us, listening_us });
     let (leave, leaving) = watch::channel(false);
     let tasks = tokio::task::LocalSet::new();
     tasks
@@ -109,7 +109,7 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, Socket
     }
 }
 
-fn listen(config: &Config) -> io::Result<Option<TcpListener>> {
+fn listen(config: &HelloConfig) -> io::Result<Option<TcpListener>> {
     let Some(address) = config.listen.address(config.port) else { return Ok(None) };
     let bound = bind(address).or_else(|error| match address.ip() {
         // A pod without IPv6 still serves IPv4.
@@ -128,9 +128,9 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Executor that runs the streams of an HTTP/2 connection on the only thread.
 #[derive(Clone, Copy, Debug)]
-struct Local;
+struct LocalExecutor;
 
-impl<F: Future<Output: 'static> + 'static> Executor<F> for Local {
+impl<F: Future<Output: 'static> + 'static> Executor<F> for LocalExecutor {
     fn execute(&self, stream: F) {
         tokio::task::spawn_local(stream);
     }
@@ -139,13 +139,13 @@ impl<F: Future<Output: 'static> + 'static> Executor<F> for Local {
 async fn serve(
     stream: TcpStream,
     peer: SocketAddr,
-    app: Rc<App>,
+    app: Rc<HelloApp>,
     mut leaving: watch::Receiver<bool>,
 ) {
     // Small responses would otherwise wait for the client's delayed acknowledgement.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| respond(request, peer, app.clone()));
-    let mut builder = auto::Builder::new(Local);
+    let mut builder = auto::Builder::new(LocalExecutor);
     builder.http1().timer(TokioTimer::new());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);

@@ -8,13 +8,13 @@ fn image(json: Value) -> ImageConfig {
     serde_json::from_value(json).unwrap()
 }
 
-struct Place {
+struct BundleFixture {
     labels: BTreeMap<String, String>,
     volumes: BTreeMap<String, PathBuf>,
     addresses: Vec<IpAddr>,
 }
 
-impl Place {
+impl BundleFixture {
     fn new() -> Self {
         Self {
             labels: BTreeMap::from([("app".to_owned(), "shop".to_owned())]),
@@ -23,8 +23,8 @@ impl Place {
         }
     }
 
-    fn around(&self) -> Surroundings<'_> {
-        Surroundings {
+    fn around(&self) -> BundleContext<'_> {
+        BundleContext {
             uid: "u1",
             pod: "hello-00001-deployment-1",
             namespace: "default",
@@ -43,7 +43,7 @@ impl Place {
 }
 
 fn build(one: Value, from: Value) -> Result<Value, BundleError> {
-    let place = Place::new();
+    let place = BundleFixture::new();
     let spec = spec(&PodSpec::default(), &container(one), Some(&image(from)), &place.around())?;
     Ok(serde_json::to_value(spec).unwrap())
 }
@@ -144,7 +144,8 @@ fn limits_are_read_from_resources() {
         "limits": { "cpu": "500m", "memory": "64Mi" }, "requests": { "cpu": "250m" },
     } });
     let limits = limits(&container(one)).unwrap();
-    let want = Limits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
+    let want =
+        ContainerLimits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
     assert_eq!(limits, want);
 }
 

@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use common::wire::Name;
+use common::wire::NamespacedName;
 
 /// DNS domain of all names inside the node, as in a Kubernetes cluster.
 pub const DOMAIN: &str = "cluster.local";
 
 /// Addresses of each service, by namespace and name.
-pub type Names = BTreeMap<Name, Vec<IpAddr>>;
+pub type DnsNames = BTreeMap<NamespacedName, Vec<IpAddr>>;
 
 /// Result of the look-up of a DNS name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found<'a> {
+pub enum DnsLookup<'a> {
     /// The name of a service, with its addresses.
     Addresses(&'a [IpAddr]),
     /// A name that only has names below it, such as that of a namespace.
@@ -22,29 +22,29 @@ pub enum Found<'a> {
 }
 
 /// Looks up a fully qualified name, in any case, with or without the final dot.
-pub fn find<'a>(names: &'a Names, question: &str) -> Found<'a> {
+pub fn find<'a>(names: &'a DnsNames, question: &str) -> DnsLookup<'a> {
     let question = question.trim_end_matches('.').to_ascii_lowercase();
     if question == DOMAIN {
-        return Found::Inner;
+        return DnsLookup::Inner;
     }
     let Some(inside) = question.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix('.')) else {
-        return Found::Nothing;
+        return DnsLookup::Nothing;
     };
     let labels: Vec<&str> = inside.split('.').collect();
     match labels[..] {
-        ["svc"] => Found::Inner,
-        [namespace, "svc"] if has_namespace(names, namespace) => Found::Inner,
+        ["svc"] => DnsLookup::Inner,
+        [namespace, "svc"] if has_namespace(names, namespace) => DnsLookup::Inner,
         [name, namespace, "svc"] => {
-            let addresses = names.get(&Name::new(namespace, name));
-            addresses.map_or(Found::Nothing, |addresses| Found::Addresses(addresses))
+            let addresses = names.get(&NamespacedName::new(namespace, name));
+            addresses.map_or(DnsLookup::Nothing, |addresses| DnsLookup::Addresses(addresses))
         }
-        _ => Found::Nothing,
+        _ => DnsLookup::Nothing,
     }
 }
 
-fn has_namespace(names: &Names, namespace: &str) -> bool {
+fn has_namespace(names: &DnsNames, namespace: &str) -> bool {
     // Names sort by namespace first, so the first one from an empty name on shows if the namespace has any.
-    let first = names.range(Name::new(namespace, "")..).next();
+    let first = names.range(NamespacedName::new(namespace, "")..).next();
     first.is_some_and(|(name, _)| name.namespace == namespace)
 }
 
@@ -52,11 +52,14 @@ fn has_namespace(names: &Names, namespace: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn names() -> Names {
+    fn names() -> DnsNames {
         let address = |text: &str| text.parse().expect("an address");
-        Names::from([
-            (Name::new("default", "hello"), vec![address("10.96.0.5"), address("fd00:10:96::5")]),
-            (Name::new("shop", "cart"), vec![address("10.96.0.6")]),
+        DnsNames::from([
+            (
+                NamespacedName::new("default", "hello"),
+                vec![address("10.96.0.5"), address("fd00:10:96::5")],
+            ),
+            (NamespacedName::new("shop", "cart"), vec![address("10.96.0.6")]),
         ])
     }
 
@@ -67,7 +70,7 @@ mod tests {
             let found = find(&names, question);
             assert_eq!(
                 found,
-                Found::Addresses(&names[&Name::new("default", "hello")]),
+                DnsLookup::Addresses(&names[&NamespacedName::new("default", "hello")]),
                 "{question}"
             );
         }
@@ -77,7 +80,7 @@ mod tests {
     fn inner_names_exist_without_addresses() {
         let names = names();
         for question in ["cluster.local", "svc.cluster.local.", "shop.svc.cluster.local"] {
-            assert_eq!(find(&names, question), Found::Inner, "{question}");
+            assert_eq!(find(&names, question), DnsLookup::Inner, "{question}");
         }
     }
 
@@ -98,7 +101,7 @@ mod tests {
             "svc.notcluster.local",
         ];
         for question in elsewhere {
-            assert_eq!(find(&names, question), Found::Nothing, "{question}");
+            assert_eq!(find(&names, question), DnsLookup::Nothing, "{question}");
         }
     }
 }

@@ -6,21 +6,21 @@ use serde::Deserialize;
 
 /// Fields of a credential file that are used here.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct File {
+pub(super) struct AuthFile {
     #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    auths: BTreeMap<String, AuthEntry>,
 }
 
 /// Credentials of one registry or repository: `auth` is `user:password` in base64.
 #[derive(Debug, Default, Deserialize)]
-struct Entry {
+struct AuthEntry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
 }
 
 /// Finds user and password for a repository; the entry with the longest matching key is used.
-pub(super) fn find(file: &File, registry: &str, repository: &str) -> Option<(String, String)> {
+pub(super) fn find(file: &AuthFile, registry: &str, repository: &str) -> Option<(String, String)> {
     let whole = format!("{registry}/{repository}");
     // `docker login` writes keys as URLs with an API version, skopeo as host names.
     let host = |key: &str| {
@@ -87,7 +87,7 @@ mod tests {
             "127.0.0.1:5000": {"auth": "dXNlcjpwYXNzOndvcmQ="},
             "127.0.0.1:5000/team": {"username": "team", "password": "two"}
         }}"#;
-        let file: File = serde_json::from_str(text).unwrap();
+        let file: AuthFile = serde_json::from_str(text).unwrap();
         let pair = |user: &str, password: &str| Some((user.to_owned(), password.to_owned()));
         for (registry, repository, want) in [
             ("docker.io", "library/nginx", pair("hub", "one")),

@@ -24,7 +24,7 @@ pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
         unshare(CloneFlags::CLONE_FS)?;
         nix::unistd::chroot(root)?;
         nix::unistd::chdir("/")?;
-        let mut hashed = Hashed { inner: layer, hash: Sha256::new() };
+        let mut hashed = HashingReader { inner: layer, hash: Sha256::new() };
         apply(decompress(&mut hashed)?)?;
         // The digest covers also the bytes that follow the end of the archive.
         io::copy(&mut hashed, &mut io::sink())?;
@@ -42,12 +42,12 @@ pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
 }
 
 /// Reader that hashes the compressed bytes of a layer as they are read.
-struct Hashed {
+struct HashingReader {
     inner: File,
     hash: Sha256,
 }
 
-impl Read for Hashed {
+impl Read for HashingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.inner.read(buffer)?;
         self.hash.update(&buffer[..length]);
@@ -56,7 +56,7 @@ impl Read for Hashed {
 }
 
 /// Detects the compression by its first bytes, since media types are not always right.
-fn decompress<'a>(layer: &'a mut Hashed) -> io::Result<Box<dyn Read + 'a>> {
+fn decompress<'a>(layer: &'a mut HashingReader) -> io::Result<Box<dyn Read + 'a>> {
     let mut reader = BufReader::with_capacity(1 << 16, layer);
     let head = io::BufRead::fill_buf(&mut reader)?;
     if head.starts_with(&[0x1f, 0x8b]) {

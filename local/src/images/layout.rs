@@ -18,7 +18,7 @@ const DEPTH: usize = 4;
 
 /// Problem of an OCI image layout.
 #[derive(Debug, Error)]
-pub enum LayoutError {
+pub enum ImageLayoutError {
     /// A file is missing or cannot be read.
     #[error("cannot read {path}: is it an OCI image layout?")]
     Read {
@@ -65,16 +65,16 @@ pub enum LayoutError {
 
 /// One image in a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct LayoutImage {
     /// Folder of the layout.
     pub(super) layout: PathBuf,
     /// Digest of the manifest, `sha256:…`.
     pub(super) digest: String,
 }
 
-impl Found {
+impl LayoutImage {
     /// Finds the image of `PATH` or `PATH:TAG`.
-    pub(super) fn direct(text: &str) -> Result<Self, LayoutError> {
+    pub(super) fn direct(text: &str) -> Result<Self, ImageLayoutError> {
         // A folder name may hold a colon itself, so the whole text is tried first.
         let whole = Path::new(text);
         if whole.join("index.json").exists() {
@@ -87,7 +87,7 @@ impl Found {
     }
 
     /// Finds the image called `name` in any layout below `folder`.
-    pub(super) fn named(folder: &Path, name: &str) -> Result<Option<Self>, LayoutError> {
+    pub(super) fn named(folder: &Path, name: &str) -> Result<Option<Self>, ImageLayoutError> {
         let wanted = with_tag(name);
         let mut layouts = Vec::new();
         collect(folder, DEPTH, &mut layouts);
@@ -110,7 +110,7 @@ impl Found {
     }
 
     /// Picks the only image of a layout, or the only one with this tag.
-    fn pick(layout: &Path, tag: Option<&str>) -> Result<Self, LayoutError> {
+    fn pick(layout: &Path, tag: Option<&str>) -> Result<Self, ImageLayoutError> {
         let index: ImageIndex = read(&layout.join("index.json"))?;
         let fits =
             |entry: &&Descriptor| tag.is_none_or(|tag| annotation(entry, REF_NAME) == Some(tag));
@@ -121,11 +121,11 @@ impl Found {
         let names: Vec<_> =
             index.manifests().iter().filter_map(|entry| annotation(entry, REF_NAME)).collect();
         let have = format!("{} images ({})", index.manifests().len(), names.join(", "));
-        Err(LayoutError::Tag { path: layout.to_owned(), have })
+        Err(ImageLayoutError::Tag { path: layout.to_owned(), have })
     }
 
     /// Returns the image of an entry; for an index within the index, the image for this machine.
-    fn of(layout: &Path, entry: &Descriptor) -> Result<Self, LayoutError> {
+    fn of(layout: &Path, entry: &Descriptor) -> Result<Self, ImageLayoutError> {
         let digest = entry.digest().to_string();
         let found = Self { layout: layout.to_owned(), digest };
         if !entry.media_type().to_string().contains("index")
@@ -140,7 +140,7 @@ impl Found {
                 .as_ref()
                 .is_none_or(|platform| platform.architecture().to_string() == arch)
         };
-        let missing = || LayoutError::Platform { path: layout.to_owned(), arch };
+        let missing = || ImageLayoutError::Platform { path: layout.to_owned(), arch };
         let inner = index.manifests().iter().find(fits).ok_or_else(missing)?;
         Ok(Self { digest: inner.digest().to_string(), ..found })
     }
@@ -150,24 +150,24 @@ impl Found {
         self.layout.join("blobs").join(digest.replacen(':', "/", 1))
     }
 
-    pub(super) fn manifest(&self) -> Result<ImageManifest, LayoutError> {
+    pub(super) fn manifest(&self) -> Result<ImageManifest, ImageLayoutError> {
         self.read(&self.digest)
     }
 
     pub(super) fn config(
         &self,
         manifest: &ImageManifest,
-    ) -> Result<ImageConfiguration, LayoutError> {
+    ) -> Result<ImageConfiguration, ImageLayoutError> {
         self.read(manifest.config().digest().as_ref())
     }
 
     /// Reads a blob as JSON and checks its digest.
-    fn read<T: DeserializeOwned>(&self, digest: &str) -> Result<T, LayoutError> {
+    fn read<T: DeserializeOwned>(&self, digest: &str) -> Result<T, ImageLayoutError> {
         let path = self.blob(digest);
         let bytes = bytes(&path)?;
         let have = super::hex(&Sha256::digest(&bytes));
         if digest.strip_prefix("sha256:").is_some_and(|want| want != have) {
-            return Err(LayoutError::Digest { path, have });
+            return Err(ImageLayoutError::Digest { path, have });
         }
         parse(&path, &bytes)
     }
@@ -182,16 +182,16 @@ pub(super) fn architecture() -> &'static str {
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T, LayoutError> {
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ImageLayoutError> {
     parse(path, &bytes(path)?)
 }
 
-fn bytes(path: &Path) -> Result<Vec<u8>, LayoutError> {
-    fs::read(path).map_err(|source| LayoutError::Read { path: path.to_owned(), source })
+fn bytes(path: &Path) -> Result<Vec<u8>, ImageLayoutError> {
+    fs::read(path).map_err(|source| ImageLayoutError::Read { path: path.to_owned(), source })
 }
 
-fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, LayoutError> {
-    let wrong = |source| LayoutError::Parse { path: path.to_owned(), source };
+fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ImageLayoutError> {
+    let wrong = |source| ImageLayoutError::Parse { path: path.to_owned(), source };
     serde_json::from_slice(bytes).map_err(wrong)
 }
 

@@ -16,12 +16,12 @@ use thiserror::Error;
 use tracing::info;
 
 use super::credentials;
-use super::layout::Found;
+use super::layout::LayoutImage;
 use crate::net::{self, NetError};
 
 /// Reason that a registry delivered no image.
 #[derive(Debug, Error)]
-pub enum RegistryError {
+pub enum ImagePullError {
     /// The reference does not parse as an image name.
     #[error("{name:?} is not an image name: use REGISTRY/NAME:TAG or oci:PATH")]
     Name {
@@ -73,44 +73,48 @@ pub enum RegistryError {
 
 /// Pulls images, each on a thread in the host's network namespace.
 #[derive(Clone, Debug)]
-pub struct Puller {
+pub struct ImagePuller {
     host: Arc<OwnedFd>,
     credentials: Vec<PathBuf>,
 }
 
-impl Puller {
+impl ImagePuller {
     /// Returns a puller for network namespace `host`; the first credential file that knows a registry is used.
     pub fn new(host: Arc<OwnedFd>, credentials: Vec<PathBuf>) -> Self {
         Self { host, credentials }
     }
 
     /// Returns the image that was pulled before under this name.
-    pub(super) fn kept(&self, store: &Path, image: &str) -> Option<Found> {
+    pub(super) fn kept(&self, store: &Path, image: &str) -> Option<LayoutImage> {
         let reference: Reference = image.parse().ok()?;
         if let Some(digest) = reference.digest() {
-            let found = Found { layout: store.to_owned(), digest: digest.to_owned() };
+            let found = LayoutImage { layout: store.to_owned(), digest: digest.to_owned() };
             return found.manifest().is_ok().then_some(found);
         }
         let digest = fs::read_to_string(ref_file(store, &reference)).ok()?;
-        Some(Found { layout: store.to_owned(), digest })
+        Some(LayoutImage { layout: store.to_owned(), digest })
     }
 
     /// Pulls an image into the store. Blobs that are there already are not fetched again.
-    pub(super) fn pull(&self, store: &Path, image: &str) -> Result<Found, RegistryError> {
-        let parse = |source| RegistryError::Name { name: image.to_owned(), source };
+    pub(super) fn pull(&self, store: &Path, image: &str) -> Result<LayoutImage, ImagePullError> {
+        let parse = |source| ImagePullError::Name { name: image.to_owned(), source };
         let reference: Reference = image.parse().map_err(parse)?;
-        let work = || -> Result<Found, RegistryError> {
+        let work = || -> Result<LayoutImage, ImagePullError> {
             // The HTTP client resolves names on threads that this one starts, so they are in the host's network too.
-            net::enter(self.host.as_fd()).map_err(RegistryError::Network)?;
-            let runtime = net::runtime().map_err(RegistryError::Network)?;
+            net::enter(self.host.as_fd()).map_err(ImagePullError::Network)?;
+            let runtime = net::runtime().map_err(ImagePullError::Network)?;
             runtime.block_on(self.fetch(store, &reference))
         };
         thread::scope(|scope| scope.spawn(work).join())
-            .unwrap_or(Err(RegistryError::Network(NetError::Ended)))
+            .unwrap_or(Err(ImagePullError::Network(NetError::Ended)))
     }
 
     /// Fetches blobs and manifest of an image; must run in the host's network.
-    async fn fetch(&self, store: &Path, reference: &Reference) -> Result<Found, RegistryError> {
+    async fn fetch(
+        &self,
+        store: &Path,
+        reference: &Reference,
+    ) -> Result<LayoutImage, ImagePullError> {
         let registry = reference.resolve_registry().to_owned();
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
@@ -144,7 +148,7 @@ impl Puller {
             write(&ref_file(store, reference), digest.as_bytes())?;
         }
         info!(image = reference.whole(), digest, "image pulled");
-        Ok(Found { layout: store.to_owned(), digest })
+        Ok(LayoutImage { layout: store.to_owned(), digest })
     }
 
     /// Returns the credentials for a repository, or none.
@@ -184,7 +188,7 @@ fn is_loopback(registry: &str) -> bool {
 }
 
 /// Classifies a failed request; registries differ in the codes and statuses that they send.
-fn refused(registry: &str, source: OciDistributionError) -> RegistryError {
+fn refused(registry: &str, source: OciDistributionError) -> ImagePullError {
     let registry = registry.to_owned();
     let codes = match &source {
         OciDistributionError::RegistryError { envelope, .. } => {
@@ -194,19 +198,23 @@ fn refused(registry: &str, source: OciDistributionError) -> RegistryError {
     };
     let has = |words: &[&str]| codes.iter().any(|code| words.contains(&code.as_str()));
     match &source {
-        OciDistributionError::ImageManifestNotFoundError(_) => RegistryError::NotFound { registry },
-        OciDistributionError::ServerError { code: 404, .. } => RegistryError::NotFound { registry },
+        OciDistributionError::ImageManifestNotFoundError(_) => {
+            ImagePullError::NotFound { registry }
+        }
+        OciDistributionError::ServerError { code: 404, .. } => {
+            ImagePullError::NotFound { registry }
+        }
         _ if has(&["ManifestUnknown", "NameUnknown", "NotFound"]) => {
-            RegistryError::NotFound { registry }
+            ImagePullError::NotFound { registry }
         }
         OciDistributionError::UnauthorizedError { .. }
         | OciDistributionError::AuthenticationFailure(_) => {
-            RegistryError::Unauthorized { registry, source: Box::new(source) }
+            ImagePullError::Unauthorized { registry, source: Box::new(source) }
         }
         _ if has(&["Unauthorized", "Denied"]) => {
-            RegistryError::Unauthorized { registry, source: Box::new(source) }
+            ImagePullError::Unauthorized { registry, source: Box::new(source) }
         }
-        _ => RegistryError::Request { registry, source: Box::new(source) },
+        _ => ImagePullError::Request { registry, source: Box::new(source) },
     }
 }
 
@@ -221,8 +229,8 @@ fn ref_file(store: &Path, reference: &Reference) -> PathBuf {
 }
 
 /// Writes a file of the store atomically.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), RegistryError> {
-    let store = |source| RegistryError::Store { path: path.to_owned(), source };
+fn write(path: &Path, bytes: &[u8]) -> Result<(), ImagePullError> {
+    let store = |source| ImagePullError::Store { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(store)?;
     }

@@ -30,12 +30,12 @@ pub(super) fn difference<'a, K: Ord, H, W>(
 
 /// Queue of due times by subject, earliest first.
 #[derive(Debug)]
-pub(super) struct Dues<K, T> {
+pub(super) struct DueQueue<K, T> {
     order: BTreeSet<(T, K)>,
     at: BTreeMap<K, T>,
 }
 
-impl<K: Ord + Clone, T: Ord + Copy> Dues<K, T> {
+impl<K: Ord + Clone, T: Ord + Copy> DueQueue<K, T> {
     pub(super) fn new() -> Self {
         Self { order: BTreeSet::new(), at: BTreeMap::new() }
     }
@@ -74,13 +74,13 @@ impl<K: Ord + Clone, T: Ord + Copy> Dues<K, T> {
 
 /// Queue of updates with one value per subject. A newer value replaces the older one and moves to the end.
 #[derive(Debug)]
-pub(super) struct News<K, V> {
+pub(super) struct CoalescingQueue<K, V> {
     line: BTreeMap<u64, (K, V)>,
     places: BTreeMap<K, u64>,
     next: u64,
 }
 
-impl<K: Ord + Clone, V> News<K, V> {
+impl<K: Ord + Clone, V> CoalescingQueue<K, V> {
     pub(super) fn new() -> Self {
         Self { line: BTreeMap::new(), places: BTreeMap::new(), next: 0 }
     }
@@ -119,16 +119,16 @@ mod tests {
 
     /// A subject that counts comparisons, as a measure of cost.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    struct Counted(u32);
+    struct CountedKey(u32);
 
-    impl Ord for Counted {
+    impl Ord for CountedKey {
         fn cmp(&self, other: &Self) -> Ordering {
             COMPARED.set(COMPARED.get() + 1);
             self.0.cmp(&other.0)
         }
     }
 
-    impl PartialOrd for Counted {
+    impl PartialOrd for CountedKey {
         fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
             Some(self.cmp(other))
         }
@@ -142,14 +142,14 @@ mod tests {
 
     #[test]
     fn what_differs_is_found_in_one_walk() {
-        let have: BTreeMap<_, ()> = (0..1_000).map(|at| (Counted(at), ())).collect();
-        let wanted: BTreeMap<_, _> = (2..1_001).map(|at| (Counted(at), at)).collect();
+        let have: BTreeMap<_, ()> = (0..1_000).map(|at| (CountedKey(at), ())).collect();
+        let wanted: BTreeMap<_, _> = (2..1_001).map(|at| (CountedKey(at), at)).collect();
         let walk = compared(|| {
             let (gone, new) = difference(&have, &wanted);
-            assert_eq!((gone, new), (vec![&Counted(0), &Counted(1)], vec![&1_000]));
+            assert_eq!((gone, new), (vec![&CountedKey(0), &CountedKey(1)], vec![&1_000]));
         });
         assert!(walk <= 1_000, "{walk}");
-        let none = BTreeMap::<Counted, u32>::new();
+        let none = BTreeMap::<CountedKey, u32>::new();
         assert_eq!(difference(&have, &none).0.len(), 1_000);
         assert_eq!(difference(&none, &wanted).1.len(), 999);
         assert_eq!(difference(&have, &have), (vec![], vec![]));
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_earliest_is_due_first_and_a_new_time_replaces_the_old() {
-        let mut dues = Dues::new();
+        let mut dues = DueQueue::new();
         for (key, due) in
             [("a", Some(5)), ("b", Some(3)), ("c", Some(4)), ("a", Some(1)), ("b", None)]
         {
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_something_else_than_time_is_not_due() {
-        let mut dues = Dues::new();
+        let mut dues = DueQueue::new();
         dues.set(&"stuck", 0, Some(5));
         assert_eq!(dues.take(5), Some("stuck"));
         dues.set(&"stuck", 5, Some(5));
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_latest_of_a_subject_is_said_once_and_last() {
-        let mut news = News::new();
+        let mut news = CoalescingQueue::new();
         for (key, value) in [("a", 1), ("b", 2), ("a", 3), ("c", 4)] {
             news.put(key, value);
         }
@@ -194,12 +194,12 @@ mod tests {
     #[test]
     fn a_hundred_times_as_many_pods_make_no_step_much_dearer() {
         let cost = |pods: u32| {
-            let (mut dues, mut news) = (Dues::new(), News::new());
+            let (mut dues, mut news) = (DueQueue::new(), CoalescingQueue::new());
             for at in 0..pods {
-                dues.set(&Counted(at), 0, Some(at + 1));
-                news.put(Counted(at), at);
+                dues.set(&CountedKey(at), 0, Some(at + 1));
+                news.put(CountedKey(at), at);
             }
-            let middle = Counted(pods / 2);
+            let middle = CountedKey(pods / 2);
             compared(|| {
                 dues.set(&middle, 0, Some(pods + 1));
                 dues.take(1);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use tokio::sync::mpsc;
 
-use super::{Extra, Report, Shared, logs, open_process};
-use crate::pods::{Event, Exit};
+use super::{EventResource, KubeletResources, PodEventReport, logs, open_process};
+use crate::pods::{ContainerExit, PodEvent};
 use crate::process::exit_code;
 use crate::sys;
 
@@ -18,7 +18,7 @@ use crate::sys;
 const HANDED_OVER_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
 
 /// Opens the process of a container that an earlier node process started, if it still runs in the container's cgroup.
-pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedFd> {
+pub(super) fn find(shared: &KubeletResources, uid: &str, container: &str) -> Option<OwnedFd> {
     let file = shared.layout.bundle(uid, container).join("pid");
     let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     let fd = open_process(pid)?;
@@ -35,7 +35,7 @@ pub(super) fn find(shared: &Shared, uid: &str, container: &str) -> Option<OwnedF
 ///
 /// Only children in a pod's cgroup are reaped, except a container's own process. That process is the first in its pid
 /// namespace, and its exit code belongs to the task that waits for it.
-pub(super) fn reap_helpers(shared: &Shared) {
+pub(super) fn reap_helpers(shared: &KubeletResources) {
     let pods = shared.layout.pods_cgroup(Path::new("/"));
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
     for thread in threads.flatten() {
@@ -67,8 +67,8 @@ fn is_helper(pid: i32, pods: &Path) -> bool {
 
 /// Waits for a container's exit and reports it with code, reason and message.
 pub(super) async fn report(
-    shared: Arc<Shared>,
-    reports: mpsc::Sender<Report>,
+    shared: Arc<KubeletResources>,
+    reports: mpsc::Sender<PodEventReport>,
     uid: String,
     name: String,
     at: usize,
@@ -89,9 +89,14 @@ pub(super) async fn report(
     if let Some(id) = id {
         let _ = shared.runtime.delete(id).await;
     }
-    let exit = Exit { code, reason: reason.to_owned(), message };
-    let _ =
-        reports.send(Report { uid, event: Event::Exited { at, exit }, extra: Extra::None }).await;
+    let exit = ContainerExit { code, reason: reason.to_owned(), message };
+    let _ = reports
+        .send(PodEventReport {
+            uid,
+            event: PodEvent::Exited { at, exit },
+            extra: EventResource::None,
+        })
+        .await;
 }
 
 /// Waits for a process; `None` if it was another process's child and the kernel does not report the code.

@@ -1,9 +1,9 @@
 //! Shell: runs the probes of containers, as the kubelet does, and stops the containers that fail them.
 //!
 //! A startup probe comes first; liveness and readiness probes then run until the container ends. Where the agent's own
-//! readiness probe covers the whole pod, the readiness probe is left to it: see [`PodOrder::kubelet_probes`].
+//! readiness probe covers the whole pod, the readiness probe is left to it: see [`LocalPodSpec::kubelet_probes`].
 //!
-//! [`PodOrder::kubelet_probes`]: common::node::PodOrder::kubelet_probes
+//! [`LocalPodSpec::kubelet_probes`]: common::node::LocalPodSpec::kubelet_probes
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -14,48 +14,48 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::probe::{self, Connect};
+use common::probe::{self, ProbeConnector};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, socket};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::probes::{Ask, ProbeSpec, Probes, Row};
-use super::{Extra, Report, Shared, Work, start};
-use crate::pods::{Event, Probed};
-use crate::runtime::Exec;
+use super::probes::{ContainerProbes, ProbeAction, ProbeSpec, ProbeStreak};
+use super::{EventResource, KubeletResources, PodEventReport, PreparedOrder, start};
+use crate::pods::{PodEvent, ProbeResults};
+use crate::runtime::ExecRequest;
 use crate::{net, sys};
 
 /// Seconds to end after a failed probe, for containers whose pod and probe give no time: Kubernetes' default.
 const GRACE: i64 = 30;
 
 /// One run of a container, from its start to its exit.
-pub(super) struct Run {
+pub(super) struct ContainerRun {
     pub(super) at: usize,
     /// Number of restarts before this run.
     pub(super) attempt: u32,
     pub(super) process: Arc<OwnedFd>,
     pub(super) addresses: Vec<IpAddr>,
     /// Probe results that an earlier node process recorded for this run.
-    pub(super) shown: Probed,
+    pub(super) shown: ProbeResults,
 }
 
 /// Probes one run of a container until its process has ended; stops it when startup or liveness probe fails.
 pub(super) async fn follow(
-    shared: Arc<Shared>,
-    work: Arc<Work>,
-    reports: mpsc::Sender<Report>,
-    run: Run,
+    shared: Arc<KubeletResources>,
+    work: Arc<PreparedOrder>,
+    reports: mpsc::Sender<PodEventReport>,
+    run: ContainerRun,
 ) {
     let began = Instant::now();
     let (pod, container) = (&work.order.name, &work.containers[run.at]);
-    let probes = match Probes::of(container, work.order.kubelet_probes) {
+    let probes = match ContainerProbes::of(container, work.order.kubelet_probes) {
         Ok(probes) => probes,
         // As on Kubernetes, such a container counts as not started or not ready, and is never stopped for it.
         Err(trouble) => return warn!(pod, container = container.name, trouble, "cannot probe"),
     };
-    if probes == Probes::default() {
+    if probes == ContainerProbes::default() {
         return;
     }
     let Some(ip) = run.addresses.iter().copied().find(IpAddr::is_ipv4) else { return };
@@ -65,13 +65,13 @@ pub(super) async fn follow(
         Ok(watched) => watched,
         Err(error) => return warn!(pod, %error, "container not probed"),
     };
-    let prober = Prober { shared: &shared, work: &work, reports, run: &run, ip, began };
+    let prober = ContainerProber { shared: &shared, work: &work, reports, run: &run, ip, began };
     let failed = tokio::select! {
         _ended = watched.readable() => return,
         failed = prober.ask(&probes) => failed,
     };
     // Not ready before SIGTERM: requests go elsewhere while the container stops.
-    prober.tell(Probed::default()).await;
+    prober.tell(ProbeResults::default()).await;
     let grace = prober.terminate(&failed);
     if timeout(grace, watched.readable()).await.is_err() {
         let (uid, container) = (&work.order.uid, &container.name);
@@ -81,33 +81,33 @@ pub(super) async fn follow(
 }
 
 /// Probe whose failure restarts a container.
-struct Failed<'a> {
+struct ProbeFailure<'a> {
     kind: &'static str,
     spec: &'a ProbeSpec,
     trouble: String,
 }
 
 /// Runs the probes of one run of a container.
-struct Prober<'a> {
-    shared: &'a Arc<Shared>,
-    work: &'a Arc<Work>,
-    reports: mpsc::Sender<Report>,
-    run: &'a Run,
+struct ContainerProber<'a> {
+    shared: &'a Arc<KubeletResources>,
+    work: &'a Arc<PreparedOrder>,
+    reports: mpsc::Sender<PodEventReport>,
+    run: &'a ContainerRun,
     ip: IpAddr,
     began: Instant,
 }
 
-impl Prober<'_> {
+impl ContainerProber<'_> {
     /// Runs the probes until the startup or the liveness probe has failed.
-    async fn ask<'a>(&self, probes: &'a Probes) -> Failed<'a> {
+    async fn ask<'a>(&self, probes: &'a ContainerProbes) -> ProbeFailure<'a> {
         let mut shown = self.run.shown;
         // A startup probe that an earlier node process saw pass is not run again.
         if let Some(spec) = probes.startup.as_ref().filter(|_| !shown.started)
-            && let Err(trouble) = Series::new(self, spec).verdict().await
+            && let Err(trouble) = ProbeWorker::new(self, spec).verdict().await
         {
-            return Failed { kind: "startup", spec, trouble };
+            return ProbeFailure { kind: "startup", spec, trouble };
         }
-        shown = Probed { started: true, ready: shown.ready || probes.readiness.is_none() };
+        shown = ProbeResults { started: true, ready: shown.ready || probes.readiness.is_none() };
         self.tell(shown).await;
         tokio::select! {
             failed = self.watch_liveness(probes.liveness.as_ref()) => failed,
@@ -116,20 +116,24 @@ impl Prober<'_> {
     }
 
     /// Runs the liveness probe until it has failed; without one, waits forever.
-    async fn watch_liveness<'a>(&self, spec: Option<&'a ProbeSpec>) -> Failed<'a> {
+    async fn watch_liveness<'a>(&self, spec: Option<&'a ProbeSpec>) -> ProbeFailure<'a> {
         let Some(spec) = spec else { return pending().await };
-        let mut series = Series::new(self, spec);
+        let mut series = ProbeWorker::new(self, spec);
         loop {
             if let Err(trouble) = series.verdict().await {
-                return Failed { kind: "liveness", spec, trouble };
+                return ProbeFailure { kind: "liveness", spec, trouble };
             }
         }
     }
 
     /// Runs the readiness probe and reports each change; never returns.
-    async fn watch_readiness(&self, spec: Option<&ProbeSpec>, mut shown: Probed) -> Infallible {
+    async fn watch_readiness(
+        &self,
+        spec: Option<&ProbeSpec>,
+        mut shown: ProbeResults,
+    ) -> Infallible {
         let Some(spec) = spec else { return pending().await };
-        let mut series = Series::new(self, spec);
+        let mut series = ProbeWorker::new(self, spec);
         loop {
             let verdict = series.verdict().await;
             if verdict.is_ok() == shown.ready {
@@ -148,16 +152,16 @@ impl Prober<'_> {
     }
 
     /// Reports probe results to the kubelet.
-    async fn tell(&self, shown: Probed) {
+    async fn tell(&self, shown: ProbeResults) {
         let uid = self.work.order.uid.clone();
-        let event = Event::Probed { at: self.run.at, attempt: self.run.attempt, shown };
+        let event = PodEvent::Probed { at: self.run.at, attempt: self.run.attempt, shown };
         // The channel is closed once the kubelet has ended; the report is not needed then.
-        let _ = self.reports.send(Report { uid, event, extra: Extra::None }).await;
+        let _ = self.reports.send(PodEventReport { uid, event, extra: EventResource::None }).await;
     }
 
     /// Sends SIGTERM to the container and returns the time that it has to end.
-    fn terminate(&self, failed: &Failed<'_>) -> Duration {
-        let Failed { kind, spec, trouble } = failed;
+    fn terminate(&self, failed: &ProbeFailure<'_>) -> Duration {
+        let ProbeFailure { kind, spec, trouble } = failed;
         let (pod, uid, name) = (&self.work.order.name, &self.work.order.uid, self.name());
         info!(pod, uid, container = name, kind, trouble, "container restarted");
         let words = self.shared.layout.bundle(uid, name).join("termination-log");
@@ -172,11 +176,11 @@ impl Prober<'_> {
     /// Runs one attempt of a probe; the error says why it failed.
     async fn once(&self, spec: &ProbeSpec) -> Result<(), String> {
         match &spec.ask {
-            Ask::Exec(command) => self.execute(command, spec.patience).await,
-            Ask::Network { how, port } => {
+            ProbeAction::Exec(command) => self.execute(command, spec.patience).await,
+            ProbeAction::Network { how, port } => {
                 let namespace = self.shared.layout.pod_namespace(&self.work.order.uid);
                 let at = SocketAddr::new(self.ip, *port);
-                probe::ask(how, at, spec.patience, &Inside { namespace }).await
+                probe::ask(how, at, spec.patience, &PodNamespaceConnector { namespace }).await
             }
         }
     }
@@ -185,7 +189,7 @@ impl Prober<'_> {
     async fn execute(&self, command: &[String], patience: Duration) -> Result<(), String> {
         let (layout, uid) = (&self.shared.layout, &self.work.order.uid);
         let cgroup = self.shared.mounts.open_container(layout, uid, self.name());
-        let exec = Exec {
+        let exec = ExecRequest {
             id: start::id(uid, self.name(), self.run.attempt),
             bundle: layout.bundle(uid, self.name()),
             command: command.to_vec(),
@@ -212,18 +216,18 @@ impl Prober<'_> {
 }
 
 /// Attempts of one probe.
-struct Series<'a> {
-    prober: &'a Prober<'a>,
+struct ProbeWorker<'a> {
+    prober: &'a ContainerProber<'a>,
     spec: &'a ProbeSpec,
-    row: Row,
+    row: ProbeStreak,
     /// Pause before the next attempt.
     pause: Duration,
 }
 
-impl<'a> Series<'a> {
-    fn new(prober: &'a Prober<'a>, spec: &'a ProbeSpec) -> Self {
+impl<'a> ProbeWorker<'a> {
+    fn new(prober: &'a ContainerProber<'a>, spec: &'a ProbeSpec) -> Self {
         let pause = spec.delay.saturating_sub(prober.began.elapsed());
-        Self { prober, spec, row: Row::default(), pause }
+        Self { prober, spec, row: ProbeStreak::default(), pause }
     }
 
     /// Runs attempts until enough equal results came in a row. The error is the newest attempt's.
@@ -241,11 +245,11 @@ impl<'a> Series<'a> {
 
 /// Connects from the pod's own loopback address: the eBPF programs do not count requests that come from there.
 #[derive(Clone, Debug)]
-struct Inside {
+struct PodNamespaceConnector {
     namespace: PathBuf,
 }
 
-impl Connect for Inside {
+impl ProbeConnector for PodNamespaceConnector {
     async fn connect(&self, at: SocketAddr, _: Duration) -> io::Result<TcpStream> {
         let make = || {
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;

@@ -4,54 +4,56 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::node::{PodOrder, PodStatus};
+use common::node::{LocalPodSpec, LocalPodStatus};
 use k8s_openapi::api::core::v1::Container;
 
-use super::{Extra, Saved, Work, state};
+use super::{EventResource, PreparedOrder, SavedPod, state};
 use crate::addresses::PodAddress;
-use crate::images::Image;
-use crate::pods::{Event, Plan, Pod, Probed, Restart, Role};
+use crate::images::UnpackedImage;
+use crate::pods::{
+    ContainerPlan, ContainerRole, PodEvent, PodStateMachine, ProbeResults, RestartPolicy,
+};
 use crate::sys;
 
 /// One pod: its state machine, and the resources that the machine does not know.
-pub(super) struct Held {
-    pub(super) pod: Pod,
-    pub(super) work: Arc<Work>,
+pub(super) struct ManagedPod {
+    pub(super) pod: PodStateMachine,
+    pub(super) work: Arc<PreparedOrder>,
     pub(super) ordered: Instant,
     pub(super) address: Option<PodAddress>,
     pub(super) processes: Vec<Option<Arc<OwnedFd>>>,
-    pub(super) images: Vec<Option<Image>>,
-    pub(super) told: Option<PodStatus>,
+    pub(super) images: Vec<Option<UnpackedImage>>,
+    pub(super) told: Option<LocalPodStatus>,
 }
 
-impl Held {
+impl ManagedPod {
     /// Builds the state machine of an order from its pod spec; no process is started.
-    pub(super) fn new(order: PodOrder) -> Self {
+    pub(super) fn new(order: LocalPodSpec) -> Self {
         let spec = &order.spec;
         let restart = match spec.restart_policy.as_deref() {
-            Some("Never") => Restart::Never,
-            Some("OnFailure") => Restart::OnFailure,
-            _ => Restart::Always,
+            Some("Never") => RestartPolicy::Never,
+            Some("OnFailure") => RestartPolicy::OnFailure,
+            _ => RestartPolicy::Always,
         };
         let grace = spec.termination_grace_period_seconds;
         let grace = grace.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
         let init = |container: &Container| match container.restart_policy.as_deref() {
-            Some("Always") => Role::Sidecar,
-            _ => Role::Init,
+            Some("Always") => ContainerRole::Sidecar,
+            _ => ContainerRole::Init,
         };
         let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
-        let all = inits.chain(spec.containers.iter().map(|one| (one, Role::Main)));
+        let all = inits.chain(spec.containers.iter().map(|one| (one, ContainerRole::Main)));
         let readiness = order.kubelet_probes;
-        let plans = all.clone().map(|(one, role)| Plan {
+        let plans = all.clone().map(|(one, role)| ContainerPlan {
             name: one.name.clone(),
             image: one.image.clone().unwrap_or_default(),
             role,
             is_probed: one.startup_probe.is_some() || (readiness && one.readiness_probe.is_some()),
         });
-        let pod = Pod::new(restart, grace, plans.collect());
+        let pod = PodStateMachine::new(restart, grace, plans.collect());
         let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
         let count = containers.len();
-        let work = Arc::new(Work { order, containers });
+        let work = Arc::new(PreparedOrder { order, containers });
         Self {
             pod,
             work,
@@ -64,12 +66,16 @@ impl Held {
     }
 
     /// Keeps the resource that came with an event.
-    pub(super) fn keep(&mut self, event: &Event, extra: Extra) {
+    pub(super) fn keep(&mut self, event: &PodEvent, extra: EventResource) {
         match (event, extra) {
-            (_, Extra::Address(address)) => self.address = Some(address),
-            (Event::Image { at, .. }, Extra::Image(image)) => self.images[*at] = Some(image),
-            (Event::Started { at }, Extra::Process(fd)) => self.processes[*at] = Some(fd),
-            (Event::Exited { at, .. }, _) => self.processes[*at] = None,
+            (_, EventResource::Address(address)) => self.address = Some(address),
+            (PodEvent::Image { at, .. }, EventResource::Image(image)) => {
+                self.images[*at] = Some(image)
+            }
+            (PodEvent::Started { at }, EventResource::Process(fd)) => {
+                self.processes[*at] = Some(fd)
+            }
+            (PodEvent::Exited { at, .. }, _) => self.processes[*at] = None,
             _ => {}
         }
     }
@@ -80,13 +86,13 @@ impl Held {
     }
 
     /// Returns the state to be written to disk.
-    pub(super) fn saved(&self) -> Saved {
+    pub(super) fn saved(&self) -> SavedPod {
         let kept = |at| {
-            let Probed { started, ready } = self.pod.probed(at);
-            state::Kept { restarts: self.pod.restarts(at), started, ready }
+            let ProbeResults { started, ready } = self.pod.probed(at);
+            state::SavedContainer { restarts: self.pod.restarts(at), started, ready }
         };
         let containers = (0..self.work.containers.len()).map(kept);
-        Saved {
+        SavedPod {
             order: self.work.order.clone(),
             address: self.address,
             containers: containers.collect(),
@@ -94,8 +100,8 @@ impl Held {
     }
 
     /// Returns the status to be reported to the controller.
-    pub(super) fn status(&self) -> PodStatus {
-        PodStatus {
+    pub(super) fn status(&self) -> LocalPodStatus {
+        LocalPodStatus {
             uid: self.work.order.uid.clone(),
             phase: self.pod.phase(),
             addresses: self.pod.addresses().to_vec(),

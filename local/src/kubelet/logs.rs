@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use tracing::{info, warn};
 
-use crate::layout::Layout;
+use crate::layout::NodeLayout;
 
 /// Size at which a log becomes `….log.1` and begins again: the kubelet's default `containerLogMaxSize`.
 const MOST_BYTES: u64 = 10 << 20;
@@ -21,7 +21,7 @@ const WORDS: u64 = 2048;
 ///
 /// The container itself writes to the file, so that its output survives this process. It appends, so truncating the
 /// file is safe. Lines written between copy and truncation are lost.
-pub(super) fn bound(layout: &Layout) {
+pub(super) fn bound(layout: &NodeLayout) {
     for folder in entries(&layout.logs()) {
         for log in entries(&folder) {
             let long = fs::metadata(&log).is_ok_and(|meta| meta.len() > MOST_BYTES);
@@ -50,7 +50,7 @@ fn turn(log: &Path) -> std::io::Result<()> {
 }
 
 /// Removes the oldest log folders, except those of pods that are `alive`.
-pub(super) fn prune(layout: &Layout, alive: &BTreeSet<PathBuf>) {
+pub(super) fn prune(layout: &NodeLayout, alive: &BTreeSet<PathBuf>) {
     let mut folders: Vec<(SystemTime, PathBuf)> = entries(&layout.logs())
         .into_iter()
         .filter_map(|folder| Some((fs::metadata(&folder).ok()?.modified().ok()?, folder)))
@@ -64,7 +64,7 @@ pub(super) fn prune(layout: &Layout, alive: &BTreeSet<PathBuf>) {
 }
 
 /// Returns a container's message about its end: its termination message, else the last lines of its log.
-pub(super) fn last_words(layout: &Layout, uid: &str, container: &str) -> String {
+pub(super) fn last_words(layout: &NodeLayout, uid: &str, container: &str) -> String {
     let bundle = layout.bundle(uid, container);
     let message = tail(&bundle.join("termination-log"), 0);
     if !message.trim().is_empty() {

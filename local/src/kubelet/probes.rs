@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use common::wire::ProbeHow;
+use common::wire::ProbeHandler;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, HTTPGetAction, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// Action of one probe attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum ProbeAction {
     /// Run a command inside the container; it passes when it exits with 0.
     Exec(Vec<String>),
     /// Send a request to the pod's own address, at this port.
-    Network { how: ProbeHow, port: u16 },
+    Network { how: ProbeHandler, port: u16 },
 }
 
 /// A probe with Kubernetes' defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ProbeSpec {
-    pub(super) ask: Ask,
+    pub(super) ask: ProbeAction,
     /// Time from the start of the container to the first attempt.
     pub(super) delay: Duration,
     /// Pause between the end of one attempt and the begin of the next.
@@ -35,13 +35,13 @@ pub(super) struct ProbeSpec {
 
 /// Probes of a container that the node runs itself.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Probes {
+pub(super) struct ContainerProbes {
     pub(super) startup: Option<ProbeSpec>,
     pub(super) liveness: Option<ProbeSpec>,
     pub(super) readiness: Option<ProbeSpec>,
 }
 
-impl Probes {
+impl ContainerProbes {
     /// Reads the probes of `container`; its readiness probe only if the node `tells_readiness`.
     ///
     /// `Err` names the probe that cannot be run: no port of the container has the name it gives, or it has no action.
@@ -80,12 +80,12 @@ impl ProbeSpec {
 
 /// Number of equal results in a row: successes or failures.
 #[derive(Debug, Default)]
-pub(super) struct Row {
+pub(super) struct ProbeStreak {
     passed: u32,
     failed: u32,
 }
 
-impl Row {
+impl ProbeStreak {
     /// Adds a result. Returns `Some` once as many equal results came in a row as the probe requires.
     pub(super) fn note(&mut self, spec: &ProbeSpec, passed: bool) -> Option<bool> {
         if passed {
@@ -98,26 +98,26 @@ impl Row {
 }
 
 /// Returns the action of a probe, or the reason that there is none.
-fn ask_of(probe: &Probe, container: &Container) -> Result<Ask, String> {
+fn ask_of(probe: &Probe, container: &Container) -> Result<ProbeAction, String> {
     if let Some(exec) = &probe.exec {
-        return Ok(Ask::Exec(exec.command.clone().unwrap_or_default()));
+        return Ok(ProbeAction::Exec(exec.command.clone().unwrap_or_default()));
     }
     let (how, port) = if let Some(http) = &probe.http_get {
         (http_of(http), port_of(&http.port, container)?)
     } else if let Some(tcp) = &probe.tcp_socket {
-        (ProbeHow::Tcp, port_of(&tcp.port, container)?)
+        (ProbeHandler::Tcp, port_of(&tcp.port, container)?)
     } else if let Some(grpc) = &probe.grpc {
-        let how = ProbeHow::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        let how = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
         (how, port_of(&IntOrString::Int(grpc.port), container)?)
     } else {
         return Err("it asks nothing".to_owned());
     };
-    Ok(Ask::Network { how, port })
+    Ok(ProbeAction::Network { how, port })
 }
 
-fn http_of(http: &HTTPGetAction) -> ProbeHow {
+fn http_of(http: &HTTPGetAction) -> ProbeHandler {
     let headers = http.http_headers.iter().flatten();
-    ProbeHow::Http {
+    ProbeHandler::Http {
         path: http.path.clone().unwrap_or_default(),
         headers: headers.map(|one| (one.name.clone(), one.value.clone())).collect(),
         host: http.host.clone().unwrap_or_default(),
@@ -153,26 +153,28 @@ mod tests {
     fn liveness(probe: &str) -> Result<Option<ProbeSpec>, String> {
         let ports = r#"[{"name": "http1", "containerPort": 8080}]"#;
         let text = format!(r#"{{"name": "web", "ports": {ports}, "livenessProbe": {probe}}}"#);
-        Probes::of(&container(&text), true).map(|probes| probes.liveness)
+        ContainerProbes::of(&container(&text), true).map(|probes| probes.liveness)
     }
 
-    fn asks(probe: &str) -> Ask {
+    fn asks(probe: &str) -> ProbeAction {
         liveness(probe).expect("it can be asked").expect("there is one").ask
     }
 
     #[test]
     fn every_kind_of_probe_is_asked() {
-        let command = |it: &str| Ask::Exec(vec![it.to_owned()]);
+        let command = |it: &str| ProbeAction::Exec(vec![it.to_owned()]);
         assert_eq!(asks(r#"{"exec": {"command": ["/bin/true"]}}"#), command("/bin/true"));
-        let tcp = Ask::Network { how: ProbeHow::Tcp, port: 9090 };
+        let tcp = ProbeAction::Network { how: ProbeHandler::Tcp, port: 9090 };
         assert_eq!(asks(r#"{"tcpSocket": {"port": 9090}}"#), tcp);
-        let how = ProbeHow::Grpc { service: "main".to_owned() };
-        let grpc = Ask::Network { how, port: 8080 };
+        let how = ProbeHandler::Grpc { service: "main".to_owned() };
+        let grpc = ProbeAction::Network { how, port: 8080 };
         assert_eq!(asks(r#"{"grpc": {"port": 0, "service": "main"}}"#), grpc);
-        let Ask::Network { how: ProbeHow::Http { path, https, headers, host }, port } = asks(
-            r#"{"httpGet": {"port": 1, "path": "/a", "scheme": "https", "host": "h",
+        let ProbeAction::Network { how: ProbeHandler::Http { path, https, headers, host }, port } =
+            asks(
+                r#"{"httpGet": {"port": 1, "path": "/a", "scheme": "https", "host": "h",
                 "httpHeaders": [{"name": "a", "value": "b"}]}}"#,
-        ) else {
+            )
+        else {
             panic!("not asked in HTTP")
         };
         assert_eq!((path.as_str(), https, host.as_str(), port), ("/a", true, "h", 1));
@@ -184,7 +186,7 @@ mod tests {
         let port = |written: &str| {
             let spec = liveness(&format!(r#"{{"tcpSocket": {{"port": {written}}}}}"#));
             spec.map(|spec| match spec.map(|spec| spec.ask) {
-                Some(Ask::Network { port, .. }) => port,
+                Some(ProbeAction::Network { port, .. }) => port,
                 other => panic!("{other:?}"),
             })
         };
@@ -200,15 +202,15 @@ mod tests {
     #[test]
     fn readiness_is_asked_only_where_the_node_tells_it() {
         let text = r#"{"name": "web", "readinessProbe": {"tcpSocket": {"port": 1}}}"#;
-        let asked = |tells| Probes::of(&container(text), tells).expect("it can be asked");
+        let asked = |tells| ContainerProbes::of(&container(text), tells).expect("it can be asked");
         assert!(asked(true).readiness.is_some());
-        assert_eq!(asked(false), Probes::default());
+        assert_eq!(asked(false), ContainerProbes::default());
     }
 
     #[test]
     fn absent_and_zero_mean_kubernetes_defaults() {
         let want = ProbeSpec {
-            ask: Ask::Network { how: ProbeHow::Tcp, port: 1 },
+            ask: ProbeAction::Network { how: ProbeHandler::Tcp, port: 1 },
             delay: Duration::ZERO,
             period: Duration::from_secs(10),
             patience: Duration::from_secs(1),
@@ -227,7 +229,7 @@ mod tests {
     fn a_verdict_needs_results_in_a_row() {
         let text = r#"{"tcpSocket": {"port": 1}, "successThreshold": 2, "failureThreshold": 2}"#;
         let spec = liveness(text).expect("it can be asked").expect("there is one");
-        let mut row = Row::default();
+        let mut row = ProbeStreak::default();
         let results = [true, false, true, true, true, false, false];
         let seen = results.map(|passed| row.note(&spec, passed));
         let (no, yes, failed) = (None, Some(true), Some(false));

@@ -10,24 +10,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::node::PodOrder;
+use common::node::LocalPodSpec;
 use k8s_openapi::api::core::v1::Volume;
 use thiserror::Error as ThisError;
 use tracing::{info, warn};
 
-use super::{Extra, Shared, Work};
+use super::{EventResource, KubeletResources, PreparedOrder};
 use crate::addresses::PodAddress;
-use crate::bundle::{self, BundleError, Surroundings};
+use crate::bundle::{self, BundleContext, BundleError};
 use crate::cgroups::{CgroupError, ContainerCgroup};
-use crate::images::Image;
+use crate::images::UnpackedImage;
 use crate::layout::DNS;
 use crate::net;
-use crate::pods::Event;
-use crate::runtime::{Launch, Launched, RuntimeError};
+use crate::pods::PodEvent;
+use crate::runtime::{ContainerLaunch, LaunchedContainer, OciRuntimeError};
 
 /// Failure of a container's start.
 #[derive(Debug, ThisError)]
-pub(super) enum StartError {
+pub(super) enum ContainerStartError {
     #[error("cannot form the container")]
     Bundle(#[from] BundleError),
     #[error("cannot set up the container's cgroup")]
@@ -35,7 +35,7 @@ pub(super) enum StartError {
     #[error("cannot join the pod's network")]
     Network(#[from] net::NetError),
     #[error("cannot run the container")]
-    Runtime(#[from] RuntimeError),
+    Runtime(#[from] OciRuntimeError),
     #[error("cannot write {path}")]
     File {
         path: PathBuf,
@@ -44,7 +44,7 @@ pub(super) enum StartError {
     },
 }
 
-impl StartError {
+impl ContainerStartError {
     /// Returns Kubernetes' reason for a container that waits.
     fn reason(&self) -> &'static str {
         match self {
@@ -55,9 +55,9 @@ impl StartError {
     }
 }
 
-fn file(path: &Path) -> impl FnOnce(io::Error) -> StartError {
+fn file(path: &Path) -> impl FnOnce(io::Error) -> ContainerStartError {
     let path = path.to_owned();
-    move |source| StartError::File { path, source }
+    move |source| ContainerStartError::File { path, source }
 }
 
 /// Formats an error and its causes in one line.
@@ -67,11 +67,11 @@ pub(super) fn chain(error: &dyn Error) -> String {
 
 /// Parameters of one start, in addition to the order.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ContainerStartRequest {
     pub(super) at: usize,
     pub(super) attempt: u32,
     pub(super) addresses: Vec<IpAddr>,
-    pub(super) image: Image,
+    pub(super) image: UnpackedImage,
     pub(super) ordered: Instant,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn id(uid: &str, container: &str, attempt: u32) -> String {
 }
 
 /// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
-pub(super) fn make_room(shared: &Shared, order: &PodOrder) -> io::Result<()> {
+pub(super) fn make_room(shared: &KubeletResources, order: &LocalPodSpec) -> io::Result<()> {
     let layout = &shared.layout;
     fs::create_dir_all(layout.pod_cgroup(&shared.mounts.v2, &order.uid))?;
     fs::create_dir_all(layout.pod(&order.uid))?;
@@ -89,26 +89,33 @@ pub(super) fn make_room(shared: &Shared, order: &PodOrder) -> io::Result<()> {
 }
 
 /// Takes a network made ahead and publishes its namespace for the pod.
-pub(super) async fn connect(shared: Arc<Shared>, uid: String) -> (Event, Extra) {
+pub(super) async fn connect(
+    shared: Arc<KubeletResources>,
+    uid: String,
+) -> (PodEvent, EventResource) {
     let begin = Instant::now();
     let path = shared.layout.pod_namespace(&uid);
     let network = match shared.networks.take().await {
         Ok(network) => network,
-        Err(error) => return (Event::NoNetwork(chain(&error)), Extra::None),
+        Err(error) => return (PodEvent::NoNetwork(chain(&error)), EventResource::None),
     };
     // An attempt that failed, or a crash, may have left a mount at this path.
     net::unpublish(&path);
     if let Err(error) = net::publish(network.namespace.as_fd(), &path) {
         shared.networks.release(network.address).await;
-        return (Event::NoNetwork(chain(&error)), Extra::None);
+        return (PodEvent::NoNetwork(chain(&error)), EventResource::None);
     }
     let took_us = begin.elapsed().as_micros() as u64;
     info!(uid, address = %network.address.v4(), took_us, "pod connected");
-    (Event::Network(network.address.both().to_vec()), Extra::Address(network.address))
+    (PodEvent::Network(network.address.both().to_vec()), EventResource::Address(network.address))
 }
 
 /// Starts one container and reports the result as an event.
-pub(super) async fn start(shared: &Arc<Shared>, work: &Arc<Work>, asked: Asked) -> (Event, Extra) {
+pub(super) async fn start(
+    shared: &Arc<KubeletResources>,
+    work: &Arc<PreparedOrder>,
+    asked: ContainerStartRequest,
+) -> (PodEvent, EventResource) {
     let (at, ordered) = (asked.at, asked.ordered);
     let begin = Instant::now();
     // Here, not on the runtime's threads: they see another /sys/fs/cgroup, and not the mount of the pod's namespace.
@@ -123,20 +130,20 @@ pub(super) async fn start(shared: &Arc<Shared>, work: &Arc<Work>, asked: Asked) 
     match shared.runtime.run(prepare).await {
         Ok(launched) => {
             log_start(shared, work, at, &launched, ordered, begin);
-            (Event::Started { at }, Extra::Process(Arc::new(launched.pidfd)))
+            (PodEvent::Started { at }, EventResource::Process(Arc::new(launched.pidfd)))
         }
         Err(error) => {
             let (reason, message) = (error.reason().to_owned(), chain(&error));
-            (Event::NotStarted { at, reason, message }, Extra::None)
+            (PodEvent::NotStarted { at, reason, message }, EventResource::None)
         }
     }
 }
 
 fn log_start(
-    shared: &Shared,
-    work: &Work,
+    shared: &KubeletResources,
+    work: &PreparedOrder,
     at: usize,
-    launched: &Launched,
+    launched: &LaunchedContainer,
     ordered: Instant,
     begin: Instant,
 ) {
@@ -156,7 +163,11 @@ fn log_start(
 }
 
 /// Creates a container's cgroup with its limits.
-fn cgroup(shared: &Shared, work: &Work, at: usize) -> Result<ContainerCgroup, StartError> {
+fn cgroup(
+    shared: &KubeletResources,
+    work: &PreparedOrder,
+    at: usize,
+) -> Result<ContainerCgroup, ContainerStartError> {
     let container = &work.containers[at];
     let limits = bundle::limits(container)?;
     let made =
@@ -166,11 +177,11 @@ fn cgroup(shared: &Shared, work: &Work, at: usize) -> Result<ContainerCgroup, St
 
 /// Writes all files that a container needs; runs on a thread of the runtime.
 fn prepare(
-    shared: &Shared,
-    work: &Work,
-    asked: &Asked,
+    shared: &KubeletResources,
+    work: &PreparedOrder,
+    asked: &ContainerStartRequest,
     (born, joined): (ContainerCgroup, OwnedFd),
-) -> Result<Launch, StartError> {
+) -> Result<ContainerLaunch, ContainerStartError> {
     let (order, container) = (&work.order, &work.containers[asked.at]);
     let (layout, uid) = (&shared.layout, order.uid.as_str());
     let bundle = layout.bundle(uid, &container.name);
@@ -192,7 +203,7 @@ fn prepare(
     // The runtime's mount namespace lacks the pod's mount point, so it opens this process's descriptor.
     let network = format!("/proc/{}/fd/{}", std::process::id(), joined.as_raw_fd());
     let network = PathBuf::from(network);
-    let around = Surroundings {
+    let around = BundleContext {
         uid,
         pod: &order.name,
         namespace,
@@ -215,7 +226,7 @@ fn prepare(
     let log = layout.log(namespace, &order.name, &container.name);
     remember_log(&bundle, &log)?;
     let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
-    Ok(Launch {
+    Ok(ContainerLaunch {
         id: id(uid, &container.name, asked.attempt),
         image: asked.image.rootfs.clone(),
         layer: layout.pod_data(uid).join("layers").join(&container.name),
@@ -228,7 +239,7 @@ fn prepare(
 }
 
 /// Records where this run's output begins in the log, for the exit's message.
-fn remember_log(bundle: &Path, log: &Path) -> Result<(), StartError> {
+fn remember_log(bundle: &Path, log: &Path) -> Result<(), ContainerStartError> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).map_err(file(folder))?;
     }
@@ -243,11 +254,11 @@ fn remember_log(bundle: &Path, log: &Path) -> Result<(), StartError> {
 
 /// Returns the folders behind a pod's volumes, and creates those of `emptyDir`.
 fn volumes(
-    shared: &Shared,
-    order: &PodOrder,
-) -> Result<std::collections::BTreeMap<String, PathBuf>, StartError> {
+    shared: &KubeletResources,
+    order: &LocalPodSpec,
+) -> Result<std::collections::BTreeMap<String, PathBuf>, ContainerStartError> {
     let folder = shared.layout.pod_data(&order.uid).join("volumes");
-    let source = |volume: &Volume| -> Result<(String, PathBuf), StartError> {
+    let source = |volume: &Volume| -> Result<(String, PathBuf), ContainerStartError> {
         if let Some(host) = &volume.host_path {
             return Ok((volume.name.clone(), PathBuf::from(&host.path)));
         }
@@ -264,16 +275,16 @@ fn volumes(
     order.spec.volumes.iter().flatten().map(source).collect()
 }
 
-fn write(path: &Path, text: &str) -> Result<(), StartError> {
+fn write(path: &Path, text: &str) -> Result<(), ContainerStartError> {
     fs::write(path, text).map_err(file(path))
 }
 
 /// Removes everything of a pod but its logs.
 pub(super) async fn remove(
-    shared: Arc<Shared>,
+    shared: Arc<KubeletResources>,
     uid: String,
     address: Option<PodAddress>,
-) -> (Event, Extra) {
+) -> (PodEvent, EventResource) {
     let worker = Arc::clone(&shared);
     let pod = uid.clone();
     let done = tokio::task::spawn_blocking(move || {
@@ -295,5 +306,5 @@ pub(super) async fn remove(
     if let Some(address) = address {
         shared.networks.release(address).await;
     }
-    (Event::Removed, Extra::None)
+    (PodEvent::Removed, EventResource::None)
 }

@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv4Addr;
 
-use common::node::PodOrder;
-use common::wire::Name;
+use common::node::LocalPodSpec;
+use common::wire::NamespacedName;
 use k8s_openapi::api::core::v1::PodSpec;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::addresses::PodAddress;
-use crate::layout::Layout;
+use crate::layout::NodeLayout;
 
 /// State of one pod when it was last saved.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Saved {
-    pub(crate) order: PodOrder,
+pub(crate) struct SavedPod {
+    pub(crate) order: LocalPodSpec,
     pub(crate) address: Option<PodAddress>,
-    pub(crate) containers: Vec<Kept>,
+    pub(crate) containers: Vec<SavedContainer>,
 }
 
 /// State of one container; its place in the list is its index in the pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct SavedContainer {
     pub(crate) restarts: u32,
     /// True if the startup probe had passed.
     #[serde(default)]
@@ -35,24 +35,24 @@ pub(crate) struct Kept {
 
 /// Shape of the JSON file. New fields need a default: an older version may have written the file.
 #[derive(Serialize, Deserialize)]
-struct Text {
+struct SavedPodFile {
     uid: String,
     name: String,
     namespace: String,
     revision: String,
     labels: BTreeMap<String, String>,
     address: Option<Ipv4Addr>,
-    containers: Vec<Kept>,
+    containers: Vec<SavedContainer>,
     #[serde(default)]
     kubelet_probes: bool,
     spec: PodSpec,
 }
 
 /// Writes a pod's state atomically: to a second file that is then renamed.
-pub(crate) fn save(layout: &Layout, saved: &Saved) {
+pub(crate) fn save(layout: &NodeLayout, saved: &SavedPod) {
     let order = saved.order.clone();
     let path = layout.pod_state(&order.uid);
-    let text = Text {
+    let text = SavedPodFile {
         uid: order.uid,
         name: order.name,
         namespace: order.revision.namespace.into(),
@@ -73,16 +73,16 @@ pub(crate) fn save(layout: &Layout, saved: &Saved) {
 }
 
 /// Loads the pods that an earlier node process left.
-pub(crate) fn load(layout: &Layout) -> Vec<Saved> {
+pub(crate) fn load(layout: &NodeLayout) -> Vec<SavedPod> {
     let Ok(entries) = fs::read_dir(layout.pods()) else { return Vec::new() };
     let uids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     uids.filter_map(|uid| load_one(layout, &uid)).collect()
 }
 
-fn load_one(layout: &Layout, uid: &str) -> Option<Saved> {
+fn load_one(layout: &NodeLayout, uid: &str) -> Option<SavedPod> {
     let path = layout.pod_state(uid);
     let bytes = fs::read(&path).ok()?;
-    let text: Text = match serde_json::from_slice(&bytes) {
+    let text: SavedPodFile = match serde_json::from_slice(&bytes) {
         Ok(text) => text,
         Err(error) => {
             // Without a state the pod is not adopted; the order, if there still is one, makes it again.
@@ -90,14 +90,14 @@ fn load_one(layout: &Layout, uid: &str) -> Option<Saved> {
             return None;
         }
     };
-    let order = PodOrder {
+    let order = LocalPodSpec {
         uid: text.uid,
         name: text.name,
-        revision: Name::new(text.namespace, text.revision),
+        revision: NamespacedName::new(text.namespace, text.revision),
         spec: text.spec,
         labels: text.labels,
         kubelet_probes: text.kubelet_probes,
     };
     let address = text.address.and_then(PodAddress::from_v4);
-    Some(Saved { order, address, containers: text.containers })
+    Some(SavedPod { order, address, containers: text.containers })
 }

@@ -21,7 +21,7 @@ use super::{BRIDGE_MAC, ETH0, LO, NetError, add_address, connect, current, enter
 use crate::layout::{GATEWAY_V4, GATEWAY_V6, PODS_V4_PREFIX, PODS_V6_PREFIX};
 
 /// IPv4 and IPv6 address of one namespace.
-type Addresses = (Ipv4Addr, Ipv6Addr);
+type NamespaceAddresses = (Ipv4Addr, Ipv6Addr);
 
 /// Connects namespace `fd` to the bridge: veth pair, addresses, default routes, neighbour entries.
 ///
@@ -30,7 +30,7 @@ pub(super) async fn lay(
     handle: &Handle,
     name: &str,
     fd: BorrowedFd<'_>,
-    addresses: Addresses,
+    addresses: NamespaceAddresses,
 ) -> Result<(), NetError> {
     let mac = mac_of(addresses.0);
     // The peer is created directly inside the namespace, so it never appears in the node's.
@@ -60,7 +60,7 @@ pub(super) async fn lay(
 async fn set_up_inside(
     inside: &Handle,
     name: &str,
-    (v4, v6_address): Addresses,
+    (v4, v6_address): NamespaceAddresses,
 ) -> Result<(), NetError> {
     up(inside, LO).await?;
     up(inside, ETH0).await?;
@@ -104,7 +104,7 @@ async fn add_neighbour(handle: &Handle, ip: IpAddr, mac: [u8; 6]) -> Result<(), 
 }
 
 /// Removes the node's neighbour entries for a namespace that is gone.
-pub(super) async fn forget(handle: &Handle, (v4, v6): Addresses) {
+pub(super) async fn forget(handle: &Handle, (v4, v6): NamespaceAddresses) {
     let families = [
         (AddressFamily::Inet, NeighbourAddress::Inet(v4)),
         (AddressFamily::Inet6, NeighbourAddress::Inet6(v6)),

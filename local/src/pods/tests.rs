@@ -1,15 +1,15 @@
 use std::time::{Duration, Instant};
 
-use common::node::{ContainerState, PodPhase};
+use common::node::{LocalContainerState, LocalPodPhase};
 
 use super::*;
 
-fn plan(name: &str, role: Role) -> Plan {
-    Plan { name: name.to_owned(), image: format!("reg/{name}:v1"), role, is_probed: false }
+fn plan(name: &str, role: ContainerRole) -> ContainerPlan {
+    ContainerPlan { name: name.to_owned(), image: format!("reg/{name}:v1"), role, is_probed: false }
 }
 
-fn exit(code: i32) -> Exit {
-    Exit { code, reason: "Error".to_owned(), message: "no config\n".to_owned() }
+fn exit(code: i32) -> ContainerExit {
+    ContainerExit { code, reason: "Error".to_owned(), message: "no config\n".to_owned() }
 }
 
 fn seconds(count: u64) -> Duration {
@@ -17,14 +17,15 @@ fn seconds(count: u64) -> Duration {
 }
 
 /// Returns a pod with one running container.
-fn running(now: Instant) -> Pod {
-    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
-    assert_eq!(pod.step(now, Event::Begin), [Action::Connect, Action::Pull(0)]);
-    assert_eq!(pod.step(now, Event::Image { at: 0, digest: "sha256:1".to_owned() }), []);
-    assert_eq!(pod.step(now, Event::Network(Vec::new())), [Action::Start(0)]);
-    assert_eq!(pod.phase(), PodPhase::Pending);
-    assert_eq!(pod.step(now, Event::Started { at: 0 }), []);
-    assert_eq!(pod.phase(), PodPhase::Running);
+fn running(now: Instant) -> PodStateMachine {
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::Connect, PodAction::Pull(0)]);
+    assert_eq!(pod.step(now, PodEvent::Image { at: 0, digest: "sha256:1".to_owned() }), []);
+    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), [PodAction::Start(0)]);
+    assert_eq!(pod.phase(), LocalPodPhase::Pending);
+    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), []);
+    assert_eq!(pod.phase(), LocalPodPhase::Running);
     pod
 }
 
@@ -33,63 +34,64 @@ fn restarts_back_off_from_at_once_to_five_minutes_and_forget_after_ten() {
     let mut now = Instant::now();
     let mut pod = running(now);
     for wait in [0, 10, 20, 40, 80, 160, 300, 300] {
-        let actions = pod.step(now, Event::Exited { at: 0, exit: exit(1) });
+        let actions = pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) });
         if wait > 0 {
             assert_eq!(actions, []);
             assert_eq!(pod.due(), Some(now + seconds(wait)));
-            assert_eq!(pod.step(now + seconds(wait) - seconds(1), Event::Tick), []);
+            assert_eq!(pod.step(now + seconds(wait) - seconds(1), PodEvent::Tick), []);
             now += seconds(wait);
-            assert_eq!(pod.step(now, Event::Tick), [Action::Start(0)], "after {wait} s");
+            assert_eq!(pod.step(now, PodEvent::Tick), [PodAction::Start(0)], "after {wait} s");
         } else {
-            assert_eq!(actions, [Action::Start(0)]);
+            assert_eq!(actions, [PodAction::Start(0)]);
         }
-        pod.step(now, Event::Started { at: 0 });
+        pod.step(now, PodEvent::Started { at: 0 });
     }
     assert_eq!(pod.restarts(0), 8);
     now += seconds(601);
-    assert_eq!(pod.step(now, Event::Exited { at: 0, exit: exit(1) }), [Action::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) }), [PodAction::Start(0)]);
 }
 
 #[test]
 fn a_crashing_container_says_why_it_waits() {
     let now = Instant::now();
     let mut pod = running(now);
-    pod.step(now, Event::Exited { at: 0, exit: exit(3) });
-    let state = ContainerState::Waiting {
+    pod.step(now, PodEvent::Exited { at: 0, exit: exit(3) });
+    let state = LocalContainerState::Waiting {
         reason: "ContainerCreating".to_owned(),
         message: "Error with code 3: no config; started again at once".to_owned(),
         last_exit: Some(3),
     };
     assert_eq!(pod.containers()[0].state, state, "the reason is known while it starts again");
-    pod.step(now, Event::Started { at: 0 });
-    pod.step(now, Event::Exited { at: 0, exit: exit(3) });
-    let state = ContainerState::Waiting {
+    pod.step(now, PodEvent::Started { at: 0 });
+    pod.step(now, PodEvent::Exited { at: 0, exit: exit(3) });
+    let state = LocalContainerState::Waiting {
         reason: "CrashLoopBackOff".to_owned(),
         message: "Error with code 3: no config; started again after 10 s".to_owned(),
         last_exit: Some(3),
     };
     assert_eq!(pod.containers()[0].state, state);
-    assert_eq!(pod.phase(), PodPhase::Running);
+    assert_eq!(pod.phase(), LocalPodPhase::Running);
 }
 
 #[test]
 fn a_missing_image_is_asked_for_again_later() {
     let now = Instant::now();
-    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
-    pod.step(now, Event::Begin);
-    pod.step(now, Event::Network(Vec::new()));
-    let failed = || Event::NoImage {
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    pod.step(now, PodEvent::Begin);
+    pod.step(now, PodEvent::Network(Vec::new()));
+    let failed = || PodEvent::NoImage {
         at: 0,
         reason: "ImagePullBackOff".to_owned(),
         message: "not found".to_owned(),
     };
     assert_eq!(pod.step(now, failed()), []);
     assert_eq!(pod.due(), Some(now + seconds(10)));
-    assert_eq!(pod.step(now + seconds(10), Event::Tick), [Action::Pull(0)]);
+    assert_eq!(pod.step(now + seconds(10), PodEvent::Tick), [PodAction::Pull(0)]);
     pod.step(now + seconds(10), failed());
     assert_eq!(pod.due(), Some(now + seconds(30)));
-    let ready = Event::Image { at: 0, digest: "sha256:1".to_owned() };
-    assert_eq!(pod.step(now + seconds(30), ready), [Action::Start(0)]);
+    let ready = PodEvent::Image { at: 0, digest: "sha256:1".to_owned() };
+    assert_eq!(pod.step(now + seconds(30), ready), [PodAction::Start(0)]);
     assert_eq!(pod.restarts(0), 0);
 }
 
@@ -97,69 +99,74 @@ fn a_missing_image_is_asked_for_again_later() {
 fn a_stopped_pod_is_asked_then_killed_then_removed() {
     let now = Instant::now();
     let mut pod = running(now);
-    assert_eq!(pod.step(now, Event::Stop), [Action::Terminate(0)]);
-    assert_eq!(pod.step(now, Event::Stop), []);
-    assert_eq!((pod.phase(), pod.due()), (PodPhase::Terminating, Some(now + seconds(30))));
-    assert_eq!(pod.step(now + seconds(29), Event::Tick), []);
-    assert_eq!(pod.step(now + seconds(30), Event::Tick), [Action::Kill(0)]);
+    assert_eq!(pod.step(now, PodEvent::Stop), [PodAction::Terminate(0)]);
+    assert_eq!(pod.step(now, PodEvent::Stop), []);
+    assert_eq!((pod.phase(), pod.due()), (LocalPodPhase::Terminating, Some(now + seconds(30))));
+    assert_eq!(pod.step(now + seconds(29), PodEvent::Tick), []);
+    assert_eq!(pod.step(now + seconds(30), PodEvent::Tick), [PodAction::Kill(0)]);
     assert_eq!(pod.due(), None);
-    let gone = Event::Exited { at: 0, exit: exit(137) };
-    assert_eq!(pod.step(now + seconds(30), gone), [Action::Remove]);
-    assert_eq!(pod.step(now + seconds(30), Event::Removed), []);
-    assert_eq!(pod.phase(), PodPhase::Gone);
+    let gone = PodEvent::Exited { at: 0, exit: exit(137) };
+    assert_eq!(pod.step(now + seconds(30), gone), [PodAction::Remove]);
+    assert_eq!(pod.step(now + seconds(30), PodEvent::Removed), []);
+    assert_eq!(pod.phase(), LocalPodPhase::Gone);
 }
 
 #[test]
 fn a_pod_stopped_while_it_starts_leaves_nothing_behind() {
     let now = Instant::now();
-    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
-    pod.step(now, Event::Begin);
-    assert_eq!(pod.step(now, Event::Stop), []);
-    assert_eq!(pod.step(now, Event::Network(Vec::new())), []);
-    let image = Event::Image { at: 0, digest: "sha256:1".to_owned() };
-    assert_eq!(pod.step(now, image), [Action::Remove]);
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    pod.step(now, PodEvent::Begin);
+    assert_eq!(pod.step(now, PodEvent::Stop), []);
+    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), []);
+    let image = PodEvent::Image { at: 0, digest: "sha256:1".to_owned() };
+    assert_eq!(pod.step(now, image), [PodAction::Remove]);
 
-    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
-    pod.step(now, Event::Begin);
-    pod.step(now, Event::Network(Vec::new()));
-    pod.step(now, Event::Image { at: 0, digest: "sha256:1".to_owned() });
-    assert_eq!(pod.step(now, Event::Stop), []);
-    assert_eq!(pod.step(now, Event::Started { at: 0 }), [Action::Terminate(0)]);
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    pod.step(now, PodEvent::Begin);
+    pod.step(now, PodEvent::Network(Vec::new()));
+    pod.step(now, PodEvent::Image { at: 0, digest: "sha256:1".to_owned() });
+    assert_eq!(pod.step(now, PodEvent::Stop), []);
+    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), [PodAction::Terminate(0)]);
 }
 
 #[test]
 fn init_containers_run_one_after_another_and_sidecars_stay() {
     let now = Instant::now();
-    let plans =
-        vec![plan("first", Role::Init), plan("side", Role::Sidecar), plan("web", Role::Main)];
-    let mut pod = Pod::new(Restart::Always, None, plans);
-    pod.step(now, Event::Begin);
+    let plans = vec![
+        plan("first", ContainerRole::Init),
+        plan("side", ContainerRole::Sidecar),
+        plan("web", ContainerRole::Main),
+    ];
+    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
+    pod.step(now, PodEvent::Begin);
     for at in 0..3 {
-        pod.step(now, Event::Image { at, digest: "sha256:1".to_owned() });
+        pod.step(now, PodEvent::Image { at, digest: "sha256:1".to_owned() });
     }
-    assert_eq!(pod.step(now, Event::Network(Vec::new())), [Action::Start(0)]);
-    assert_eq!(pod.step(now, Event::Started { at: 0 }), []);
-    assert_eq!(pod.step(now, Event::Exited { at: 0, exit: exit(0) }), [Action::Start(1)]);
-    assert_eq!(pod.step(now, Event::Started { at: 1 }), [Action::Start(2)]);
-    pod.step(now, Event::Started { at: 2 });
-    assert_eq!(pod.phase(), PodPhase::Running);
-    assert_eq!(pod.step(now, Event::Stop), [Action::Terminate(2)]);
-    assert_eq!(pod.step(now, Event::Exited { at: 2, exit: exit(0) }), [Action::Terminate(1)]);
-    assert_eq!(pod.step(now, Event::Exited { at: 1, exit: exit(0) }), [Action::Remove]);
+    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), [PodAction::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), []);
+    assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(0) }), [PodAction::Start(1)]);
+    assert_eq!(pod.step(now, PodEvent::Started { at: 1 }), [PodAction::Start(2)]);
+    pod.step(now, PodEvent::Started { at: 2 });
+    assert_eq!(pod.phase(), LocalPodPhase::Running);
+    assert_eq!(pod.step(now, PodEvent::Stop), [PodAction::Terminate(2)]);
+    assert_eq!(pod.step(now, PodEvent::Exited { at: 2, exit: exit(0) }), [PodAction::Terminate(1)]);
+    assert_eq!(pod.step(now, PodEvent::Exited { at: 1, exit: exit(0) }), [PodAction::Remove]);
 }
 
 #[test]
 fn a_container_that_need_not_run_again_has_ended() {
     let now = Instant::now();
     for (restart, code, again) in [
-        (Restart::Always, 0, true),
-        (Restart::OnFailure, 0, false),
-        (Restart::OnFailure, 1, true),
-        (Restart::Never, 1, false),
+        (RestartPolicy::Always, 0, true),
+        (RestartPolicy::OnFailure, 0, false),
+        (RestartPolicy::OnFailure, 1, true),
+        (RestartPolicy::Never, 1, false),
     ] {
         let mut pod = running(now);
         pod.restart = restart;
-        let actions = pod.step(now, Event::Exited { at: 0, exit: exit(code) });
+        let actions = pod.step(now, PodEvent::Exited { at: 0, exit: exit(code) });
         assert_eq!(!actions.is_empty(), again, "{restart:?} {code}");
     }
 }
@@ -167,26 +174,31 @@ fn a_container_that_need_not_run_again_has_ended() {
 #[test]
 fn an_adopted_container_is_not_started_twice() {
     let now = Instant::now();
-    let mut pod = Pod::new(Restart::Always, None, vec![plan("web", Role::Main)]);
-    pod.adopt(0, 2, Probed::default(), Some("sha256:1".to_owned()), true);
-    pod.network = Network::Ready(Vec::new());
-    assert_eq!(pod.step(now, Event::Begin), []);
-    assert_eq!((pod.phase(), pod.restarts(0)), (PodPhase::Running, 2));
+    let mut pod =
+        PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
+    pod.adopt(0, 2, ProbeResults::default(), Some("sha256:1".to_owned()), true);
+    pod.network = PodNetworkState::Ready(Vec::new());
+    assert_eq!(pod.step(now, PodEvent::Begin), []);
+    assert_eq!((pod.phase(), pod.restarts(0)), (LocalPodPhase::Running, 2));
 }
 
-fn probed(attempt: u32, started: bool, ready: bool) -> Event {
-    Event::Probed { at: 0, attempt, shown: Probed { started, ready } }
+fn probed(attempt: u32, started: bool, ready: bool) -> PodEvent {
+    PodEvent::Probed { at: 0, attempt, shown: ProbeResults { started, ready } }
 }
 
 /// Returns a pod of a probed sidecar and a main container; images and network are ready.
-fn beside_a_probed_sidecar(now: Instant) -> Pod {
-    let sidecar = Plan { is_probed: true, ..plan("proxy", Role::Sidecar) };
-    let mut pod = Pod::new(Restart::Always, None, vec![sidecar, plan("web", Role::Main)]);
-    pod.step(now, Event::Begin);
+fn beside_a_probed_sidecar(now: Instant) -> PodStateMachine {
+    let sidecar = ContainerPlan { is_probed: true, ..plan("proxy", ContainerRole::Sidecar) };
+    let mut pod = PodStateMachine::new(
+        RestartPolicy::Always,
+        None,
+        vec![sidecar, plan("web", ContainerRole::Main)],
+    );
+    pod.step(now, PodEvent::Begin);
     for at in [0, 1] {
-        pod.step(now, Event::Image { at, digest: "sha256:1".to_owned() });
+        pod.step(now, PodEvent::Image { at, digest: "sha256:1".to_owned() });
     }
-    assert_eq!(pod.step(now, Event::Network(Vec::new())), [Action::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), [PodAction::Start(0)]);
     pod
 }
 
@@ -195,7 +207,7 @@ fn a_pod_without_probes_is_ready_with_its_processes() {
     let now = Instant::now();
     let mut pod = running(now);
     assert!(pod.is_ready());
-    pod.step(now, Event::Exited { at: 0, exit: exit(1) });
+    pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) });
     assert!(!pod.is_ready());
 }
 
@@ -203,26 +215,26 @@ fn a_pod_without_probes_is_ready_with_its_processes() {
 fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_readiness() {
     let now = Instant::now();
     let mut pod = beside_a_probed_sidecar(now);
-    assert_eq!(pod.step(now, Event::Started { at: 0 }), [], "it may not have started yet");
-    assert_eq!(pod.step(now, probed(0, true, false)), [Action::Start(1)]);
-    pod.step(now, Event::Started { at: 1 });
+    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), [], "it may not have started yet");
+    assert_eq!(pod.step(now, probed(0, true, false)), [PodAction::Start(1)]);
+    pod.step(now, PodEvent::Started { at: 1 });
     assert!(!pod.is_ready());
     pod.step(now, probed(0, true, true));
     assert!(pod.is_ready());
     pod.step(now, probed(0, true, false));
     assert!(!pod.is_ready());
-    assert_eq!(pod.phase(), PodPhase::Running);
+    assert_eq!(pod.phase(), LocalPodPhase::Running);
 }
 
 #[test]
 fn what_an_earlier_run_has_shown_counts_for_nothing() {
     let now = Instant::now();
     let mut pod = beside_a_probed_sidecar(now);
-    pod.step(now, Event::Started { at: 0 });
+    pod.step(now, PodEvent::Started { at: 0 });
     pod.step(now, probed(0, true, true));
-    pod.step(now, Event::Started { at: 1 });
-    assert_eq!(pod.step(now, Event::Exited { at: 0, exit: exit(1) }), [Action::Start(0)]);
-    pod.step(now, Event::Started { at: 0 });
+    pod.step(now, PodEvent::Started { at: 1 });
+    assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) }), [PodAction::Start(0)]);
+    pod.step(now, PodEvent::Started { at: 0 });
     pod.step(now, probed(0, true, true));
     assert!(!pod.is_ready(), "told by the run before");
     pod.step(now, probed(1, true, true));
@@ -232,12 +244,12 @@ fn what_an_earlier_run_has_shown_counts_for_nothing() {
 #[test]
 fn a_pod_of_an_earlier_node_is_as_ready_as_it_was() {
     let now = Instant::now();
-    let sidecar = Plan { is_probed: true, ..plan("web", Role::Main) };
-    let mut pod = Pod::new(Restart::Always, None, vec![sidecar]);
+    let sidecar = ContainerPlan { is_probed: true, ..plan("web", ContainerRole::Main) };
+    let mut pod = PodStateMachine::new(RestartPolicy::Always, None, vec![sidecar]);
     pod.adopt_network(Vec::new());
-    pod.adopt(0, 2, Probed { started: true, ready: true }, None, true);
-    pod.step(now, Event::Begin);
+    pod.adopt(0, 2, ProbeResults { started: true, ready: true }, None, true);
+    pod.step(now, PodEvent::Begin);
     assert!(pod.is_ready());
-    pod.step(now, Event::Stop);
+    pod.step(now, PodEvent::Stop);
     assert!(!pod.is_ready(), "one that stops takes no requests");
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 /// Restart policy of a pod: the exits after which a container starts again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Restart {
+pub enum RestartPolicy {
     /// Restart after every exit.
     Always,
     /// Restart after an exit with a code other than 0.
@@ -15,7 +15,7 @@ pub enum Restart {
 
 /// Role of a container in the order of starts and stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ContainerRole {
     /// Init container: runs to its end before the next one starts.
     Init,
     /// Init container with `restartPolicy: Always`: the next one starts as soon as this one has started.
@@ -26,20 +26,20 @@ pub enum Role {
 
 /// One container as the state machine sees it.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ContainerPlan {
     /// Container name in the pod spec.
     pub name: String,
     /// Image reference as the spec writes it.
     pub image: String,
     /// Role in the order of starts and stops.
-    pub role: Role,
+    pub role: ContainerRole,
     /// True if the node's probes decide that it has started and is ready; otherwise its running process shows both.
     pub is_probed: bool,
 }
 
 /// Results of a container's probes in one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Probed {
+pub struct ProbeResults {
     /// True if the startup probe has passed, or there is none.
     pub started: bool,
     /// True if the readiness probe passes, or there is none.
@@ -48,7 +48,7 @@ pub struct Probed {
 
 /// Exit of a container, as Kubernetes' `terminated` state shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exit {
+pub struct ContainerExit {
     /// Exit code; 128 + signal after a signal; −1 if the kernel did not report it.
     pub code: i32,
     /// Reason as in Kubernetes: `Completed`, `Error`, `OOMKilled`, or that of a failed start.
@@ -59,7 +59,7 @@ pub struct Exit {
 
 /// Event for a pod's state machine. `at` is the index of a container, init containers first.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum PodEvent {
     /// The pod was ordered, or found again after a restart of the node.
     Begin,
     /// The network is ready, with these addresses.
@@ -100,29 +100,29 @@ pub enum Event {
     Probed {
         /// Index of the container that was probed.
         at: usize,
-        /// Number of [`restarts`](super::Pod::restarts) when that run began; results of an earlier run are ignored.
+        /// Number of [`restarts`](super::PodStateMachine::restarts) when that run began; results of an earlier run are ignored.
         attempt: u32,
         /// Probe results from now on.
-        shown: Probed,
+        shown: ProbeResults,
     },
     /// The process of a container ended.
     Exited {
         /// Index of the container that ended.
         at: usize,
         /// Exit code, reason and message.
-        exit: Exit,
+        exit: ContainerExit,
     },
     /// The pod is no longer ordered.
     Stop,
     /// Everything of the pod is removed from the node.
     Removed,
-    /// A time has come that [`due`](super::Pod::due) returned.
+    /// A time has come that [`due`](super::PodStateMachine::due) returned.
     Tick,
 }
 
 /// Action that the kubelet carries out for a pod; numbers are indexes of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum PodAction {
     /// Make the pod's network and publish its namespace.
     Connect,
     /// Pull or find the image of a container.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tokio::time::timeout;
 
-use super::{Runtime, RuntimeError, file};
+use super::{OciRuntime, OciRuntimeError, file};
 use crate::cgroups::ContainerCgroup;
 use crate::process::{ProcessId, exit_code};
 use crate::sys;
@@ -24,7 +24,7 @@ const AFTERWARDS: Duration = Duration::from_secs(1);
 
 /// A command to be run inside a container.
 #[derive(Debug)]
-pub struct Exec {
+pub struct ExecRequest {
     /// Name under which the runtime knows the container.
     pub id: String,
     /// Folder of the container's bundle; the command's pid file is written there.
@@ -37,7 +37,7 @@ pub struct Exec {
 
 /// Result of a command inside a container.
 #[derive(Debug)]
-pub struct Executed {
+pub struct ExecResult {
     /// Exit code, or 128 + signal after a signal; `None` if the command took too long and was killed.
     pub code: Option<i32>,
     /// First bytes of standard output and error.
@@ -46,19 +46,22 @@ pub struct Executed {
 
 /// Runtime processes that execute commands now, by pid. Each has a task that reaps it, so `reap_helpers` must not.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Executing(Arc<Mutex<BTreeSet<i32>>>);
+pub(super) struct RunningExecs(Arc<Mutex<BTreeSet<i32>>>);
 
-impl Executing {
+impl RunningExecs {
     /// Starts a runtime under the lock, so that its pid is listed before `contains` can be asked about it.
-    fn started<E>(&self, start: impl FnOnce() -> Result<(i32, OwnedFd), E>) -> Result<Child, E> {
+    fn started<E>(
+        &self,
+        start: impl FnOnce() -> Result<(i32, OwnedFd), E>,
+    ) -> Result<ExecProcess, E> {
         let mut pids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (pid, pidfd) = start()?;
         pids.insert(pid);
-        Ok(Child { pid, pidfd: Arc::new(pidfd) })
+        Ok(ExecProcess { pid, pidfd: Arc::new(pidfd) })
     }
 
     /// Removes a runtime that was reaped, or that no task waits for.
-    fn ended(&self, child: &Child) {
+    fn ended(&self, child: &ExecProcess) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&child.pid);
     }
 
@@ -69,36 +72,41 @@ impl Executing {
 }
 
 /// The runtime process that executes a command.
-struct Child {
+struct ExecProcess {
     pid: i32,
     pidfd: Arc<OwnedFd>,
 }
 
 /// A command that runs, with its output.
-struct Started {
-    child: Child,
+struct StartedExec {
+    child: ExecProcess,
     output: File,
     pid_file: PathBuf,
 }
 
-impl Runtime {
+impl OciRuntime {
     /// Returns true if `pid` is a runtime process that executes a command.
     pub fn executes(&self, pid: i32) -> bool {
         self.executing.contains(pid)
     }
 
     /// Runs a command inside a container, and kills it after `patience`.
-    pub async fn exec(&self, exec: Exec, patience: Duration) -> Result<Executed, RuntimeError> {
+    pub async fn exec(
+        &self,
+        exec: ExecRequest,
+        patience: Duration,
+    ) -> Result<ExecResult, OciRuntimeError> {
         let runtime = self.clone();
-        let started = self.on_thread::<_, RuntimeError>(move || runtime.start_exec(&exec)).await?;
+        let started =
+            self.on_thread::<_, OciRuntimeError>(move || runtime.start_exec(&exec)).await?;
         let runtime = self.clone();
         // A task of its own: it reaps the runtime even if the caller's task is dropped.
         let finished = tokio::spawn(async move { runtime.finish_exec(started, patience).await });
-        finished.await.ok().ok_or(RuntimeError::Ended)?
+        finished.await.ok().ok_or(OciRuntimeError::Ended)?
     }
 
     /// Starts the runtime's `exec` in the container's cgroup.
-    fn start_exec(&self, exec: &Exec) -> Result<Started, RuntimeError> {
+    fn start_exec(&self, exec: &ExecRequest) -> Result<StartedExec, OciRuntimeError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let pid_file = exec.bundle.join(format!("exec-{number}.pid"));
@@ -114,18 +122,18 @@ impl Runtime {
         let stdio = [null.as_fd(), output.as_fd(), output.as_fd()];
         let child = self.executing.started(|| {
             let (pid, pidfd) = self.spawn(&argv, &exec.cgroup, stdio)?;
-            Ok::<_, RuntimeError>((pid.as_raw(), pidfd))
+            Ok::<_, OciRuntimeError>((pid.as_raw(), pidfd))
         })?;
-        Ok(Started { child, output, pid_file })
+        Ok(StartedExec { child, output, pid_file })
     }
 
     /// Waits for a command, kills it after `patience`, and collects its exit code and output.
     async fn finish_exec(
         &self,
-        started: Started,
+        started: StartedExec,
         patience: Duration,
-    ) -> Result<Executed, RuntimeError> {
-        let Started { child, mut output, pid_file } = started;
+    ) -> Result<ExecResult, OciRuntimeError> {
+        let StartedExec { child, mut output, pid_file } = started;
         let watched = sys::watch(Arc::clone(&child.pidfd)).map_err(|error| {
             // No task waits for this runtime then: `reap_helpers` reaps it.
             self.executing.ended(&child);
@@ -147,7 +155,7 @@ impl Runtime {
         // An error here costs only the output; the exit code still decides.
         let _ = output.rewind().and_then(|()| output.take(OUTPUT).read_to_end(&mut text));
         let output = String::from_utf8_lossy(&text).into_owned();
-        Ok(Executed { code: in_time.then_some(code), output })
+        Ok(ExecResult { code: in_time.then_some(code), output })
     }
 }
 

@@ -25,9 +25,9 @@ const LOOK: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Client of the cluster that a kubeconfig file names.
-pub(super) struct Cluster(Client);
+pub(super) struct ClusterClient(Client);
 
-impl Cluster {
+impl ClusterClient {
     /// Connects to the cluster of `kubeconfig`. Clusters named by the environment are never used.
     pub(super) async fn of(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(connect(Some(kubeconfig)).await?))

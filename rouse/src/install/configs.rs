@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     objects::{object, with},
-    settings::{Profile, Settings},
+    settings::{InstallProfile, InstallSettings},
 };
 
 /// Suffix of each ConfigMap's name after `config-`, and its `_example`.
@@ -120,7 +120,7 @@ logging.enable-probe-request-log: "false"
 "#;
 
 /// All `config-*` ConfigMaps of an installation.
-pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     EXAMPLES.iter().map(|(name, example)| config_map(name, example, settings)).collect()
 }
 
@@ -130,14 +130,14 @@ pub(crate) fn is_operators(object: &Value) -> bool {
     object["kind"] == "ConfigMap" && name.starts_with("config-")
 }
 
-fn config_map(name: &str, example: &str, settings: &Settings) -> Value {
+fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
     let mut map = object("v1", "ConfigMap", &format!("config-{name}"), "", settings);
     map["metadata"]["annotations"] = json!({CHECKSUM: checksum(example)});
     let mut data = json!({"_example": example});
     match name {
         // Only what the command line chooses becomes data; the operator sets the rest.
         "domain" => data[&settings.domain] = "".into(),
-        "defaults" if settings.profile == Profile::Fast => {
+        "defaults" if settings.profile == InstallProfile::Fast => {
             data["automount-service-account-token"] = "false".into();
         }
         "network" if !settings.trusted_proxies.is_empty() => {
@@ -148,7 +148,9 @@ fn config_map(name: &str, example: &str, settings: &Settings) -> Value {
                 data["rouse.dev.proxy-protocol"] = "true".into();
             }
         }
-        "deployment" if settings.profile == Profile::Fast => data["bind-pods"] = "true".into(),
+        "deployment" if settings.profile == InstallProfile::Fast => {
+            data["bind-pods"] = "true".into()
+        }
         _ => {}
     }
     with(map, json!({"data": data}))

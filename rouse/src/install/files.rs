@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     objects, rbac,
-    settings::{Gateway, Profile, Settings},
+    settings::{GatewayExposure, InstallProfile, InstallSettings},
 };
 
 /// First line of each generated file.
@@ -23,7 +23,7 @@ const CHOICES: [(&str, &str); 4] = [
 
 /// Contents of all generated files, by path relative to the repository.
 pub(crate) fn all() -> Result<Vec<(&'static str, String)>, anyhow::Error> {
-    let settings = Settings::default();
+    let settings = InstallSettings::default();
     // CRDs are a file of their own: Helm installs them from `crds/`, before the templates.
     let (crds, rest): (Vec<Value>, Vec<Value>) =
         objects::all(&settings).into_iter().partition(is_crd);
@@ -59,7 +59,7 @@ fn chart() -> String {
     )
 }
 
-fn values(settings: &Settings) -> String {
+fn values(settings: &InstallSettings) -> String {
     format!(
         "{WRITTEN}# Image with all parts.\nimage: {}\n\
          # How requests from outside reach the gateway: loadbalancer, nodeport or hostport.\ngateway: loadbalancer\n\
@@ -98,7 +98,7 @@ fn schema() -> Result<String, serde_json::Error> {
 fn template() -> Result<String, serde_norway::Error> {
     let of = |gateway, profile| {
         let [namespace, image, domain, cluster_domain] = CHOICES.map(|(here, _)| here.to_owned());
-        let settings = Settings {
+        let settings = InstallSettings {
             namespace,
             image,
             domain,
@@ -106,17 +106,17 @@ fn template() -> Result<String, serde_norway::Error> {
             gateway,
             profile,
             // An operator with a proxy before the gateway sets it in `config-network`.
-            ..Settings::default()
+            ..InstallSettings::default()
         };
         let all = objects::all(&settings).into_iter();
         all.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
     };
     // Each choice changes objects in place, so objects of the same index are compared.
-    let plain = of(Gateway::Loadbalancer, Profile::Standard);
+    let plain = of(GatewayExposure::Loadbalancer, InstallProfile::Standard);
     let others = [
-        ("gateway", "nodeport", of(Gateway::Nodeport, Profile::Standard)),
-        ("gateway", "hostport", of(Gateway::Hostport, Profile::Standard)),
-        ("profile", "fast", of(Gateway::Loadbalancer, Profile::Fast)),
+        ("gateway", "nodeport", of(GatewayExposure::Nodeport, InstallProfile::Standard)),
+        ("gateway", "hostport", of(GatewayExposure::Hostport, InstallProfile::Standard)),
+        ("profile", "fast", of(GatewayExposure::Loadbalancer, InstallProfile::Fast)),
     ];
     let mut text = String::new();
     for (at, object) in plain.iter().enumerate() {
@@ -177,7 +177,7 @@ mod tests {
         }
         let lines = text.lines().filter(|line| !line.contains(" eq .Values."));
         let mut text = lines.collect::<Vec<_>>().join("\n");
-        let settings = Settings::default();
+        let settings = InstallSettings::default();
         let values =
             [&settings.namespace, &settings.image, &settings.domain, &settings.cluster_domain];
         for ((_, there), value) in CHOICES.iter().zip(values) {

@@ -23,17 +23,21 @@ const KNATIVE: [&str; 8] = [
      --namespace {namespace} {}`; services, their pods and the config-* ConfigMaps stay",
     names.join(", "), names.join(" ")
 )]
-pub(crate) struct Taken {
+pub(crate) struct KnativeConflictError {
     namespace: String,
     names: Vec<String>,
 }
 
 /// Returns an error if Deployments of Knative are in the namespace.
-pub(crate) fn check(namespace: &str, deployments: &[Value]) -> Result<(), Taken> {
+pub(crate) fn check(namespace: &str, deployments: &[Value]) -> Result<(), KnativeConflictError> {
     let name = |it: &Value| it["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let others = deployments.iter().filter(|it| !is_ours(it)).map(name);
     let names: Vec<String> = others.filter(|name| KNATIVE.contains(&name.as_str())).collect();
-    if names.is_empty() { Ok(()) } else { Err(Taken { namespace: namespace.to_owned(), names }) }
+    if names.is_empty() {
+        Ok(())
+    } else {
+        Err(KnativeConflictError { namespace: namespace.to_owned(), names })
+    }
 }
 
 #[cfg(test)]

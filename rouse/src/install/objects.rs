@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 
 use super::{
     configs, policies, rbac, services,
-    settings::{NAME, PART_OF, Settings},
+    settings::{InstallSettings, NAME, PART_OF},
     workloads,
 };
 
 /// All objects of an installation.
-pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let mut all = vec![namespace(settings)];
     all.extend(crds::all());
     all.extend(configs::all(settings));
@@ -31,7 +31,13 @@ pub(crate) fn labels(part: &str) -> Value {
 }
 
 /// An object in the installation's namespace with only its metadata.
-pub(crate) fn object(api: &str, kind: &str, name: &str, part: &str, settings: &Settings) -> Value {
+pub(crate) fn object(
+    api: &str,
+    kind: &str,
+    name: &str,
+    part: &str,
+    settings: &InstallSettings,
+) -> Value {
     json!({
         "apiVersion": api,
         "kind": kind,
@@ -52,7 +58,7 @@ pub(crate) fn with(mut object: Value, more: Value) -> Value {
     object
 }
 
-fn namespace(settings: &Settings) -> Value {
+fn namespace(settings: &InstallSettings) -> Value {
     let mut namespace = cluster_object("v1", "Namespace", &settings.namespace);
     // The agent uses the host's network and enters pods' namespaces; the other components meet `restricted`.
     for mode in ["enforce", "audit", "warn"] {

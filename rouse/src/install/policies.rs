@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     objects::{object, with},
-    settings::Settings,
+    settings::InstallSettings,
     workloads::{GATEWAY, INSIDE, PEERS, STREAMS, USAGE, WEBHOOK, admin},
 };
 
@@ -15,7 +15,7 @@ use super::{
 pub(crate) const MONITORING: &str = "rouse.dev/monitoring";
 
 /// One network policy for each component.
-pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let open = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators, from this range.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
@@ -30,7 +30,7 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
 }
 
 /// Policy of one component: its public ports, its metrics, and `more` if it has a further rule.
-fn policy(app: &str, open: Value, more: Option<Value>, settings: &Settings) -> Value {
+fn policy(app: &str, open: Value, more: Option<Value>, settings: &InstallSettings) -> Value {
     let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING: "true"}}});
     let metrics = json!({"from": [monitoring], "ports": [{"port": admin(app), "protocol": "TCP"}]});
     let rules: Vec<Value> = [json!({"ports": open}), metrics].into_iter().chain(more).collect();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     objects::{cluster_object, object, with},
-    settings::Settings,
+    settings::InstallSettings,
 };
 
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
@@ -15,7 +15,7 @@ const ROLES: &str = "rbac.authorization.k8s.io";
 
 /// Permission: verbs on resources, and the reason.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub(crate) struct RbacRule {
     /// API groups; the empty name is the core group.
     pub(crate) groups: &'static [&'static str],
     /// Resource names in the plural, with subresources as `NAME/SUB`.
@@ -33,22 +33,22 @@ const FOLLOW: &[&str] = &["get", "list", "watch"];
 const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// Permissions of the controller in every namespace, because services may be in any of them.
-pub(crate) const CLUSTER: [Rule; 23] = [
-    Rule {
+pub(crate) const CLUSTER: [RbacRule; 23] = [
+    RbacRule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
         names: &[],
         verbs: FOLLOW,
         why: "what users ask for",
     },
-    Rule {
+    RbacRule {
         groups: SERVING,
         resources: &["configurations", "routes", "revisions"],
         names: &[],
         verbs: OWN,
         why: "made for a service; old Revisions are removed",
     },
-    Rule {
+    RbacRule {
         groups: SERVING,
         resources: &[
             "services/status",
@@ -61,7 +61,7 @@ pub(crate) const CLUSTER: [Rule; 23] = [
         verbs: &["patch"],
         why: "conditions, URLs, traffic",
     },
-    Rule {
+    RbacRule {
         groups: SERVING,
         resources: &[
             "services/finalizers",
@@ -73,127 +73,127 @@ pub(crate) const CLUSTER: [Rule; 23] = [
         verbs: &["update"],
         why: "owners of what is made for them, where the cluster checks whether we may name them so",
     },
-    Rule {
+    RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers", "metrics"],
         names: &[],
         verbs: OWN,
         why: "what tools read of a Revision's scale",
     },
-    Rule {
+    RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers/status", "metrics/status"],
         names: &[],
         verbs: &["patch"],
         why: "the same",
     },
-    Rule {
+    RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers/finalizers"],
         names: &[],
         verbs: &["update"],
         why: "owners of HorizontalPodAutoscalers, where the cluster checks whether we may name them so",
     },
-    Rule {
+    RbacRule {
         groups: &["autoscaling"],
         resources: &["horizontalpodautoscalers"],
         names: &[],
         verbs: OWN,
         why: "scale Revisions of the class hpa.autoscaling.knative.dev",
     },
-    Rule {
+    RbacRule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices", "clusterdomainclaims"],
         names: &[],
         verbs: OWN,
         why: "what tools read of a Revision's path; who may use a domain",
     },
-    Rule {
+    RbacRule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices/status"],
         names: &[],
         verbs: &["patch"],
         why: "the same",
     },
-    Rule {
+    RbacRule {
         groups: &["caching.internal.knative.dev"],
         resources: &["images"],
         names: &[],
         verbs: OWN,
         why: "tells others which images pods will want",
     },
-    Rule {
+    RbacRule {
         groups: &["apps"],
         resources: &["deployments"],
         names: &[],
         verbs: OWN,
         why: "the pods of a Revision",
     },
-    Rule {
+    RbacRule {
         groups: &["apps"],
         resources: &["deployments/scale"],
         names: &[],
         verbs: &["update"],
         why: "how many of them",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["services"],
         names: &[],
         verbs: OWN,
         why: "the addresses of routes and Revisions",
     },
-    Rule {
+    RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices"],
         names: &[],
         verbs: OWN,
         why: "leads a route's address to activators where no agent does",
     },
-    Rule {
+    RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices/restricted"],
         names: &[],
         verbs: &["create"],
         why: "the same, where the cluster (OpenShift) guards addresses of other namespaces",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["pods"],
         names: &[],
         verbs: &["get", "list", "watch", "patch"],
         why: "where they are and how they fare; the annotation that says which goes first when fewer are wanted",
     },
-    Rule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
-    Rule {
+    RbacRule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
+    RbacRule {
         groups: &[""],
         resources: &["namespaces"],
         names: &[],
         verbs: FOLLOW,
         why: "labels by which NetworkPolicies select namespaces",
     },
-    Rule {
+    RbacRule {
         groups: &["networking.k8s.io"],
         resources: &["networkpolicies"],
         names: &[],
         verbs: FOLLOW,
         why: "whose requests may wait for a pod",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["serviceaccounts"],
         names: &[],
         verbs: &["get"],
         why: "which pull secrets a service's account names, when a tag is resolved to a digest",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
         why: "those pull secrets, one by one by name; none can be listed, and none is kept",
     },
-    Rule {
+    RbacRule {
         groups: &["", "events.k8s.io"],
         resources: &["events"],
         names: &[],
@@ -203,15 +203,15 @@ pub(crate) const CLUSTER: [Rule; 23] = [
 ];
 
 /// Permissions of the controller on cluster-scoped objects.
-pub(crate) const ADMISSION: [Rule; 3] = [
-    Rule {
+pub(crate) const ADMISSION: [RbacRule; 3] = [
+    RbacRule {
         groups: &["admissionregistration.k8s.io"],
         resources: &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
         names: &[],
         verbs: &["create"],
         why: "registers its webhooks; `create` cannot be limited by name",
     },
-    Rule {
+    RbacRule {
         groups: &["admissionregistration.k8s.io"],
         resources: &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
         names: &[
@@ -222,7 +222,7 @@ pub(crate) const ADMISSION: [Rule; 3] = [
         verbs: &["get", "patch"],
         why: "keeps its certificate in them",
     },
-    Rule {
+    RbacRule {
         groups: &["authentication.k8s.io"],
         resources: &["tokenreviews"],
         names: &[],
@@ -232,43 +232,43 @@ pub(crate) const ADMISSION: [Rule; 3] = [
 ];
 
 /// Permissions of the controller in its own namespace.
-pub(crate) const OWN_NAMESPACE: [Rule; 6] = [
-    Rule {
+pub(crate) const OWN_NAMESPACE: [RbacRule; 6] = [
+    RbacRule {
         groups: &[""],
         resources: &["configmaps"],
         names: &[],
         verbs: &["list", "watch", "create"],
         why: "follows `config-*`; makes `rouse-authorities` (`create` cannot be limited by name)",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["configmaps"],
         names: &["rouse-authorities"],
         verbs: &["get", "patch"],
         why: "publishes whom the parts trust",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &[],
         verbs: &["create"],
         why: "makes the two below once (`create` cannot be limited by name)",
     },
-    Rule {
+    RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &["rouse-authorities", "webhook-certs"],
         verbs: &["get", "update"],
         why: "keys of its authorities and of its webhook",
     },
-    Rule {
+    RbacRule {
         groups: &["coordination.k8s.io"],
         resources: &["leases"],
         names: &[],
         verbs: &["create"],
         why: "makes the one below once",
     },
-    Rule {
+    RbacRule {
         groups: &["coordination.k8s.io"],
         resources: &["leases"],
         names: &["rouse-controller"],
@@ -281,7 +281,7 @@ pub(crate) const OWN_NAMESPACE: [Rule; 6] = [
 pub(crate) const ACCOUNTS: [&str; 4] = ["controller", "autoscaler", "activator", "rouse-agent"];
 
 /// Service accounts, roles and their bindings.
-pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let mut all: Vec<Value> = ACCOUNTS.iter().map(|name| account(name, settings)).collect();
     let rules: Vec<Value> = CLUSTER.iter().chain(&ADMISSION).map(rule).collect();
     all.push(with(
@@ -303,13 +303,13 @@ pub(crate) fn all(settings: &Settings) -> Vec<Value> {
     all
 }
 
-fn account(name: &str, settings: &Settings) -> Value {
+fn account(name: &str, settings: &InstallSettings) -> Value {
     let account = object("v1", "ServiceAccount", name, name.trim_start_matches("rouse-"), settings);
     // Pods that need a token mount it explicitly.
     with(account, json!({"automountServiceAccountToken": false}))
 }
 
-fn rule(rule: &Rule) -> Value {
+fn rule(rule: &RbacRule) -> Value {
     let mut it =
         json!({"apiGroups": rule.groups, "resources": rule.resources, "verbs": rule.verbs});
     if !rule.names.is_empty() {

@@ -11,7 +11,7 @@ pub(crate) const NAMESPACE: &str = "knative-serving";
 
 /// Way of requests from outside to the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Gateway {
+pub(crate) enum GatewayExposure {
     /// A load balancer of the cluster's provider
     #[default]
     Loadbalancer,
@@ -23,7 +23,7 @@ pub(crate) enum Gateway {
 
 /// Set of defaults for cold starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Profile {
+pub(crate) enum InstallProfile {
     /// Same cold starts as on plain Kubernetes
     #[default]
     Standard,
@@ -33,15 +33,15 @@ pub(crate) enum Profile {
 
 /// Settings of one installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct InstallSettings {
     /// Namespace of the components.
     pub(crate) namespace: String,
     /// Image with all components.
     pub(crate) image: String,
     /// Way of requests from outside to the gateway.
-    pub(crate) gateway: Gateway,
+    pub(crate) gateway: GatewayExposure,
     /// Set of defaults for cold starts.
-    pub(crate) profile: Profile,
+    pub(crate) profile: InstallProfile,
     /// Domain of URLs from outside.
     pub(crate) domain: String,
     /// Domain of the cluster itself.
@@ -52,13 +52,13 @@ pub(crate) struct Settings {
     pub(crate) proxy_protocol: bool,
 }
 
-impl Default for Settings {
+impl Default for InstallSettings {
     fn default() -> Self {
         Self {
             namespace: NAMESPACE.to_owned(),
             image: concat!("dev.local/rouse:v", env!("CARGO_PKG_VERSION")).to_owned(),
-            gateway: Gateway::default(),
-            profile: Profile::default(),
+            gateway: GatewayExposure::default(),
+            profile: InstallProfile::default(),
             domain: "example.com".to_owned(),
             cluster_domain: "cluster.local".to_owned(),
             trusted_proxies: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use controller::config_maps::{Configs, Defaults};
+use controller::config_maps::{Configs, RevisionDefaults};
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
     api::{
@@ -19,12 +19,12 @@ use serde_json::Value;
 
 use super::{
     configs, objects, rbac,
-    settings::{Gateway, Profile, Settings},
+    settings::{GatewayExposure, InstallProfile, InstallSettings},
     workloads,
 };
 
 fn all() -> Vec<Value> {
-    objects::all(&Settings::default())
+    objects::all(&InstallSettings::default())
 }
 
 fn of(kind: &str) -> Vec<Value> {
@@ -79,7 +79,7 @@ fn names_are_unique_and_everything_is_known_as_ours() {
 
 #[test]
 fn everything_follows_the_namespace() {
-    let settings = Settings { namespace: "elsewhere".into(), ..Settings::default() };
+    let settings = InstallSettings { namespace: "elsewhere".into(), ..InstallSettings::default() };
     let left: Vec<String> = objects::all(&settings)
         .iter()
         .filter(|it| it.to_string().contains("\"knative-serving\""))
@@ -114,7 +114,7 @@ fn examples_show_what_holds_where_nothing_is_set() {
     let unset = Configs::default();
     assert_eq!(told.autoscaler, unset.autoscaler);
     // Without the setting, Kubernetes mounts the token.
-    let mut defaults = Defaults::default();
+    let mut defaults = RevisionDefaults::default();
     defaults.automount_service_account_token = Some(true);
     assert_eq!(*told.defaults, defaults);
     assert_eq!(told.deployment, unset.deployment);
@@ -180,21 +180,21 @@ fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
 #[test]
 fn the_gateway_opens_what_was_asked_for() {
     let with = |gateway| {
-        let all = objects::all(&Settings { gateway, ..Settings::default() });
+        let all = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });
         let find = |name: &str| all.iter().find(|it| objects::name(it) == name).cloned().unwrap();
         let port =
             find("Deployment/activator")["spec"]["template"]["spec"]["containers"][0]["ports"][0]
                 .clone();
         (find("Service/rouse-gateway")["spec"]["type"].clone(), port.get("hostPort").cloned())
     };
-    assert_eq!(with(Gateway::Loadbalancer), ("LoadBalancer".into(), None));
-    assert_eq!(with(Gateway::Nodeport), ("NodePort".into(), None));
-    assert_eq!(with(Gateway::Hostport), ("ClusterIP".into(), Some(80.into())));
+    assert_eq!(with(GatewayExposure::Loadbalancer), ("LoadBalancer".into(), None));
+    assert_eq!(with(GatewayExposure::Nodeport), ("NodePort".into(), None));
+    assert_eq!(with(GatewayExposure::Hostport), ("ClusterIP".into(), Some(80.into())));
 }
 
 #[test]
 fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
-    let settings = Settings { profile: Profile::Fast, ..Settings::default() };
+    let settings = InstallSettings { profile: InstallProfile::Fast, ..InstallSettings::default() };
     let all = configs::all(&settings);
     let defaults = all.iter().find(|it| it["metadata"]["name"] == "config-defaults").unwrap();
     assert_eq!(defaults["data"]["automount-service-account-token"], "false");
@@ -205,7 +205,8 @@ fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
 #[test]
 fn trusted_proxies_stand_in_config_network_as_the_controller_takes_them() {
     let trusted_proxies = vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
-    let settings = Settings { trusted_proxies, proxy_protocol: true, ..Settings::default() };
+    let settings =
+        InstallSettings { trusted_proxies, proxy_protocol: true, ..InstallSettings::default() };
     let objects = objects::all(&settings);
     let map = objects.iter().find(|it| objects::name(it) == "ConfigMap/config-network").unwrap();
     let data = serde_json::from_value(map["data"].clone()).unwrap();

@@ -10,9 +10,9 @@ use controller::children::slices::{MANAGED_BY, MANAGER};
 use serde_json::Value;
 
 use super::{
-    cluster::{self, Cluster},
+    cluster::{self, ClusterClient},
     configs, objects, ready,
-    settings::Settings,
+    settings::InstallSettings,
     webhook, workloads,
 };
 use crate::out;
@@ -33,7 +33,11 @@ const OWN: [(&str, &str, &str); 4] = [
 ];
 
 /// Removes an installation. CRDs, and with them every service, are removed only with `crds`.
-pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> Result<()> {
+pub(super) async fn run(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+    crds: bool,
+) -> Result<()> {
     // The controller first: it would register its webhooks again, and webhooks without it would block every change.
     remove(cluster, &object("apps/v1", "Deployment", "controller", settings)).await?;
     gone(cluster, "app=controller", settings).await?;
@@ -74,11 +78,11 @@ pub(super) async fn run(cluster: &Cluster, settings: &Settings, crds: bool) -> R
     Ok(())
 }
 
-fn object(api: &str, kind: &str, name: &str, settings: &Settings) -> Value {
+fn object(api: &str, kind: &str, name: &str, settings: &InstallSettings) -> Value {
     objects::object(api, kind, name, "", settings)
 }
 
-async fn remove(cluster: &Cluster, object: &Value) -> Result<()> {
+async fn remove(cluster: &ClusterClient, object: &Value) -> Result<()> {
     if cluster.delete(object).await? {
         out::line(&format!("removed {}", objects::name(object)))?;
     }
@@ -87,7 +91,7 @@ async fn remove(cluster: &Cluster, object: &Value) -> Result<()> {
 
 /// Removes users' objects while their kinds still exist. Kubernetes cannot tell that an owner of a removed kind is
 /// gone, and its pods would stay forever.
-async fn clear(cluster: &Cluster) -> Result<()> {
+async fn clear(cluster: &ClusterClient) -> Result<()> {
     let (v1, v1beta1) = ("serving.knative.dev/v1", "serving.knative.dev/v1beta1");
     let kinds = [
         (v1beta1, "DomainMapping"),
@@ -117,7 +121,7 @@ async fn clear(cluster: &Cluster) -> Result<()> {
 
 /// Removes the EndpointSlices that the controller wrote, so that services' addresses refuse connections. Their
 /// endpoints would be activators that can wake nothing any more, and later arbitrary pods that get the same addresses.
-async fn close_addresses(cluster: &Cluster) -> Result<()> {
+async fn close_addresses(cluster: &ClusterClient) -> Result<()> {
     let labels = format!("{MANAGED_BY}={MANAGER}");
     let slices = cluster.list("discovery.k8s.io/v1", "EndpointSlice", None, &labels).await?;
     let namespaces = slices.iter().filter_map(|it| it["metadata"]["namespace"].as_str());
@@ -129,7 +133,7 @@ async fn close_addresses(cluster: &Cluster) -> Result<()> {
 
 /// Removes pinned programs and maps from all nodes. Pins stay in force without an agent, so an uninstall must remove
 /// them. Each node does it itself, in the agent's place and with the agent's rights.
-async fn clean_nodes(cluster: &Cluster, settings: &Settings) -> Result<()> {
+async fn clean_nodes(cluster: &ClusterClient, settings: &InstallSettings) -> Result<()> {
     let agent = object("apps/v1", "DaemonSet", "rouse-agent", settings);
     if cluster.get(&agent).await?.is_none() {
         return Ok(());
@@ -155,7 +159,7 @@ async fn clean_nodes(cluster: &Cluster, settings: &Settings) -> Result<()> {
 
 /// Waits until the CRDs are gone. Deletion continues after the API server has accepted it, and would delete objects of
 /// a new installation too.
-async fn kinds_gone(cluster: &Cluster, all: &[Value]) -> Result<()> {
+async fn kinds_gone(cluster: &ClusterClient, all: &[Value]) -> Result<()> {
     let started = Instant::now();
     for kind in all.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {
         while cluster.get(kind).await?.is_some() {
@@ -168,7 +172,7 @@ async fn kinds_gone(cluster: &Cluster, all: &[Value]) -> Result<()> {
     Ok(())
 }
 
-async fn gone(cluster: &Cluster, labels: &str, settings: &Settings) -> Result<()> {
+async fn gone(cluster: &ClusterClient, labels: &str, settings: &InstallSettings) -> Result<()> {
     let started = Instant::now();
     while !cluster.list("v1", "Pod", Some(&settings.namespace), labels).await?.is_empty() {
         if started.elapsed() > LIMIT {

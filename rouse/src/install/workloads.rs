@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     objects::{object, with},
-    settings::{Gateway, PART_OF, Settings},
+    settings::{GatewayExposure, InstallSettings, PART_OF},
 };
 
 /// Port on which the controller serves routes and receives reports.
@@ -46,7 +46,7 @@ pub(crate) fn admin(app: &str) -> u16 {
 }
 
 /// All workloads of an installation, with their disruption budgets and the activators' autoscaler.
-pub(crate) fn all(settings: &Settings) -> Vec<Value> {
+pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     // The controller first: all other components wait for its authorities.
     let mut all = vec![controller(settings), autoscaler(settings), activator(settings)];
     all.push(agent(settings));
@@ -65,13 +65,13 @@ fn field(name: &str, path: &str) -> Value {
 
 /// Address of the replicas of a component: the name of its headless Service. After the first contact they name each
 /// other.
-fn replicas(of: &str, port: u16, settings: &Settings) -> String {
-    let Settings { namespace, cluster_domain, .. } = settings;
+fn replicas(of: &str, port: u16, settings: &InstallSettings) -> String {
+    let InstallSettings { namespace, cluster_domain, .. } = settings;
     format!("dns:rouse-{of}.{namespace}.svc.{cluster_domain}:{port}")
 }
 
 /// Environment variables of a component that authenticates to the controller.
-fn identified(settings: &Settings) -> Vec<Value> {
+fn identified(settings: &InstallSettings) -> Vec<Value> {
     vec![
         env("ROUSE_IDENTITY", IDENTITY),
         env("ROUSE_CONTROLLER", &replicas("controller", STREAMS, settings)),
@@ -94,7 +94,7 @@ fn identity_volume() -> Value {
 }
 
 /// Container that runs one component.
-fn container(app: &str, env: Vec<Value>, more: Value, settings: &Settings) -> Value {
+fn container(app: &str, env: Vec<Value>, more: Value, settings: &InstallSettings) -> Value {
     let mut probe = json!({"httpGet": {"path": "/readyz", "port": admin(app)}, "periodSeconds": 2});
     // Readiness changes within seconds; only a minute without an answer restarts a component.
     probe["failureThreshold"] = 3.into();
@@ -131,7 +131,7 @@ fn template(app: &str, spec: Value) -> Value {
 }
 
 /// Deployment with two replicas of a component that needs no access to its node.
-fn deployment(app: &str, container: Value, spec: Value, settings: &Settings) -> Value {
+fn deployment(app: &str, container: Value, spec: Value, settings: &InstallSettings) -> Value {
     let selector = json!({"app": app});
     let apart = json!({
         "maxSkew": 1,
@@ -165,7 +165,7 @@ fn requests(cpu: &str, memory: &str) -> Value {
     json!({"requests": {"cpu": cpu, "memory": memory}})
 }
 
-fn controller(settings: &Settings) -> Value {
+fn controller(settings: &InstallSettings) -> Value {
     let app = "controller";
     let env = vec![
         field("POD_NAME", "metadata.name"),
@@ -184,7 +184,7 @@ fn controller(settings: &Settings) -> Value {
     deployment(app, container(app, env, more, settings), spec, settings)
 }
 
-fn autoscaler(settings: &Settings) -> Value {
+fn autoscaler(settings: &InstallSettings) -> Value {
     let app = "autoscaler";
     let mut vars = identified(settings);
     vars.extend([
@@ -202,7 +202,7 @@ fn autoscaler(settings: &Settings) -> Value {
     deployment(app, container(app, vars, more, settings), spec, settings)
 }
 
-fn activator(settings: &Settings) -> Value {
+fn activator(settings: &InstallSettings) -> Value {
     let app = "activator";
     let mut vars = identified(settings);
     vars.extend([
@@ -218,7 +218,7 @@ fn activator(settings: &Settings) -> Value {
         env("ROUSE_ACTIVATOR_ADMIN", &format!("[::]:{}", admin(app))),
     ]);
     let mut gateway = port("http", GATEWAY);
-    if settings.gateway == Gateway::Hostport {
+    if settings.gateway == GatewayExposure::Hostport {
         gateway["hostPort"] = 80.into();
     }
     let mut resources = requests("200m", "64Mi");
@@ -242,14 +242,14 @@ fn activator(settings: &Settings) -> Value {
     if let Some(Value::Object(spec)) = whole.get_mut("spec") {
         spec.remove("replicas");
     }
-    if settings.gateway == Gateway::Hostport {
+    if settings.gateway == GatewayExposure::Hostport {
         // A node has one port 80, so the old pod must end before the new one starts.
         whole["spec"]["strategy"]["rollingUpdate"] = json!({"maxUnavailable": 1, "maxSurge": 0});
     }
     whole
 }
 
-fn agent(settings: &Settings) -> Value {
+fn agent(settings: &InstallSettings) -> Value {
     let app = "rouse-agent";
     let mut vars = identified(settings);
     vars.extend([
@@ -304,7 +304,7 @@ fn agent(settings: &Settings) -> Value {
 
 /// DaemonSet that replaces the agents' to uninstall: it removes their pins once, and then idles to show that it is
 /// done.
-pub(crate) fn agent_remover(settings: &Settings) -> Value {
+pub(crate) fn agent_remover(settings: &InstallSettings) -> Value {
     let mut whole = agent(settings);
     let pod = &mut whole["spec"]["template"]["spec"];
     let mut container = pod["containers"][0].take();
@@ -341,7 +341,7 @@ const HOST: [(&str, &str); 5] = [
 ];
 
 /// Disruption budget by which one replica goes at a time, however many nodes are drained at once.
-fn budget(app: &str, settings: &Settings) -> Value {
+fn budget(app: &str, settings: &InstallSettings) -> Value {
     let budget = object("policy/v1", "PodDisruptionBudget", app, app, settings);
     let spec = json!({
         "maxUnavailable": 1,
@@ -352,7 +352,7 @@ fn budget(app: &str, settings: &Settings) -> Value {
     with(budget, json!({"spec": spec}))
 }
 
-fn more_activators(settings: &Settings) -> Value {
+fn more_activators(settings: &InstallSettings) -> Value {
     let target = json!({"type": "Utilization", "averageUtilization": 100});
     let spec = json!({
         "minReplicas": 2,

@@ -12,18 +12,18 @@ pub(super) const COLUMNS: [&str; 8] =
 
 /// Values of the whole node at one moment.
 #[derive(Clone, Debug)]
-pub(super) struct Snapshot {
+pub(super) struct TopSnapshot {
     /// Time of the snapshot, from which rates are computed.
     pub(super) at: Instant,
     /// Rows of all services, sorted by name.
-    pub(super) services: Vec<Service>,
+    pub(super) services: Vec<ServiceStats>,
     /// Error that leaves values unknown, if any.
     pub(super) trouble: Option<String>,
 }
 
 /// Row of one service.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Service {
+pub(super) struct ServiceStats {
     name: String,
     ready: String,
     /// Pods of the service that exist.
@@ -39,7 +39,7 @@ pub(super) struct Service {
     pub(super) rate: Option<f64>,
 }
 
-impl Snapshot {
+impl TopSnapshot {
     /// Combines services, pods and the autoscaler's metrics; `before` gives the rates.
     pub(super) fn new(
         at: Instant,
@@ -50,8 +50,8 @@ impl Snapshot {
         before: Option<&Self>,
     ) -> Self {
         let figures = parse(metrics);
-        let mut services: Vec<Service> =
-            services.iter().map(|it| Service::new(it, pods, &figures)).collect();
+        let mut services: Vec<ServiceStats> =
+            services.iter().map(|it| ServiceStats::new(it, pods, &figures)).collect();
         services.sort_by(|one, two| one.name.cmp(&two.name));
         if let Some(before) = before {
             let seconds = at.saturating_duration_since(before.at).as_secs_f64();
@@ -68,8 +68,8 @@ impl Snapshot {
     }
 }
 
-impl Service {
-    fn new(it: &Value, pods: &[Value], figures: &Figures) -> Self {
+impl ServiceStats {
+    fn new(it: &Value, pods: &[Value], figures: &ServiceMetricSums) -> Self {
         let meta = &it["metadata"];
         let (namespace, name) = (view::text(&meta["namespace"]), view::text(&meta["name"]));
         let own = |pod: &&Value| {
@@ -123,11 +123,11 @@ fn whole(value: f64) -> u64 {
 }
 
 /// Sums over a service's Revisions, by metric, then by namespace and service.
-type Figures = BTreeMap<String, BTreeMap<(String, String), f64>>;
+type ServiceMetricSums = BTreeMap<String, BTreeMap<(String, String), f64>>;
 
 /// Parses the lines of a metrics text that have a service's labels.
-fn parse(text: &str) -> Figures {
-    let mut out = Figures::new();
+fn parse(text: &str) -> ServiceMetricSums {
+    let mut out = ServiceMetricSums::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((name, rest)) = line.split_once('{') else { continue };
         // From the right: a label's value may contain a brace.
@@ -182,7 +182,14 @@ mod tests {
         let labels = json!({"serving.knative.dev/service": "hello"});
         let pod = json!({"metadata": {"namespace": "default", "labels": labels}});
         let look = |at, pods: &[Value], begun, before| {
-            Snapshot::new(at, std::slice::from_ref(&service), pods, &metrics(begun), None, before)
+            TopSnapshot::new(
+                at,
+                std::slice::from_ref(&service),
+                pods,
+                &metrics(begun),
+                None,
+                before,
+            )
         };
         let start = Instant::now();
         let first = look(start, std::slice::from_ref(&pod), 100, None);

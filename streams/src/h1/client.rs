@@ -10,22 +10,22 @@ use http_body::{Body, Frame};
 use hyper::client::conn::http1::{self, SendRequest};
 
 use super::{
-    reference::{self, Kind, Odd},
+    reference::{self, ReferenceRequestKind, UnusualForm},
     responses,
 };
 use crate::{
-    Outcome,
-    dice::Dice,
-    memory::{Io, Task},
+    ConformanceTotals,
+    dice::SeededRng,
+    memory::{MemoryIo, PolledTask},
     segments,
-    tap::{Event, Tap},
+    tap::{EbpfModel, ModelEvent},
 };
 
 /// Byte that ends the response to a request.
 pub const END: u8 = 0xff;
 
 /// Generates a conversation. In half of them something is unusual.
-pub fn conversation(dice: &mut Dice) -> Vec<u8> {
+pub fn conversation(dice: &mut SeededRng) -> Vec<u8> {
     let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
     let mut text = Vec::new();
     for _ in 0..=dice.below(4) {
@@ -39,11 +39,11 @@ pub fn conversation(dice: &mut Dice) -> Vec<u8> {
     text
 }
 
-fn kind_of(letter: u8) -> Kind {
+fn kind_of(letter: u8) -> ReferenceRequestKind {
     match letter {
-        b'H' => Kind::Head,
-        b'C' => Kind::Connect,
-        _ => Kind::Plain,
+        b'H' => ReferenceRequestKind::Head,
+        b'C' => ReferenceRequestKind::Connect,
+        _ => ReferenceRequestKind::Plain,
     }
 }
 
@@ -59,20 +59,20 @@ fn records(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
 /// SETTINGS frame begins HTTP/2 for the model.
 fn is_differing(letter: u8, answer: &[u8]) -> bool {
     let differs = [
-        Odd::Trailer,
-        Odd::NoCoding,
-        Odd::FoldedClose,
-        Odd::ReturnedClose,
-        Odd::Letter,
-        Odd::Frame,
+        UnusualForm::Trailer,
+        UnusualForm::NoCoding,
+        UnusualForm::FoldedClose,
+        UnusualForm::ReturnedClose,
+        UnusualForm::Letter,
+        UnusualForm::Frame,
     ];
     reference::answer(answer, kind_of(letter)).iter().any(|odd| differs.contains(odd))
 }
 
 /// Body of a request, sent in pieces, and the number of pieces that may be sent.
-struct Pieces(Vec<Bytes>, Rc<Cell<usize>>);
+struct PiecewiseBody(Vec<Bytes>, Rc<Cell<usize>>);
 
-impl Body for Pieces {
+impl Body for PiecewiseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -95,7 +95,7 @@ impl Body for Pieces {
     }
 }
 
-fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut Dice) -> Request<Pieces> {
+fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut SeededRng) -> Request<PiecewiseBody> {
     let (method, uri) = match letter {
         b'H' => (Method::HEAD, "/"),
         b'C' => (Method::CONNECT, "example.com:443"),
@@ -106,7 +106,7 @@ fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut Dice) -> Request<Piec
     let pieces = (0..dice.below(5)).map(|_| Bytes::from(vec![b'x'; 1 + dice.length(900)]));
     let pieces: Vec<Bytes> = if has_body { pieces.collect() } else { Vec::new() };
     let length: usize = pieces.iter().map(Bytes::len).sum();
-    let mut request = Request::new(Pieces(pieces, Rc::clone(steps)));
+    let mut request = Request::new(PiecewiseBody(pieces, Rc::clone(steps)));
     if letter == b'P' {
         request.headers_mut().insert(header::CONTENT_LENGTH, length.into());
     }
@@ -117,7 +117,7 @@ fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut Dice) -> Request<Piec
 
 /// Progress of the response to the present request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ClientExchangeState {
     Waiting,
     Begun(u16),
     Whole(u16),
@@ -127,57 +127,57 @@ enum State {
 
 /// Sends a request and reads its response to the end.
 async fn exchange(
-    mut sender: SendRequest<Pieces>,
-    request: Request<Pieces>,
-    state: Rc<Cell<State>>,
-) -> Option<SendRequest<Pieces>> {
+    mut sender: SendRequest<PiecewiseBody>,
+    request: Request<PiecewiseBody>,
+    state: Rc<Cell<ClientExchangeState>>,
+) -> Option<SendRequest<PiecewiseBody>> {
     let connects = request.method() == Method::CONNECT;
     let response = match sender.send_request(request).await {
         Ok(response) => response,
         Err(_) => {
-            state.set(State::Broken);
+            state.set(ClientExchangeState::Broken);
             return None;
         }
     };
     let status = response.status();
     if status == 101 || connects && status.is_success() {
-        state.set(State::Tunnel);
+        state.set(ClientExchangeState::Tunnel);
         return None;
     }
-    state.set(State::Begun(status.as_u16()));
+    state.set(ClientExchangeState::Begun(status.as_u16()));
     let mut body = pin!(response.into_body());
     while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
         if frame.is_err() {
-            state.set(State::Broken);
+            state.set(ClientExchangeState::Broken);
             return None;
         }
     }
-    state.set(State::Whole(status.as_u16()));
+    state.set(ClientExchangeState::Whole(status.as_u16()));
     Some(sender)
 }
 
 /// Plays a conversation, cut by `dice`. The error describes the difference between model and client.
-pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     if records(conversation).any(|(letter, answer)| is_differing(letter, answer)) {
-        return Ok(Outcome { differing: 1, ..Outcome::default() });
+        return Ok(ConformanceTotals { differing: 1, ..ConformanceTotals::default() });
     }
-    let io = Io::default();
+    let io = MemoryIo::default();
     let mut builder = http1::Builder::new();
     builder.allow_obsolete_multiline_headers_in_responses(dice.chance(50));
-    let mut shake = Task::new(builder.handshake::<Io, Pieces>(io.clone()));
+    let mut shake = PolledTask::new(builder.handshake::<MemoryIo, PiecewiseBody>(io.clone()));
     shake.settle();
     let Some(Ok((sender, connection))) = shake.output else {
         return Err("the client cannot begin".to_owned());
     };
-    let mut talk = Talk {
-        connection: Task::new(connection),
+    let mut talk = HyperClientCase {
+        connection: PolledTask::new(connection),
         io,
-        tap: Tap::new(),
+        tap: EbpfModel::new(),
         steps: Rc::default(),
         sent: Vec::new(),
         received: Vec::new(),
         heard: Vec::new(),
-        state: State::Waiting,
+        state: ClientExchangeState::Waiting,
     };
     let outcome = talk.run(conversation, sender, dice);
     outcome.map_err(|what| {
@@ -187,34 +187,35 @@ pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     })
 }
 
-struct Talk<F: Future> {
-    connection: Task<F>,
-    io: Io,
-    tap: Tap,
+struct HyperClientCase<F: Future> {
+    connection: PolledTask<F>,
+    io: MemoryIo,
+    tap: EbpfModel,
     /// Number of pieces of the request's body that may be sent.
     steps: Rc<Cell<usize>>,
     sent: Vec<u8>,
     received: Vec<u8>,
     /// Statuses of the responses that arrived whole.
     heard: Vec<u16>,
-    state: State,
+    state: ClientExchangeState,
 }
 
-impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
+impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
     fn run(
         &mut self,
         conversation: &[u8],
-        mut sender: SendRequest<Pieces>,
-        dice: &mut Dice,
-    ) -> Result<Outcome, String> {
+        mut sender: SendRequest<PiecewiseBody>,
+        dice: &mut SeededRng,
+    ) -> Result<ConformanceTotals, String> {
         for (letter, answer) in records(conversation) {
-            let state = Rc::new(Cell::new(State::Waiting));
+            let state = Rc::new(Cell::new(ClientExchangeState::Waiting));
             self.steps.set(dice.below(4));
             let request = request(letter, &self.steps, dice);
-            let mut task = Task::new(exchange(sender, request, Rc::clone(&state)));
+            let mut task = PolledTask::new(exchange(sender, request, Rc::clone(&state)));
             self.settle(&mut task, &state, dice)?;
             for segment in segments::cut(0, answer.len(), dice) {
-                if matches!(self.state, State::Whole(_) | State::Broken) {
+                if matches!(self.state, ClientExchangeState::Whole(_) | ClientExchangeState::Broken)
+                {
                     break;
                 }
                 self.answer(&answer[segment], dice);
@@ -224,7 +225,9 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
             self.steps.set(9);
             self.settle(&mut task, &state, dice)?;
             match (self.state, task.output.take().flatten()) {
-                (State::Whole(_), Some(back)) if self.connection.output.is_none() => sender = back,
+                (ClientExchangeState::Whole(_), Some(back)) if self.connection.output.is_none() => {
+                    sender = back
+                }
                 _ => break,
             }
             if !sender.is_ready() {
@@ -235,7 +238,7 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
     }
 
     /// Sends bytes of a response to the model and the client.
-    fn answer(&mut self, bytes: &[u8], dice: &mut Dice) {
+    fn answer(&mut self, bytes: &[u8], dice: &mut SeededRng) {
         let from = self.received.len();
         self.received.extend(bytes);
         let again = if dice.chance(10) { dice.below(from + 1) } else { from };
@@ -246,9 +249,9 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
     /// Polls client and exchange until both wait, and compares the model with the client.
     fn settle<E>(
         &mut self,
-        task: &mut Task<impl Future<Output = E>>,
-        state: &Cell<State>,
-        dice: &mut Dice,
+        task: &mut PolledTask<impl Future<Output = E>>,
+        state: &Cell<ClientExchangeState>,
+        dice: &mut SeededRng,
     ) -> Result<(), String> {
         loop {
             self.connection.settle();
@@ -264,14 +267,16 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
         }
         if self.state != state.get() {
             self.state = state.get();
-            if let State::Whole(status) = self.state {
+            if let ClientExchangeState::Whole(status) = self.state {
                 self.heard.push(status);
             }
         }
         let is_open = match self.state {
-            State::Broken => return Ok(()),
-            State::Whole(_) => false,
-            State::Waiting | State::Begun(_) | State::Tunnel => true,
+            ClientExchangeState::Broken => return Ok(()),
+            ClientExchangeState::Whole(_) => false,
+            ClientExchangeState::Waiting
+            | ClientExchangeState::Begun(_)
+            | ClientExchangeState::Tunnel => true,
         };
         match self.tap.is_busy() == is_open {
             true => Ok(()),
@@ -280,22 +285,26 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
     }
 
     /// Closes the server's side, which completes a response without a length, and compares all events.
-    fn conclude(&mut self) -> Result<Outcome, String> {
+    fn conclude(&mut self) -> Result<ConformanceTotals, String> {
         self.tap.close(true);
-        let refused = usize::from(self.state == State::Broken);
+        let refused = usize::from(self.state == ClientExchangeState::Broken);
         let (answers, mut ended) = (self.heard.len(), Vec::new());
         for event in self.tap.events() {
             match event {
-                Event::Finished(status) => ended.push(*status),
-                Event::Missed(_) => return Err("a request was missed".to_owned()),
-                Event::Opaque => return Err("HTTP/1.1 passes for something else".to_owned()),
-                Event::Desync | Event::Stray if ended.len() < answers => {
+                ModelEvent::Finished(status) => ended.push(*status),
+                ModelEvent::Missed(_) => return Err("a request was missed".to_owned()),
+                ModelEvent::Opaque => return Err("HTTP/1.1 passes for something else".to_owned()),
+                ModelEvent::Desync | ModelEvent::Stray if ended.len() < answers => {
                     return Err("boundaries lost".to_owned());
                 }
-                Event::Http2 | Event::Answered(..) => {
+                ModelEvent::Http2 | ModelEvent::Answered(..) => {
                     return Err("HTTP/1.1 passes for HTTP/2".to_owned());
                 }
-                Event::Started | Event::Closed | Event::Cut | Event::Stray | Event::Desync => {}
+                ModelEvent::Started
+                | ModelEvent::Closed
+                | ModelEvent::Cut
+                | ModelEvent::Stray
+                | ModelEvent::Desync => {}
             }
         }
         // A response that the client broke off may have looked whole to the model.
@@ -303,6 +312,10 @@ impl<F: Future<Output = hyper::Result<()>>> Talk<F> {
         if !is_whole {
             return Err("other answers".to_owned());
         }
-        Ok(Outcome { requests: answers as u64, refused: refused as u64, ..Outcome::default() })
+        Ok(ConformanceTotals {
+            requests: answers as u64,
+            refused: refused as u64,
+            ..ConformanceTotals::default()
+        })
     }
 }

@@ -1,10 +1,10 @@
 //! Pure: comparison of the model's events with the served requests.
 
-use crate::tap::Event;
+use crate::tap::ModelEvent;
 
 /// Work of a server so far.
 #[derive(Clone, Copy, Debug)]
-pub struct Served<'a> {
+pub struct ServedRequests<'a> {
     /// Statuses of the server's responses, in order.
     pub statuses: &'a [u16],
     /// True if the server may have broken off after the last of them. Then one refusal may have been counted, and one
@@ -15,26 +15,28 @@ pub struct Served<'a> {
 }
 
 /// Checks `events` against the served requests; the error names the difference.
-pub fn judge(events: &[Event], served: Served<'_>) -> Result<(), &'static str> {
-    let Served { statuses, may_refuse, is_tunnel } = served;
+pub fn judge(events: &[ModelEvent], served: ServedRequests<'_>) -> Result<(), &'static str> {
+    let ServedRequests { statuses, may_refuse, is_tunnel } = served;
     let mut answered = Vec::new();
     let (mut strays, mut cut, mut tunnels) = (0, 0, 0);
     for event in events {
         match event {
-            Event::Finished(status) => answered.push(*status),
-            Event::Missed(_) if answered.len() < statuses.len() => {
+            ModelEvent::Finished(status) => answered.push(*status),
+            ModelEvent::Missed(_) if answered.len() < statuses.len() => {
                 return Err("a served request was missed");
             }
-            Event::Missed(status) => answered.push(*status),
+            ModelEvent::Missed(status) => answered.push(*status),
             // A response without a length is whole when the connection ends.
-            Event::Closed if answered.len() + 1 == statuses.len() => {
+            ModelEvent::Closed if answered.len() + 1 == statuses.len() => {
                 answered.push(statuses[answered.len()]);
             }
-            Event::Closed => tunnels += 1,
-            Event::Cut => cut += 1,
-            Event::Stray => strays += 1,
-            Event::Http2 | Event::Answered(..) => return Err("HTTP/1.1 passes for HTTP/2"),
-            Event::Started | Event::Desync | Event::Opaque => {}
+            ModelEvent::Closed => tunnels += 1,
+            ModelEvent::Cut => cut += 1,
+            ModelEvent::Stray => strays += 1,
+            ModelEvent::Http2 | ModelEvent::Answered(..) => {
+                return Err("HTTP/1.1 passes for HTTP/2");
+            }
+            ModelEvent::Started | ModelEvent::Desync | ModelEvent::Opaque => {}
         }
     }
     let (ours, more) = answered.split_at(answered.len().min(statuses.len()));
@@ -61,7 +63,7 @@ fn is_foreign(stream: &[u8]) -> bool {
 }
 
 /// Returns true if neither `stream` nor `events` are HTTP/1: then nothing was counted.
-pub fn passes_for_foreign(stream: &[u8], events: &[Event]) -> bool {
-    use Event::{Desync, Http2, Opaque};
+pub fn passes_for_foreign(stream: &[u8], events: &[ModelEvent]) -> bool {
+    use ModelEvent::{Desync, Http2, Opaque};
     is_foreign(stream) && matches!(events, [Opaque] | [Http2] | [Http2, Desync, Opaque])
 }

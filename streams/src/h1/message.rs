@@ -1,6 +1,6 @@
 //! Pure: generates messages: most of them usual, some in forms that implementations read differently, some broken.
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 
 /// Header lines without effect on framing; some look as if they had one.
 const NOISE: [&str; 33] = [
@@ -168,9 +168,9 @@ const CHUNK_ENDS: [&str; 7] = ["\r\n", "\n", "", "\r", "\r\r\n", " \r\n", "x\r\n
 const LAST_CHUNKS: [&str; 8] = ["0", "0", "000", "0;last", "0 ", "00;a=b", "0x0", ""];
 
 /// Generator of messages, with the bytes written so far.
-pub(super) struct Writer<'a> {
+pub(super) struct MessageWriter<'a> {
     pub(super) out: Vec<u8>,
-    pub(super) dice: &'a mut Dice,
+    pub(super) dice: &'a mut SeededRng,
     /// Probability of unusual parts, in thousandths.
     pub(super) odd: usize,
     /// Line end of the present message.
@@ -181,14 +181,14 @@ pub(super) struct Writer<'a> {
 
 /// Framing of the body, as announced by the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body {
+pub(super) enum MessageBody {
     None,
     Sized(usize),
     Chunked,
 }
 
-impl<'a> Writer<'a> {
-    pub(super) fn new(dice: &'a mut Dice, odd: usize) -> Self {
+impl<'a> MessageWriter<'a> {
+    pub(super) fn new(dice: &'a mut SeededRng, odd: usize) -> Self {
         Self { out: Vec::new(), dice, odd, end: "\r\n", closes: false }
     }
 
@@ -215,11 +215,11 @@ impl<'a> Writer<'a> {
         self.line("");
     }
 
-    pub(super) fn body(&mut self, body: Body) {
+    pub(super) fn body(&mut self, body: MessageBody) {
         match body {
-            Body::None => {}
-            Body::Sized(len) => self.content(len),
-            Body::Chunked => self.chunks(),
+            MessageBody::None => {}
+            MessageBody::Sized(len) => self.content(len),
+            MessageBody::Chunked => self.chunks(),
         }
     }
 
@@ -241,20 +241,20 @@ impl<'a> Writer<'a> {
     }
 
     /// Generates the header lines that announce a body's length, and that length.
-    pub(super) fn framing(&mut self) -> (Vec<String>, Body) {
+    pub(super) fn framing(&mut self) -> (Vec<String>, MessageBody) {
         let mut lines = Vec::new();
         let body = match self.dice.below(5) {
-            0..2 => Body::None,
+            0..2 => MessageBody::None,
             2..4 => {
                 let len = self.dice.length(6_000);
                 lines.push(self.field(&LENGTH_NAMES, &len.to_string()));
-                Body::Sized(len)
+                MessageBody::Sized(len)
             }
             _ => {
                 // The first six elements are the plain word.
                 let coding = self.dice.pick(&CODINGS[..6]);
                 lines.push(self.field(&CODING_NAMES, coding));
-                Body::Chunked
+                MessageBody::Chunked
             }
         };
         if !self.is_odd() {
@@ -263,11 +263,11 @@ impl<'a> Writer<'a> {
         match self.dice.below(5) {
             0 => {
                 let length = self.dice.pick(&LENGTHS);
-                (vec![self.field(&LENGTH_NAMES, length)], Body::Sized(5))
+                (vec![self.field(&LENGTH_NAMES, length)], MessageBody::Sized(5))
             }
             1 => {
                 let coding = self.dice.pick(&CODINGS);
-                (vec![self.field(&CODING_NAMES, coding)], Body::Chunked)
+                (vec![self.field(&CODING_NAMES, coding)], MessageBody::Chunked)
             }
             2 => {
                 lines.push(lines.first().cloned().unwrap_or_default());
@@ -281,7 +281,7 @@ impl<'a> Writer<'a> {
             _ => {
                 let coding = self.dice.pick(&CODINGS);
                 lines.push(self.field(&CODING_NAMES, coding));
-                (lines, if self.dice.chance(70) { Body::Chunked } else { body })
+                (lines, if self.dice.chance(70) { MessageBody::Chunked } else { body })
             }
         }
     }
@@ -333,7 +333,7 @@ impl<'a> Writer<'a> {
 }
 
 /// Changes one or a few bytes at a random place.
-pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
+pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut SeededRng) {
     let at = dice.below(bytes.len() + 1);
     match dice.below(6) {
         0 | 1 => {

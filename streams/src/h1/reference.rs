@@ -1,15 +1,15 @@
 //! Pure: reference for request boundaries, from RFC 9112: slow, obvious, and independent of `common::h1`.
 //!
-//! Servers differ. Each point of difference is an [`Odd`]. A [`Server`] accepts some of them and refuses the rest: with
+//! Servers differ. Each point of difference is an [`UnusualForm`]. A [`ServerProfile`] accepts some of them and refuses the rest: with
 //! 400 or a similar response, and a close. The behaviour of real servers was measured, one request for each point.
 
 mod reader;
 
-use self::reader::Reader;
+use self::reader::ReferenceReader;
 
 /// Form of a message that some servers accept and some refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Odd {
+pub enum UnusualForm {
     /// A method with lower-case letters, digits or symbols after its first letter.
     Method,
     /// A method that begins with no letter, or HTTP/2's own (RFC 9113 §11.6).
@@ -69,7 +69,7 @@ pub enum Odd {
 
 /// Server whose reading is imitated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum ServerProfile {
     /// Accepts no unusual form at all.
     Strict,
     /// Behaves like nginx 1.22.
@@ -82,49 +82,55 @@ pub enum Server {
     Lax,
 }
 
-impl Server {
+impl ServerProfile {
     /// All servers that are imitated.
     pub const ALL: [Self; 5] = [Self::Strict, Self::Nginx, Self::Go, Self::Node, Self::Lax];
 
     /// Returns true if the server accepts this form. Forms that no client sends and that the eBPF programs do not
     /// follow are left out.
-    fn takes(self, odd: Odd) -> bool {
+    fn takes(self, odd: UnusualForm) -> bool {
         match self {
             Self::Strict => false,
             Self::Nginx => matches!(
                 odd,
-                Odd::Spaces
-                    | Odd::Target
-                    | Odd::Version
-                    | Odd::LineFeed
-                    | Odd::Name
-                    | Odd::ChunkBlank
-                    | Odd::ChunkZeros
-                    | Odd::ChunkLineFeed
-                    | Odd::Trailer
+                UnusualForm::Spaces
+                    | UnusualForm::Target
+                    | UnusualForm::Version
+                    | UnusualForm::LineFeed
+                    | UnusualForm::Name
+                    | UnusualForm::ChunkBlank
+                    | UnusualForm::ChunkZeros
+                    | UnusualForm::ChunkLineFeed
+                    | UnusualForm::Trailer
             ),
             Self::Go => matches!(
                 odd,
-                Odd::Method
-                    | Odd::Target
-                    | Odd::Version
-                    | Odd::LineFeed
-                    | Odd::Fold
-                    | Odd::Lengths
-                    | Odd::Both
-                    | Odd::ChunkBlank
+                UnusualForm::Method
+                    | UnusualForm::Target
+                    | UnusualForm::Version
+                    | UnusualForm::LineFeed
+                    | UnusualForm::Fold
+                    | UnusualForm::Lengths
+                    | UnusualForm::Both
+                    | UnusualForm::ChunkBlank
             ),
-            Self::Node => matches!(odd, Odd::Spaces | Odd::Codings | Odd::ChunkZeros),
-            Self::Lax => {
-                !matches!(odd, Odd::Symbol | Odd::Tabs | Odd::FoldedClose | Odd::ReturnedClose)
+            Self::Node => {
+                matches!(odd, UnusualForm::Spaces | UnusualForm::Codings | UnusualForm::ChunkZeros)
             }
+            Self::Lax => !matches!(
+                odd,
+                UnusualForm::Symbol
+                    | UnusualForm::Tabs
+                    | UnusualForm::FoldedClose
+                    | UnusualForm::ReturnedClose
+            ),
         }
     }
 }
 
 /// Property of a request on which the framing of its response depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ReferenceRequestKind {
     /// The response is framed by its own headers.
     Plain,
     /// The response has no body.
@@ -135,27 +141,27 @@ pub enum Kind {
 
 /// Head of a request, as far as boundaries depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct ReferenceHead {
     /// Offset in the stream at which the head ends.
     pub end: usize,
     /// Property on which the framing of the response depends.
-    pub kind: Kind,
+    pub kind: ReferenceRequestKind,
     /// True if the server closes the connection after its response.
     pub closes: bool,
     /// True if the request itself contains the option `close`.
     pub says_close: bool,
-    body: Body,
+    body: ReferenceBody,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Body {
+enum ReferenceBody {
     Sized(u64),
     Chunked,
 }
 
 /// Reason why reading stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum ReferenceStop {
     /// The message continues beyond the bytes that are there.
     Short,
     /// The server refuses what it has read.
@@ -166,22 +172,22 @@ pub enum Stop {
 
 /// Result of reading a stream of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Requests {
+pub struct ReferenceRequests {
     /// Requests that arrived whole: their heads, and the offsets at which their bodies end.
-    pub whole: Vec<(Head, usize)>,
+    pub whole: Vec<(ReferenceHead, usize)>,
     /// Head of the last request, if its body is incomplete.
-    pub part: Option<Head>,
+    pub part: Option<ReferenceHead>,
     /// Reason why there are no more requests.
-    pub stop: Stop,
+    pub stop: ReferenceStop,
     /// Offset up to which the server had read by then.
     pub at: usize,
     /// Unusual forms that were met, in order.
-    pub odd: Vec<Odd>,
+    pub odd: Vec<UnusualForm>,
 }
 
 /// Reads all requests in `bytes` as `server` does.
-pub fn requests(bytes: &[u8], server: Server) -> Requests {
-    let mut reader = Reader::new(bytes, server);
+pub fn requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
+    let mut reader = ReferenceReader::new(bytes, server);
     let mut whole = Vec::new();
     let (part, stop) = loop {
         let head = match reader.head() {
@@ -192,18 +198,18 @@ pub fn requests(bytes: &[u8], server: Server) -> Requests {
             Ok(()) => {
                 whole.push((head, reader.at));
                 if head.says_close {
-                    break (None, Stop::Closed);
+                    break (None, ReferenceStop::Closed);
                 }
             }
             Err(stop) => break (Some(head), stop),
         }
     };
-    Requests { whole, part, stop, at: reader.at, odd: reader.odd }
+    ReferenceRequests { whole, part, stop, at: reader.at, odd: reader.odd }
 }
 
 /// Returns the unusual forms in the responses to a request of this kind, read by a client that accepts all of them.
-pub fn answer(bytes: &[u8], kind: Kind) -> Vec<Odd> {
-    let mut reader = Reader::new(bytes, Server::Lax);
+pub fn answer(bytes: &[u8], kind: ReferenceRequestKind) -> Vec<UnusualForm> {
+    let mut reader = ReferenceReader::new(bytes, ServerProfile::Lax);
     // The form that breaks a response has been recorded before the error.
     let _whole_or_not = reader.answer(kind);
     reader.odd

@@ -1,7 +1,7 @@
 //! Pure: generates streams of HTTP/1 requests.
 
-use super::message::{Writer, mutate};
-use crate::dice::Dice;
+use super::message::{MessageWriter, mutate};
+use crate::dice::SeededRng;
 
 /// Methods, of which common ones are frequent, so that most requests are served and bytes behind an unusual one matter.
 const METHODS: [&str; 24] = [
@@ -35,9 +35,9 @@ const ODD_VERSIONS: [&str; 9] = [
 ];
 
 /// Generates a stream of one or several requests.
-pub fn stream(dice: &mut Dice) -> Vec<u8> {
+pub fn stream(dice: &mut SeededRng) -> Vec<u8> {
     let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
-    let mut writer = Writer::new(dice, odd);
+    let mut writer = MessageWriter::new(dice, odd);
     for _ in 0..=writer.dice.below(5) {
         request(&mut writer);
     }
@@ -54,7 +54,7 @@ pub fn stream(dice: &mut Dice) -> Vec<u8> {
     writer.out
 }
 
-fn request(writer: &mut Writer<'_>) {
+fn request(writer: &mut MessageWriter<'_>) {
     if writer.is_odd() {
         let stray = writer.dice.pick(&["\r\n", "\n", "\r\n\r\n", "\r", " ", "\r\n\n\r\n"]);
         writer.out.extend(stray.bytes());
@@ -68,7 +68,7 @@ fn request(writer: &mut Writer<'_>) {
     writer.body(body);
 }
 
-fn first_line(writer: &mut Writer<'_>) {
+fn first_line(writer: &mut MessageWriter<'_>) {
     let method =
         if writer.is_odd() { writer.dice.pick(&ODD_METHODS) } else { writer.dice.pick(&METHODS) };
     let target = match writer.is_odd() {

@@ -1,10 +1,10 @@
 //! Pure: generates HTTP/1 responses to given requests.
 
 use super::{
-    message::{Body, Writer, mutate},
-    reference::Kind,
+    message::{MessageBody, MessageWriter, mutate},
+    reference::ReferenceRequestKind,
 };
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 
 const STATUSES: [u16; 16] =
     [200, 200, 200, 200, 200, 201, 204, 206, 301, 304, 400, 404, 429, 500, 503, 299];
@@ -31,7 +31,7 @@ const ODD_STATUS_LINES: [&str; 18] = [
 
 /// End of a response, and of the connection with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ends {
+pub enum ResponseEnd {
     /// The response ends with its last byte.
     Here,
     /// The response ends with its last byte, and so does the connection.
@@ -42,19 +42,24 @@ pub enum Ends {
 
 /// Generated response; its fields hold only if nothing in it is unusual.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct GeneratedResponse {
     /// Bytes of the response, with interim responses before it.
     pub bytes: Vec<u8>,
     /// Status of the final response.
     pub status: u16,
     /// End of the response, and of the connection.
-    pub ends: Ends,
+    pub ends: ResponseEnd,
 }
 
 /// Generates a response to a request of this kind; `closes` if the connection must end with it. Parts are unusual with
 /// a probability of `odd` thousandths.
-pub fn answer(kind: Kind, closes: bool, odd: usize, dice: &mut Dice) -> Answer {
-    let mut writer = Writer::new(dice, odd);
+pub fn answer(
+    kind: ReferenceRequestKind,
+    closes: bool,
+    odd: usize,
+    dice: &mut SeededRng,
+) -> GeneratedResponse {
+    let mut writer = MessageWriter::new(dice, odd);
     for _ in 0..writer.dice.length(2) {
         let interim = writer.dice.pick(&[
             "HTTP/1.1 100 Continue",
@@ -78,21 +83,22 @@ pub fn answer(kind: Kind, closes: bool, odd: usize, dice: &mut Dice) -> Answer {
         false => writer.line(&format!("HTTP/1.{minor} {status} Text")),
     }
     let (mut framing, mut body) = writer.framing();
-    let is_bare = kind == Kind::Head || matches!(status, 204 | 304);
-    let opens = status == 101 || kind == Kind::Connect && (200..300).contains(&status);
-    if body == Body::None && writer.dice.chance(80) {
+    let is_bare = kind == ReferenceRequestKind::Head || matches!(status, 204 | 304);
+    let opens =
+        status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
+    if body == MessageBody::None && writer.dice.chance(80) {
         framing.push("Content-Length: 0".to_owned());
-        body = Body::Sized(0);
+        body = MessageBody::Sized(0);
     }
     writer.closes = closes;
     writer.headers(framing);
     let ends = match body {
-        _ if opens => Ends::AtClose,
-        Body::None if !is_bare => Ends::AtClose,
-        _ if closes => Ends::AndCloses,
-        _ => Ends::Here,
+        _ if opens => ResponseEnd::AtClose,
+        MessageBody::None if !is_bare => ResponseEnd::AtClose,
+        _ if closes => ResponseEnd::AndCloses,
+        _ => ResponseEnd::Here,
     };
-    if opens || body == Body::None && !is_bare {
+    if opens || body == MessageBody::None && !is_bare {
         writer.content(1_000);
     } else if !is_bare {
         writer.body(body);
@@ -100,5 +106,5 @@ pub fn answer(kind: Kind, closes: bool, odd: usize, dice: &mut Dice) -> Answer {
     if odd > 0 && writer.dice.chance(15) {
         mutate(&mut writer.out, writer.dice);
     }
-    Answer { bytes: writer.out, status, ends }
+    GeneratedResponse { bytes: writer.out, status, ends }
 }

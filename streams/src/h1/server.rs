@@ -15,40 +15,40 @@ use std::{future::Future, rc::Rc};
 use hyper::{server::conn::http1, service::service_fn};
 
 use super::{
-    judge::{Served, judge, passes_for_foreign},
-    reference::{self, Odd},
-    service::{Application, Call},
+    judge::{ServedRequests, judge, passes_for_foreign},
+    reference::{self, UnusualForm},
+    service::{SimHttp1App, SimHttp1Call},
 };
 use crate::{
-    Outcome,
-    dice::Dice,
-    memory::{Io, Task},
-    segments::{self, Received},
-    tap::Tap,
+    ConformanceTotals,
+    dice::SeededRng,
+    memory::{MemoryIo, PolledTask},
+    segments::{self, ReceivedRanges},
+    tap::EbpfModel,
 };
 
 /// Plays the requests of `stream` to the server, cut by `dice`. The error describes the difference between model and
 /// server.
-pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     if is_differing(stream) {
-        return Ok(Outcome { differing: 1, ..Outcome::default() });
+        return Ok(ConformanceTotals { differing: 1, ..ConformanceTotals::default() });
     }
-    let application = Application::new(dice);
-    let io = Io::default();
+    let application = SimHttp1App::new(dice);
+    let io = MemoryIo::default();
     let service = service_fn({
         let application = Rc::clone(&application);
         move |request| Rc::clone(&application).answer(request)
     });
     let mut builder = http1::Builder::new();
     builder.auto_date_header(false).half_close(dice.chance(50)).keep_alive(dice.chance(95));
-    let task = Task::new(builder.serve_connection(io.clone(), service));
-    let mut play = Play {
+    let task = PolledTask::new(builder.serve_connection(io.clone(), service));
+    let mut play = HyperServerCase {
         stream,
         task,
         io,
         application,
-        tap: Tap::new(),
-        received: Received::default(),
+        tap: EbpfModel::new(),
+        received: ReceivedRanges::default(),
         sent: Vec::new(),
     };
     play.requests(dice)?;
@@ -59,25 +59,25 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
 /// continues in trailers behind an empty line that ends with a bare line feed, and accepts methods that begin with no
 /// letter.
 fn is_differing(stream: &[u8]) -> bool {
-    let odd = reference::requests(stream, reference::Server::Lax).odd;
+    let odd = reference::requests(stream, reference::ServerProfile::Lax).odd;
     // HTTP/2's preface counts as such a method; bytes behind it are not for this server.
-    odd.contains(&Odd::Trailer) || odd.contains(&Odd::Symbol)
+    odd.contains(&UnusualForm::Trailer) || odd.contains(&UnusualForm::Symbol)
 }
 
 /// A connection with its server and its model.
-struct Play<'a, F: Future> {
+struct HyperServerCase<'a, F: Future> {
     stream: &'a [u8],
-    task: Task<F>,
-    io: Io,
-    application: Rc<Application>,
-    tap: Tap,
-    received: Received,
+    task: PolledTask<F>,
+    io: MemoryIo,
+    application: Rc<SimHttp1App>,
+    tap: EbpfModel,
+    received: ReceivedRanges,
     /// Bytes that the server has sent.
     sent: Vec<u8>,
 }
 
-impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
-    fn requests(&mut self, dice: &mut Dice) -> Result<(), String> {
+impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
+    fn requests(&mut self, dice: &mut SeededRng) -> Result<(), String> {
         let stream = self.stream;
         for segment in segments::arrivals(stream.len(), dice) {
             self.tap.request(segment.start, &stream[segment.clone()]);
@@ -95,7 +95,7 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
     }
 
     /// Allows all remaining steps, closes the connection, and compares.
-    fn conclude(mut self, dice: &mut Dice) -> Result<Outcome, String> {
+    fn conclude(mut self, dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
         while self.application.allow_step() {
             self.settle(dice)?;
         }
@@ -110,11 +110,11 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
             self.judge(&calls)?;
         }
         let requests = calls.iter().filter(|it| it.is_done).count() as u64;
-        Ok(Outcome { requests, refused, ..Outcome::default() })
+        Ok(ConformanceTotals { requests, refused, ..ConformanceTotals::default() })
     }
 
     /// Polls the server until it waits, and compares the model with it.
-    fn settle(&mut self, dice: &mut Dice) -> Result<(), String> {
+    fn settle(&mut self, dice: &mut SeededRng) -> Result<(), String> {
         let was_open = self.task.output.is_none();
         self.task.settle();
         let from = self.sent.len();
@@ -142,10 +142,10 @@ impl<F: Future<Output = hyper::Result<()>>> Play<'_, F> {
     }
 
     /// Compares the model's events with the served requests.
-    fn judge(&self, calls: &[Call]) -> Result<(), String> {
+    fn judge(&self, calls: &[SimHttp1Call]) -> Result<(), String> {
         let done = calls.iter().filter(|it| it.is_done);
         let statuses: Vec<u16> = done.filter(|it| !it.is_tunnel).map(|it| it.status).collect();
-        let served = Served {
+        let served = ServedRequests {
             statuses: &statuses,
             may_refuse: self.task.output.is_some(),
             is_tunnel: calls.last().is_some_and(|it| it.is_tunnel),

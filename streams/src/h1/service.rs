@@ -15,11 +15,11 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Versio
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 
 /// Request that the server has given to the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct SimHttp1Call {
     /// Status of the response to it.
     pub status: u16,
     /// True once the whole response is written.
@@ -30,20 +30,20 @@ pub struct Call {
 
 /// Simulated application, and all requests it was given.
 #[derive(Debug)]
-pub struct Application {
-    dice: RefCell<Dice>,
-    calls: RefCell<Vec<Call>>,
+pub struct SimHttp1App {
+    dice: RefCell<SeededRng>,
+    calls: RefCell<Vec<SimHttp1Call>>,
     /// Number of steps that the application may take before the test allows more.
     steps: Cell<usize>,
     /// True if a response waits for a step.
     is_waiting: Cell<bool>,
 }
 
-impl Application {
+impl SimHttp1App {
     /// An application that was given no request yet.
-    pub fn new(dice: &mut Dice) -> Rc<Self> {
+    pub fn new(dice: &mut SeededRng) -> Rc<Self> {
         Rc::new(Self {
-            dice: RefCell::new(Dice::new(dice.any())),
+            dice: RefCell::new(SeededRng::new(dice.any())),
             calls: RefCell::default(),
             steps: Cell::new(0),
             is_waiting: Cell::new(false),
@@ -51,7 +51,7 @@ impl Application {
     }
 
     /// All requests so far, in order.
-    pub fn calls(&self) -> Vec<Call> {
+    pub fn calls(&self) -> Vec<SimHttp1Call> {
         self.calls.borrow().clone()
     }
 
@@ -78,21 +78,21 @@ impl Application {
     pub async fn answer(
         self: Rc<Self>,
         request: Request<Incoming>,
-    ) -> Result<Response<Answer>, Infallible> {
-        let plan = Plan::new(&request, &mut self.dice.borrow_mut());
+    ) -> Result<Response<SimResponseBody>, Infallible> {
+        let plan = SimResponsePlan::new(&request, &mut self.dice.borrow_mut());
         let (status, is_tunnel) = (plan.status.as_u16(), plan.is_tunnel);
         let index = self.calls.borrow().len();
-        self.calls.borrow_mut().push(Call { status, is_done: false, is_tunnel });
+        self.calls.borrow_mut().push(SimHttp1Call { status, is_done: false, is_tunnel });
         if plan.waits.0 {
             poll_fn(|_| self.step()).await;
         }
         let mut body = Some(request.into_body());
         match plan.reading {
-            Reading::First => poll_fn(|context| drained(&mut body, context)).await,
-            Reading::Never => body = None,
-            Reading::Between | Reading::Held => {}
+            SimBodyReading::First => poll_fn(|context| drained(&mut body, context)).await,
+            SimBodyReading::Never => body = None,
+            SimBodyReading::Between | SimBodyReading::Held => {}
         }
-        let mut response = Response::new(Answer {
+        let mut response = Response::new(SimResponseBody {
             request: body,
             reading: plan.reading,
             waits: plan.waits.1,
@@ -112,7 +112,7 @@ impl Application {
 
 /// Time at which the application reads the body of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reading {
+enum SimBodyReading {
     /// The application reads the body before the response begins.
     First,
     /// The application reads the body while it sends the response.
@@ -125,8 +125,8 @@ enum Reading {
 
 /// Random plan for one request.
 #[derive(Debug)]
-struct Plan {
-    reading: Reading,
+struct SimResponsePlan {
+    reading: SimBodyReading,
     /// True if the head of the response waits for a step, and true if each piece of its body does.
     waits: (bool, bool),
     status: StatusCode,
@@ -137,8 +137,8 @@ struct Plan {
     is_tunnel: bool,
 }
 
-impl Plan {
-    fn new(request: &Request<Incoming>, dice: &mut Dice) -> Self {
+impl SimResponsePlan {
+    fn new(request: &Request<Incoming>, dice: &mut SeededRng) -> Self {
         let may_upgrade = request.version() == Version::HTTP_11
             && request.headers().contains_key(header::UPGRADE);
         let status = match dice.below(12) {
@@ -152,10 +152,10 @@ impl Plan {
         };
         let grants = request.method() == Method::CONNECT && (200..300).contains(&status);
         let reading = match dice.below(20) {
-            0 => Reading::Never,
-            1 => Reading::Held,
-            2..8 => Reading::Between,
-            _ => Reading::First,
+            0 => SimBodyReading::Never,
+            1 => SimBodyReading::Held,
+            2..8 => SimBodyReading::Between,
+            _ => SimBodyReading::First,
         };
         let pieces = (0..dice.length(12)).map(|_| {
             let len = 1 + dice.length(3_000);
@@ -199,24 +199,24 @@ fn drained(body: &mut Option<Incoming>, context: &mut Context<'_>) -> Poll<()> {
 
 /// Body of a response, sent as its plan says.
 #[derive(Debug)]
-pub struct Answer {
+pub struct SimResponseBody {
     request: Option<Incoming>,
-    reading: Reading,
+    reading: SimBodyReading,
     waits: bool,
     pieces: VecDeque<Bytes>,
     is_sized: bool,
     trailers: Option<HeaderMap>,
     index: usize,
-    application: Rc<Application>,
+    application: Rc<SimHttp1App>,
 }
 
-impl Drop for Answer {
+impl Drop for SimResponseBody {
     fn drop(&mut self) {
         self.application.calls.borrow_mut()[self.index].is_done = true;
     }
 }
 
-impl Body for Answer {
+impl Body for SimResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -224,7 +224,7 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.pieces.len() <= 1 && self.reading == Reading::Between {
+        if self.pieces.len() <= 1 && self.reading == SimBodyReading::Between {
             std::task::ready!(drained(&mut self.request, context));
         }
         if self.waits {

@@ -4,15 +4,15 @@
 //! that it accepts.
 
 use super::{
-    judge::{Served, judge, passes_for_foreign},
-    reference::{self, Head, Kind, Server, Stop},
-    responses::{self, Answer, Ends},
+    judge::{ServedRequests, judge, passes_for_foreign},
+    reference::{self, ReferenceHead, ReferenceRequestKind, ReferenceStop, ServerProfile},
+    responses::{self, GeneratedResponse, ResponseEnd},
 };
 use crate::{
-    Outcome,
-    dice::Dice,
-    segments::{self, Received},
-    tap::{Event, Tap},
+    ConformanceTotals,
+    dice::SeededRng,
+    segments::{self, ReceivedRanges},
+    tap::{EbpfModel, ModelEvent},
 };
 
 /// Responses by which a server refuses a request; the empty one is a bare close.
@@ -24,14 +24,14 @@ const REFUSALS: [&str; 3] = [
 
 /// Plays the requests of `stream` to a server that `dice` chooses, cut by it. The error describes the difference
 /// between model and server.
-pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
-    let server = Server::ALL[dice.below(Server::ALL.len())];
+pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let server = ServerProfile::ALL[dice.below(ServerProfile::ALL.len())];
     let requests = reference::requests(stream, server);
-    let mut play = Play {
+    let mut play = SimServerCase {
         stream,
         heads: requests.whole.iter().map(|(head, _)| *head).chain(requests.part).collect(),
         is_part: requests.part.is_some(),
-        refuses_at: (requests.stop == Stop::Refused).then_some(requests.at),
+        refuses_at: (requests.stop == ReferenceStop::Refused).then_some(requests.at),
         answers: Vec::new(),
         asked: 0,
         log: Vec::new(),
@@ -39,8 +39,8 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
         is_over: false,
         is_at_close: false,
         was_ahead: false,
-        tap: Tap::new(),
-        received: Received::default(),
+        tap: EbpfModel::new(),
+        received: ReceivedRanges::default(),
     };
     let outcome = play.run(dice);
     outcome.map_err(|what| {
@@ -53,12 +53,16 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
         )
     })?;
     let refused = u64::from(play.refuses_at.is_some());
-    Ok(Outcome { requests: play.served.len() as u64, refused, ..Outcome::default() })
+    Ok(ConformanceTotals {
+        requests: play.served.len() as u64,
+        refused,
+        ..ConformanceTotals::default()
+    })
 }
 
-struct Play<'a> {
+struct SimServerCase<'a> {
     stream: &'a [u8],
-    heads: Vec<Head>,
+    heads: Vec<ReferenceHead>,
     /// True if the last head has a body that did not arrive whole.
     is_part: bool,
     refuses_at: Option<usize>,
@@ -67,7 +71,7 @@ struct Play<'a> {
     /// Number of heads that have arrived whole.
     asked: usize,
     /// Events that the model must report.
-    log: Vec<Event>,
+    log: Vec<ModelEvent>,
     served: Vec<u16>,
     /// True if the server sends no further response.
     is_over: bool,
@@ -75,12 +79,12 @@ struct Play<'a> {
     is_at_close: bool,
     /// True if bytes behind a gap had arrived when the connection ended.
     was_ahead: bool,
-    tap: Tap,
-    received: Received,
+    tap: EbpfModel,
+    received: ReceivedRanges,
 }
 
-impl Play<'_> {
-    fn run(&mut self, dice: &mut Dice) -> Result<(), &'static str> {
+impl SimServerCase<'_> {
+    fn run(&mut self, dice: &mut SeededRng) -> Result<(), &'static str> {
         let stream = self.stream;
         for segment in segments::arrivals(stream.len(), dice) {
             self.tap.request(segment.start, &stream[segment.clone()]);
@@ -99,19 +103,20 @@ impl Play<'_> {
     fn hear(&mut self) {
         while self.heads.get(self.asked).is_some_and(|head| head.end <= self.received.whole()) {
             if !self.is_over && self.asked == self.served.len() {
-                self.log.push(Event::Started);
+                self.log.push(ModelEvent::Started);
             }
             self.asked += 1;
         }
     }
 
     /// Responds to the next request, or refuses it. Returns true if there may be another one.
-    fn answer(&mut self, dice: &mut Dice) -> Result<bool, &'static str> {
+    fn answer(&mut self, dice: &mut SeededRng) -> Result<bool, &'static str> {
         let index = self.served.len();
         let refuses = self.refuses_at.is_some_and(|at| at <= self.received.whole());
         // The body of the last request may be the refused part. A response to HEAD would have no body.
-        let is_refused =
-            self.is_part && index + 1 == self.heads.len() && self.heads[index].kind != Kind::Head;
+        let is_refused = self.is_part
+            && index + 1 == self.heads.len()
+            && self.heads[index].kind != ReferenceRequestKind::Head;
         if refuses && (index == self.heads.len() || is_refused && dice.chance(50)) {
             self.send(dice.pick(&REFUSALS).as_bytes(), dice)?;
             self.is_over = true;
@@ -123,18 +128,19 @@ impl Play<'_> {
         }
         let head = self.heads[index];
         let closes = dice.chance(if head.closes { 80 } else { 3 });
-        let Answer { bytes, status, ends } = responses::answer(head.kind, closes, 0, dice);
+        let GeneratedResponse { bytes, status, ends } =
+            responses::answer(head.kind, closes, 0, dice);
         self.send(&bytes, dice)?;
-        self.is_over = head.closes || ends != Ends::Here;
-        if ends == Ends::AtClose {
+        self.is_over = head.closes || ends != ResponseEnd::Here;
+        if ends == ResponseEnd::AtClose {
             self.is_at_close = true;
             return Ok(false);
         }
         self.served.push(status);
-        self.log.push(Event::Finished(status));
+        self.log.push(ModelEvent::Finished(status));
         // The model cannot know that the server will close, so the client's next bytes begin a request.
-        if self.asked > self.served.len() && ends == Ends::Here {
-            self.log.push(Event::Started);
+        if self.asked > self.served.len() && ends == ResponseEnd::Here {
+            self.log.push(ModelEvent::Started);
         }
         self.compare()?;
         if self.is_over {
@@ -147,19 +153,21 @@ impl Play<'_> {
     fn close(&mut self) {
         self.tap.close(true);
         self.was_ahead |= self.received.has_gap();
-        let started = self.log.iter().filter(|event| **event == Event::Started).count();
+        let started = self.log.iter().filter(|event| **event == ModelEvent::Started).count();
         let ended = self
             .log
             .iter()
-            .filter(|event| matches!(event, Event::Finished(_) | Event::Closed | Event::Cut))
+            .filter(|event| {
+                matches!(event, ModelEvent::Finished(_) | ModelEvent::Closed | ModelEvent::Cut)
+            })
             .count();
         if started > ended {
-            self.log.push(if self.is_at_close { Event::Closed } else { Event::Cut });
+            self.log.push(if self.is_at_close { ModelEvent::Closed } else { ModelEvent::Cut });
         }
     }
 
     /// Sends bytes of a response; the request stays in flight until the last one.
-    fn send(&mut self, bytes: &[u8], dice: &mut Dice) -> Result<(), &'static str> {
+    fn send(&mut self, bytes: &[u8], dice: &mut SeededRng) -> Result<(), &'static str> {
         let from = self.answers.len();
         self.answers.extend(bytes);
         for segment in segments::cut(from, self.answers.len(), dice) {
@@ -195,7 +203,7 @@ impl Play<'_> {
     /// Returns true if the model's events are the expected ones. A head behind a gap in the last body may have begun a
     /// request when the connection ended, even if the gap closes later.
     fn agrees(&self) -> bool {
-        let (events, ahead) = (self.tap.events(), [Event::Started, Event::Cut]);
+        let (events, ahead) = (self.tap.events(), [ModelEvent::Started, ModelEvent::Cut]);
         let before = events.strip_suffix(&ahead).filter(|_| self.was_ahead);
         events == self.log || before == Some(&self.log)
     }
@@ -205,8 +213,11 @@ impl Play<'_> {
             return Ok(());
         }
         if self.refuses_at.is_some() {
-            let served =
-                Served { statuses: &self.served, may_refuse: true, is_tunnel: self.is_over };
+            let served = ServedRequests {
+                statuses: &self.served,
+                may_refuse: true,
+                is_tunnel: self.is_over,
+            };
             return judge(self.tap.events(), served);
         }
         if self.agrees() { Ok(()) } else { Err("other events at the end") }

@@ -12,15 +12,15 @@ use http::{
 };
 
 use crate::{
-    dice::Dice,
-    memory::{Io, Poller},
+    dice::SeededRng,
+    memory::{ManualPoller, MemoryIo},
 };
 
 const STATUSES: [u16; 9] = [200, 200, 200, 204, 304, 404, 429, 500, 503];
 
 /// Status and outcome that the application has sent for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct SentOutcome {
     /// Status of the response; 0: none yet.
     pub(super) status: u16,
     /// Value of `grpc-status`, if the application has sent one.
@@ -28,77 +28,77 @@ pub(super) struct Said {
 }
 
 /// Request that the application works on.
-struct Call {
+struct SimHttp2Call {
     id: u32,
     request: Option<RecvStream>,
     respond: Option<SendResponse<Bytes>>,
     send: Option<SendStream<Bytes>>,
 }
 
-enum State {
-    Shaking(Handshake<Io, Bytes>),
-    Open(Connection<Io, Bytes>),
+enum SimHttp2State {
+    Shaking(Handshake<MemoryIo, Bytes>),
+    Open(Connection<MemoryIo, Bytes>),
     Over,
 }
 
 /// Simulated server: crate h2's connection and the application's requests.
-pub(super) struct Server {
-    state: State,
-    poller: Poller,
-    calls: Vec<Call>,
+pub(super) struct SimHttp2Server {
+    state: SimHttp2State,
+    poller: ManualPoller,
+    calls: Vec<SimHttp2Call>,
     /// All requests that the application was ever given, by stream.
-    pub(super) said: BTreeMap<u32, Said>,
+    pub(super) said: BTreeMap<u32, SentOutcome>,
 }
 
-impl Server {
-    pub(super) fn new(io: Io, dice: &mut Dice) -> Self {
+impl SimHttp2Server {
+    pub(super) fn new(io: MemoryIo, dice: &mut SeededRng) -> Self {
         let mut builder = server::Builder::new();
         builder.max_concurrent_streams(*dice.pick(&[&3, &100, &1_000, &10_000]));
         builder.initial_window_size(*dice.pick(&[&100, &65_535, &1_000_000]));
         builder.enable_connect_protocol();
         builder.max_concurrent_reset_streams(1_000).max_pending_accept_reset_streams(1_000);
         builder.max_local_error_reset_streams(Some(1_000));
-        let state = State::Shaking(builder.handshake(io));
-        Self { state, poller: Poller::default(), calls: Vec::new(), said: BTreeMap::new() }
+        let state = SimHttp2State::Shaking(builder.handshake(io));
+        Self { state, poller: ManualPoller::default(), calls: Vec::new(), said: BTreeMap::new() }
     }
 
     /// Returns true if the server has ended the connection.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.state, State::Over)
+        matches!(self.state, SimHttp2State::Over)
     }
 
     /// Polls the server until it waits.
     pub(super) fn settle(&mut self) {
         loop {
             match &mut self.state {
-                State::Shaking(shake) => {
+                SimHttp2State::Shaking(shake) => {
                     match self.poller.settle(|context| Pin::new(&mut *shake).poll(context)) {
-                        Some(Ok(connection)) => self.state = State::Open(connection),
-                        Some(Err(_)) => self.state = State::Over,
+                        Some(Ok(connection)) => self.state = SimHttp2State::Open(connection),
+                        Some(Err(_)) => self.state = SimHttp2State::Over,
                         None => return,
                     }
                 }
-                State::Open(connection) => {
+                SimHttp2State::Open(connection) => {
                     match self.poller.settle(|context| connection.poll_accept(context)) {
                         Some(Some(Ok((request, respond)))) => self.accept(request, respond),
-                        Some(Some(Err(_)) | None) => self.state = State::Over,
+                        Some(Some(Err(_)) | None) => self.state = SimHttp2State::Over,
                         None => return,
                     }
                 }
-                State::Over => return,
+                SimHttp2State::Over => return,
             }
         }
     }
 
     fn accept(&mut self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let id = respond.stream_id().as_u32();
-        self.said.insert(id, Said::default());
+        self.said.insert(id, SentOutcome::default());
         let request = Some(request.into_body());
-        self.calls.push(Call { id, request, respond: Some(respond), send: None });
+        self.calls.push(SimHttp2Call { id, request, respond: Some(respond), send: None });
     }
 
     /// Takes a step with one of the open requests. Returns false if there are none.
-    pub(super) fn step(&mut self, dice: &mut Dice) -> bool {
+    pub(super) fn step(&mut self, dice: &mut SeededRng) -> bool {
         if self.calls.is_empty() {
             return false;
         }
@@ -130,7 +130,7 @@ impl Server {
 
     /// Shuts the connection down: without further requests, or with an immediate end of all.
     pub(super) fn shut_down(&mut self, is_abrupt: bool) {
-        let State::Open(connection) = &mut self.state else { return };
+        let SimHttp2State::Open(connection) = &mut self.state else { return };
         if is_abrupt {
             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
         } else {
@@ -139,9 +139,9 @@ impl Server {
     }
 }
 
-impl Call {
+impl SimHttp2Call {
     /// Reads the request's body, and returns the flow-control window to the client.
-    fn read(&mut self, most: usize, poller: &Poller) {
+    fn read(&mut self, most: usize, poller: &ManualPoller) {
         let mut left = most;
         while let Some(request) = self.request.as_mut().filter(|_| left > 0) {
             match poller.settle(|context| request.poll_data(context)) {
@@ -157,7 +157,7 @@ impl Call {
 
     /// Takes a step with this request. `None`: there is nothing more to do.
     #[allow(clippy::too_many_lines, reason = "a list of what an application may do")]
-    fn step(&mut self, said: &mut Said, dice: &mut Dice) -> Option<()> {
+    fn step(&mut self, said: &mut SentOutcome, dice: &mut SeededRng) -> Option<()> {
         match (&mut self.send, &mut self.respond) {
             (Some(send), _) => match dice.below(20) {
                 0 => {

@@ -3,15 +3,15 @@
 //! A conversation is a text of turns: `>` or `<` for the sender, the number of bytes (in two bytes), and the bytes.
 
 use super::{
-    Comparison,
+    EventComparison,
     frames::{PREFACE, flag, frame, kind},
-    reference::{Reference, What},
+    reference::{Http2Reference, ReferenceEvent},
 };
 use crate::{
-    Outcome,
-    dice::Dice,
-    segments::{self, Received},
-    tap::{Event, Tap},
+    ConformanceTotals,
+    dice::SeededRng,
+    segments::{self, ReceivedRanges},
+    tap::{EbpfModel, ModelEvent},
 };
 
 /// GET and POST of `/` with a host, and a trailer, in HPACK (RFC 7541).
@@ -38,7 +38,7 @@ const ANSWERS: [&[u8]; 8] = [
 
 /// State of a stream, as both sides know it.
 #[derive(Clone, Copy, Debug)]
-struct Stream {
+struct ScriptedStream {
     id: u32,
     client_is_done: bool,
     has_head: bool,
@@ -46,10 +46,10 @@ struct Stream {
 }
 
 /// Generates a conversation, turn by turn.
-struct Writer<'a> {
-    dice: &'a mut Dice,
+struct FrameScriptWriter<'a> {
+    dice: &'a mut SeededRng,
     turns: Vec<(bool, Vec<u8>)>,
-    streams: Vec<Stream>,
+    streams: Vec<ScriptedStream>,
     next: u32,
     pushed: u32,
     /// Upper bound of streams that are open at once.
@@ -59,7 +59,7 @@ struct Writer<'a> {
 }
 
 /// Generates a conversation; in a third of them something is broken.
-pub fn conversation(dice: &mut Dice) -> Vec<u8> {
+pub fn conversation(dice: &mut SeededRng) -> Vec<u8> {
     let mut out = whole_conversation(dice);
     if dice.chance(30) {
         let at = dice.below(out.len());
@@ -69,7 +69,7 @@ pub fn conversation(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Generates a conversation in which nothing is broken.
-pub fn whole_conversation(dice: &mut Dice) -> Vec<u8> {
+pub fn whole_conversation(dice: &mut SeededRng) -> Vec<u8> {
     let mut out = Vec::new();
     for (is_server, bytes) in &turns(true, dice) {
         for piece in bytes.chunks(usize::from(u16::MAX)) {
@@ -82,7 +82,7 @@ pub fn whole_conversation(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Generates the frames of a client that ignores the server's responses; in a third of them something is broken.
-pub fn requests(dice: &mut Dice) -> Vec<u8> {
+pub fn requests(dice: &mut SeededRng) -> Vec<u8> {
     let mut out: Vec<u8> = turns(false, dice).into_iter().flat_map(|(_, bytes)| bytes).collect();
     if dice.chance(30) {
         let at = dice.below(out.len());
@@ -91,12 +91,12 @@ pub fn requests(dice: &mut Dice) -> Vec<u8> {
     out
 }
 
-fn turns(with_server: bool, dice: &mut Dice) -> Vec<(bool, Vec<u8>)> {
+fn turns(with_server: bool, dice: &mut SeededRng) -> Vec<(bool, Vec<u8>)> {
     let most = *dice.pick(&[&1, &4, &4, &4, &20, &20, &20, &20, &100, &100, &300, &600]);
     let has_late = most <= 100 || dice.chance(30);
     let turns = vec![(false, PREFACE.to_vec())];
     let mut writer =
-        Writer { dice, turns, streams: Vec::new(), next: 1, pushed: 2, most, has_late };
+        FrameScriptWriter { dice, turns, streams: Vec::new(), next: 1, pushed: 2, most, has_late };
     writer.client(kind::SETTINGS, 0, 0, &[]);
     if with_server {
         writer.server(kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 4, 0]);
@@ -121,7 +121,7 @@ fn turns(with_server: bool, dice: &mut Dice) -> Vec<(bool, Vec<u8>)> {
     writer.turns
 }
 
-impl Writer<'_> {
+impl FrameScriptWriter<'_> {
     fn client(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
         self.turns.push((false, frame(kind, flags, stream, payload)));
     }
@@ -164,7 +164,7 @@ impl Writer<'_> {
         };
         self.head(false, id, block, client_is_done);
         let (has_head, server_is_done) = (false, false);
-        self.streams.push(Stream { id, client_is_done, has_head, server_is_done });
+        self.streams.push(ScriptedStream { id, client_is_done, has_head, server_is_done });
     }
 
     fn client_data(&mut self) {
@@ -207,7 +207,7 @@ impl Writer<'_> {
     }
 
     /// Chooses a stream to reset; with `has_late`, its response may have ended already.
-    fn stream_to_reset(&mut self) -> Option<Stream> {
+    fn stream_to_reset(&mut self) -> Option<ScriptedStream> {
         if self.has_late {
             self.any_stream(|_| true)
         } else {
@@ -296,12 +296,13 @@ impl Writer<'_> {
         (flags, payload)
     }
 
-    fn any_stream(&mut self, wanted: fn(&Stream) -> bool) -> Option<Stream> {
-        let some: Vec<Stream> = self.streams.iter().filter(|it| wanted(it)).copied().collect();
+    fn any_stream(&mut self, wanted: fn(&ScriptedStream) -> bool) -> Option<ScriptedStream> {
+        let some: Vec<ScriptedStream> =
+            self.streams.iter().filter(|it| wanted(it)).copied().collect();
         if some.is_empty() { None } else { Some(some[self.dice.below(some.len())]) }
     }
 
-    fn change(&mut self, id: u32, change: impl Fn(&mut Stream)) {
+    fn change(&mut self, id: u32, change: impl Fn(&mut ScriptedStream)) {
         self.streams.iter_mut().filter(|it| it.id == id).for_each(change);
         // Some ended streams are kept, to be reset late.
         let keeps = self.dice.chance(30);
@@ -322,10 +323,10 @@ fn parsed(mut text: &[u8]) -> Vec<(bool, &[u8])> {
 }
 
 /// Plays a conversation, cut by `dice`. The error describes the difference between model and reference.
-pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let turns = parsed(conversation);
-    let (mut tap, mut reference) = (Tap::new(), Reference::default());
-    let mut comparison = Comparison::default();
+    let (mut tap, mut reference) = (EbpfModel::new(), Http2Reference::default());
+    let mut comparison = EventComparison::default();
     let (mut requests, mut answers) = (0, 0);
     for burst in turns.chunk_by(|one, other| one.0 == other.0) {
         let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
@@ -337,7 +338,7 @@ pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
             }
             answers += bytes.len();
         } else {
-            let mut received = Received::default();
+            let mut received = ReceivedRanges::default();
             for segment in segments::arrivals(bytes.len(), dice) {
                 tap.request(requests + segment.start, &bytes[segment.clone()]);
                 reference.client(&bytes[received.take(&segment)]);
@@ -351,9 +352,9 @@ pub fn play(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
 }
 
 fn judge(
-    comparison: &mut Comparison,
-    tap: &Tap,
-    reference: &Reference,
+    comparison: &mut EventComparison,
+    tap: &EbpfModel,
+    reference: &Http2Reference,
     has_gap: bool,
 ) -> Result<(), String> {
     comparison.has_had_gap |= has_gap;
@@ -368,9 +369,12 @@ fn judge(
 
 /// Plays a conversation in which whole bursts of the client's bytes are lost; the server's responses must still be
 /// counted. The error describes the difference.
-pub fn play_with_losses(conversation: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+pub fn play_with_losses(
+    conversation: &[u8],
+    dice: &mut SeededRng,
+) -> Result<ConformanceTotals, String> {
     let turns = parsed(conversation);
-    let (mut tap, mut reference) = (Tap::new(), Reference::default());
+    let (mut tap, mut reference) = (EbpfModel::new(), Http2Reference::default());
     let (mut requests, mut answers) = (0, 0);
     for (index, burst) in turns.chunk_by(|one, other| one.0 == other.0).enumerate() {
         let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
@@ -396,22 +400,22 @@ pub fn play_with_losses(conversation: &[u8], dice: &mut Dice) -> Result<Outcome,
         requests += bytes.len();
     }
     tap.close(true);
-    let answered = |it: &&Event| matches!(it, Event::Answered(..));
+    let answered = |it: &&ModelEvent| matches!(it, ModelEvent::Answered(..));
     let (ours, wanted) = (
         tap.events().iter().filter(answered).count(),
-        reference.log.iter().filter(|it| matches!(it, What::Answered(_))).count(),
+        reference.log.iter().filter(|it| matches!(it, ReferenceEvent::Answered(_))).count(),
     );
     // The server may respond to streams that were reset unseen, left out by a GOAWAY or never opened; the reference
     // does not count these.
-    let is_plain = !reference.log.iter().any(|it| matches!(it, What::Cut(_)));
+    let is_plain = !reference.log.iter().any(|it| matches!(it, ReferenceEvent::Cut(_)));
     let is_whole = !reference.is_broken && reference.last.is_none() && !tap.has_spilled();
     if is_plain && is_whole && ours < wanted {
         let log = &reference.log;
         return Err(format!("{ours} answered, not {wanted}\n  {:?}\n  {log:?}", tap.events()));
     }
     let is_compared = is_plain && is_whole;
-    let has_lost = tap.events().contains(&Event::Desync);
-    Ok(Outcome {
+    let has_lost = tap.events().contains(&ModelEvent::Desync);
+    Ok(ConformanceTotals {
         requests: if is_compared && has_lost { wanted as u64 } else { 0 },
         refused: u64::from(reference.is_broken),
         differing: u64::from(!is_compared),

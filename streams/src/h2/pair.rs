@@ -1,6 +1,6 @@
 //! Shell: crate h2's client and server with each other; the test plays the network between them.
 //!
-//! A script of bytes decides the actions of both; see [`Pair::act`]. Whenever all sent bytes have arrived and both
+//! A script of bytes decides the actions of both; see `H2PairCase::act`. Whenever all sent bytes have arrived and both
 //! sides wait, a request must be in flight if two conditions hold: the server was given it, and the client has received
 //! neither the whole response nor an error.
 
@@ -16,20 +16,20 @@ use h2::{
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 
 use super::{
-    Comparison,
-    application::{Said, Server},
-    reference::{Reference, What},
+    EventComparison,
+    application::{SentOutcome, SimHttp2Server},
+    reference::{Http2Reference, ReferenceEvent},
 };
 use crate::{
-    Outcome,
-    dice::Dice,
-    memory::{Io, Poller, Task},
-    segments::{self, Received},
-    tap::{Event, Tap},
+    ConformanceTotals,
+    dice::SeededRng,
+    memory::{ManualPoller, MemoryIo, PolledTask},
+    segments::{self, ReceivedRanges},
+    tap::{EbpfModel, ModelEvent},
 };
 
 /// Generates a script. A few scripts start with hundreds of requests before anything else happens.
-pub fn script(dice: &mut Dice) -> Vec<u8> {
+pub fn script(dice: &mut SeededRng) -> Vec<u8> {
     let is_crowd = dice.chance(1);
     let begin = if is_crowd { crowd(dice) } else { Vec::new() };
     let len = 40 + if is_crowd { 2_500 } else { dice.length(1_500) };
@@ -37,13 +37,13 @@ pub fn script(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Generates the begin of a script that sends about as many requests at once as the limits permit.
-fn crowd(dice: &mut Dice) -> Vec<u8> {
+fn crowd(dice: &mut SeededRng) -> Vec<u8> {
     // Bytes that draw the last element, which is the highest limit.
-    let last = |of| (0..=255).rev().find(|byte| Dice::script(&[*byte]).below(of) == of - 1);
+    let last = |of| (0..=255).rev().find(|byte| SeededRng::script(&[*byte]).below(of) == of - 1);
     let (client, server) = ([last(3), last(3)], [last(4), last(3)]);
     let mut script: Vec<u8> = client.into_iter().chain(server).chain([last(5)]).flatten().collect();
     // The client must know the server's settings first.
-    let step = |wanted| (0..=255).find(|byte| Dice::script(&[*byte]).below(32) == wanted);
+    let step = |wanted| (0..=255).find(|byte| SeededRng::script(&[*byte]).below(32) == wanted);
     script.extend(step(24));
     let more = if dice.chance(60) { 30 } else { 300 };
     for _ in 0..210 + dice.below(more) {
@@ -57,7 +57,7 @@ fn crowd(dice: &mut Dice) -> Vec<u8> {
 
 /// State of a request as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ClientStreamState {
     Open,
     Whole,
     Broken,
@@ -67,27 +67,28 @@ enum State {
 }
 
 /// Request that the client has sent.
-struct Asked {
+struct ClientStream {
     id: u32,
     response: Option<ResponseFuture>,
     body: Option<RecvStream>,
     send: Option<SendStream<Bytes>>,
-    state: State,
+    state: ClientStreamState,
 }
 
-impl Asked {
+impl ClientStream {
     /// Reads the response as far as it has arrived, at most `most` bytes of its body.
-    fn hear(&mut self, most: usize, poller: &Poller) {
+    fn hear(&mut self, most: usize, poller: &ManualPoller) {
         if let Some(response) = &mut self.response {
             match poller.settle(|context| Pin::new(&mut *response).poll(context)) {
                 Some(Ok(answer)) => self.body = Some(answer.into_body()),
-                Some(Err(_)) => self.state = State::Broken,
+                Some(Err(_)) => self.state = ClientStreamState::Broken,
                 None => return,
             }
             self.response = None;
         }
         let mut left = most;
-        while let Some(body) = self.body.as_mut().filter(|_| left > 0 && self.state == State::Open)
+        while let Some(body) =
+            self.body.as_mut().filter(|_| left > 0 && self.state == ClientStreamState::Open)
         {
             let heard = poller.settle(|context| match body.poll_data(context) {
                 Poll::Ready(None) => body.poll_trailers(context).map(|end| Err(end.map(drop))),
@@ -100,15 +101,15 @@ impl Asked {
                     left = left.saturating_sub(bytes.len().max(1));
                     let _reset_meanwhile = body.flow_control().release_capacity(bytes.len());
                 }
-                Some(Err(Ok(()))) => self.state = State::Whole,
-                Some(Err(Err(_))) => self.state = State::Broken,
+                Some(Err(Ok(()))) => self.state = ClientStreamState::Whole,
+                Some(Err(Err(_))) => self.state = ClientStreamState::Broken,
                 None => return,
             }
         }
     }
 
     /// Sends a part of the request's body.
-    fn tell(&mut self, dice: &mut Dice) {
+    fn tell(&mut self, dice: &mut SeededRng) {
         let Some(send) = &mut self.send else { return };
         let ends = dice.chance(40);
         let result = if ends && dice.chance(30) {
@@ -129,24 +130,24 @@ impl Asked {
         }
         // h2 resets the stream of dropped handles.
         (self.response, self.body, self.send) = (None, None, None);
-        if self.state == State::Open {
-            self.state = State::GivenUp;
+        if self.state == ClientStreamState::Open {
+            self.state = ClientStreamState::GivenUp;
         }
     }
 }
 
 /// Client, server and the network between them.
-struct Pair {
-    client: Io,
-    server_io: Io,
-    connection: Task<Connection<Io, Bytes>>,
+struct H2PairCase {
+    client: MemoryIo,
+    server_io: MemoryIo,
+    connection: PolledTask<Connection<MemoryIo, Bytes>>,
     sender: SendRequest<Bytes>,
-    asked: Vec<Asked>,
-    server: Server,
-    poller: Poller,
-    tap: Tap,
-    reference: Reference,
-    comparison: Comparison,
+    asked: Vec<ClientStream>,
+    server: SimHttp2Server,
+    poller: ManualPoller,
+    tap: EbpfModel,
+    reference: Http2Reference,
+    comparison: EventComparison,
     /// Numbers of bytes that the client and the server have sent.
     sent: [usize; 2],
     /// Bytes of the server that the client has not received yet.
@@ -155,32 +156,32 @@ struct Pair {
 }
 
 /// Plays a script, with the network cut by `dice`. The error describes the difference between model and h2.
-pub fn play(script: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
-    let mut script = Dice::script(script);
-    let (client, server_io) = (Io::default(), Io::default());
+pub fn play(script: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let mut script = SeededRng::script(script);
+    let (client, server_io) = (MemoryIo::default(), MemoryIo::default());
     let mut builder = client::Builder::new();
     builder.initial_window_size(*script.pick(&[&50, &65_535, &1_000_000]));
     builder.max_concurrent_reset_streams(1_000).max_local_error_reset_streams(Some(1_000));
     builder.header_table_size(*script.pick(&[&0, &200, &4_096]));
     builder.enable_push(false).initial_max_send_streams(2_000);
-    let mut shake = Task::new(builder.handshake(client.clone()));
+    let mut shake = PolledTask::new(builder.handshake(client.clone()));
     shake.settle();
     let Some(Ok((sender, connection))) = shake.output else {
         return Err("the client cannot begin".to_owned());
     };
-    let server = Server::new(server_io.clone(), &mut script);
+    let server = SimHttp2Server::new(server_io.clone(), &mut script);
     let most = *script.pick(&[&1, &5, &30, &100, &400]);
-    let mut pair = Pair {
+    let mut pair = H2PairCase {
         client,
         server_io,
-        connection: Task::new(connection),
+        connection: PolledTask::new(connection),
         sender,
         asked: Vec::new(),
         server,
-        poller: Poller::default(),
-        tap: Tap::new(),
-        reference: Reference::default(),
-        comparison: Comparison::default(),
+        poller: ManualPoller::default(),
+        tap: EbpfModel::new(),
+        reference: Http2Reference::default(),
+        comparison: EventComparison::default(),
         sent: [0; 2],
         underway: Vec::new(),
         most,
@@ -195,8 +196,12 @@ pub fn play(script: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     })
 }
 
-impl Pair {
-    fn run(&mut self, script: &mut Dice, dice: &mut Dice) -> Result<Outcome, String> {
+impl H2PairCase {
+    fn run(
+        &mut self,
+        script: &mut SeededRng,
+        dice: &mut SeededRng,
+    ) -> Result<ConformanceTotals, String> {
         self.rest(dice)?;
         while !script.is_over() {
             self.act(script, dice)?;
@@ -219,8 +224,8 @@ impl Pair {
     }
 
     /// Takes one step of the script.
-    fn act(&mut self, script: &mut Dice, dice: &mut Dice) -> Result<(), String> {
-        let any = |script: &mut Dice, asked: &[Asked]| script.below(asked.len().max(1));
+    fn act(&mut self, script: &mut SeededRng, dice: &mut SeededRng) -> Result<(), String> {
+        let any = |script: &mut SeededRng, asked: &[ClientStream]| script.below(asked.len().max(1));
         match script.below(32) {
             0..8 => self.ask(script),
             8..12 => {
@@ -256,8 +261,8 @@ impl Pair {
         Ok(())
     }
 
-    fn ask(&mut self, script: &mut Dice) {
-        let open = self.asked.iter().filter(|it| it.state == State::Open).count();
+    fn ask(&mut self, script: &mut SeededRng) {
+        let open = self.asked.iter().filter(|it| it.state == ClientStreamState::Open).count();
         let is_ready = self.poller.settle(|context| self.sender.poll_ready(context));
         if open >= self.most || !matches!(is_ready, Some(Ok(()))) {
             return;
@@ -273,15 +278,21 @@ impl Pair {
         if let Ok((response, send)) = self.sender.send_request(request, ends) {
             let id = response.stream_id().as_u32();
             let (response, send) = (Some(response), (!ends).then_some(send));
-            self.asked.push(Asked { id, response, body: None, send, state: State::Open });
+            self.asked.push(ClientStream {
+                id,
+                response,
+                body: None,
+                send,
+                state: ClientStreamState::Open,
+            });
         }
     }
 
     /// Delivers the client's bytes to the server.
-    fn forth(&mut self, dice: &mut Dice) {
+    fn forth(&mut self, dice: &mut SeededRng) {
         self.connection.settle();
         let bytes = self.client.sent();
-        let mut received = Received::default();
+        let mut received = ReceivedRanges::default();
         for segment in segments::arrivals(bytes.len(), dice) {
             self.tap.request(self.sent[0] + segment.start, &bytes[segment.clone()]);
             let now = &bytes[received.take(&segment)];
@@ -296,7 +307,7 @@ impl Pair {
         self.server_sends(dice);
     }
 
-    fn server_sends(&mut self, dice: &mut Dice) {
+    fn server_sends(&mut self, dice: &mut SeededRng) {
         self.server.settle();
         let bytes = self.server_io.sent();
         for segment in segments::cut(0, bytes.len(), dice) {
@@ -315,7 +326,7 @@ impl Pair {
     }
 
     /// Delivers all bytes until both sides wait; then client, server, model and reference must agree.
-    fn rest(&mut self, dice: &mut Dice) -> Result<(), String> {
+    fn rest(&mut self, dice: &mut SeededRng) -> Result<(), String> {
         loop {
             let before = self.sent;
             self.forth(dice);
@@ -331,11 +342,11 @@ impl Pair {
         }
         self.comparison.compare(&self.tap, &self.reference)?;
         self.statuses()?;
-        for Asked { id, state, .. } in &self.asked {
+        for ClientStream { id, state, .. } in &self.asked {
             let is_given = self.server.said.contains_key(id);
             let is_open = self.reference.open.contains(id);
             // The client may not have read the rest of a response that has already arrived.
-            let is_wanted = matches!(state, State::Open | State::GivenUp);
+            let is_wanted = matches!(state, ClientStreamState::Open | ClientStreamState::GivenUp);
             if is_open && !(is_given && is_wanted) {
                 return Err(format!(
                     "{id} is in flight: given {is_given}, for the client {state:?}"
@@ -359,11 +370,11 @@ impl Pair {
         }
         let given = self.asked.iter().filter(|it| self.server.said.contains_key(&it.id));
         match given
-            .filter(|it| it.state == State::Open)
+            .filter(|it| it.state == ClientStreamState::Open)
             .find(|it| !self.reference.open.contains(&it.id))
         {
             None => Ok(()),
-            Some(Asked { id, .. }) => {
+            Some(ClientStream { id, .. }) => {
                 Err(format!("the client waits for {id}, which is not in flight"))
             }
         }
@@ -375,16 +386,16 @@ impl Pair {
             return Ok(());
         }
         let ids = self.reference.log.iter().filter_map(|what| match what {
-            What::Answered(id) => Some(id),
-            What::Started(_) | What::Cut(_) => None,
+            ReferenceEvent::Answered(id) => Some(id),
+            ReferenceEvent::Started(_) | ReferenceEvent::Cut(_) => None,
         });
         let seen = self.tap.events().iter().filter_map(|event| match event {
-            Event::Answered(class, grpc) => Some((*class, *grpc as u8)),
+            ModelEvent::Answered(class, grpc) => Some((*class, *grpc as u8)),
             _ => None,
         });
         for (id, (class, outcome)) in ids.zip(seen) {
             let said = self.server.said.get(id).copied().unwrap_or_default();
-            let Said { status, grpc: told } = said;
+            let SentOutcome { status, grpc: told } = said;
             let is_right = match outcome {
                 grpc::UNSEEN => true,
                 grpc::OK => told == Some(0),

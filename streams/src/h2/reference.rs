@@ -6,7 +6,7 @@ use super::frames::{PREFACE, flag, kind};
 
 /// Change of a request's state, with its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ReferenceEvent {
     /// The header block of the request is complete.
     Started(u32),
     /// The server has sent its whole response.
@@ -17,7 +17,7 @@ pub enum What {
 
 /// One direction of a connection.
 #[derive(Clone, Debug, Default)]
-struct Side {
+struct ReferenceDirection {
     bytes: Vec<u8>,
     /// Header block that continues in the next frame: its stream, true if that ends with it, and true if it is a
     /// promise.
@@ -26,9 +26,9 @@ struct Side {
 
 /// State of a connection, computed from all bytes of both directions.
 #[derive(Clone, Debug, Default)]
-pub struct Reference {
-    client: Side,
-    server: Side,
+pub struct Http2Reference {
+    client: ReferenceDirection,
+    server: ReferenceDirection,
     has_preface: bool,
     newest: u32,
     /// Last stream of a GOAWAY in the bytes that are being read.
@@ -40,15 +40,15 @@ pub struct Reference {
     /// Streams of the requests in flight.
     pub open: BTreeSet<u32>,
     /// All changes so far, in order.
-    pub log: Vec<What>,
+    pub log: Vec<ReferenceEvent>,
     /// True after an error of the connection (§5.4.1). Later bytes have no meaning.
     pub is_broken: bool,
 }
 
 /// Frame: its type, flags, stream and payload.
-type Frame = (u8, u8, u32, Vec<u8>);
+type ReferenceFrame = (u8, u8, u32, Vec<u8>);
 
-impl Reference {
+impl Http2Reference {
     /// Returns true if the client's preface has arrived.
     pub fn has_begun(&self) -> bool {
         self.has_preface
@@ -91,22 +91,22 @@ impl Reference {
         if let Some(last) = self.goes_away.take() {
             self.last = Some(last);
             for stream in self.open.split_off(&(last + 1)) {
-                self.log.push(What::Cut(stream));
+                self.log.push(ReferenceEvent::Cut(stream));
             }
         }
     }
 
     /// Applies a frame of the client. `None`: an error of the connection.
-    fn client_frame(&mut self, (kind, flags, stream, payload): Frame) -> Option<()> {
+    fn client_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.client.block.take();
         let (stream, ends) = match header_block(block, kind, flags, stream, &payload)? {
-            Block::Whole(stream, ends, false) => (stream, ends),
-            Block::Whole(_, _, true) => return None,
-            Block::GoesOn(block) => {
+            ReferenceBlock::Whole(stream, ends, false) => (stream, ends),
+            ReferenceBlock::Whole(_, _, true) => return None,
+            ReferenceBlock::GoesOn(block) => {
                 self.client.block = Some(block);
                 return Some(());
             }
-            Block::None => return self.other_client_frame(kind, stream, &payload),
+            ReferenceBlock::None => return self.other_client_frame(kind, stream, &payload),
         };
         let _the_server_answers_all_the_same = ends;
         if stream > self.newest {
@@ -118,7 +118,7 @@ impl Reference {
             // §6.8: frames above the last stream are ignored.
             if self.last.is_none_or(|last| stream <= last) {
                 self.open.insert(stream);
-                self.log.push(What::Started(stream));
+                self.log.push(ReferenceEvent::Started(stream));
             }
         }
         Some(())
@@ -136,13 +136,13 @@ impl Reference {
         Some(())
     }
 
-    fn server_frame(&mut self, (kind, flags, stream, payload): Frame) -> Option<()> {
+    fn server_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.server.block.take();
         match header_block(block, kind, flags, stream, &payload)? {
-            Block::Whole(stream, true, false) => self.answered(stream),
-            Block::Whole(..) => {}
-            Block::GoesOn(block) => self.server.block = Some(block),
-            Block::None => {
+            ReferenceBlock::Whole(stream, true, false) => self.answered(stream),
+            ReferenceBlock::Whole(..) => {}
+            ReferenceBlock::GoesOn(block) => self.server.block = Some(block),
+            ReferenceBlock::None => {
                 check(kind, stream, &payload)?;
                 match kind {
                     kind::DATA if flags & flag::END_STREAM != 0 => self.answered(stream),
@@ -160,7 +160,7 @@ impl Reference {
 
     fn answered(&mut self, stream: u32) {
         if self.open.remove(&stream) {
-            self.log.push(What::Answered(stream));
+            self.log.push(ReferenceEvent::Answered(stream));
         } else {
             self.late += 1;
         }
@@ -168,7 +168,7 @@ impl Reference {
 
     fn cut(&mut self, stream: u32) {
         if self.open.remove(&stream) {
-            self.log.push(What::Cut(stream));
+            self.log.push(ReferenceEvent::Cut(stream));
         } else {
             self.late += 1;
         }
@@ -176,7 +176,7 @@ impl Reference {
 }
 
 /// Meaning of a frame for header blocks.
-enum Block {
+enum ReferenceBlock {
     /// The frame belongs to no header block.
     None,
     /// The block continues in the next frame.
@@ -193,7 +193,7 @@ fn header_block(
     flags: u8,
     stream: u32,
     payload: &[u8],
-) -> Option<Block> {
+) -> Option<ReferenceBlock> {
     let block = match (before, kind) {
         (Some(block), kind::CONTINUATION) if block.0 == stream => block,
         (Some(_), _) | (None, kind::CONTINUATION) => return None,
@@ -211,11 +211,11 @@ fn header_block(
             }
             (stream, !is_promise && flags & flag::END_STREAM != 0, is_promise)
         }
-        (None, _) => return Some(Block::None),
+        (None, _) => return Some(ReferenceBlock::None),
     };
     Some(match flags & flag::END_HEADERS {
-        0 => Block::GoesOn(block),
-        _ => Block::Whole(block.0, block.1, block.2),
+        0 => ReferenceBlock::GoesOn(block),
+        _ => ReferenceBlock::Whole(block.0, block.1, block.2),
     })
 }
 
@@ -248,7 +248,7 @@ fn is_misplaced(bytes: &[u8]) -> bool {
 }
 
 /// Removes and returns the first frame, if it is whole.
-fn next(bytes: &mut Vec<u8>) -> Option<Frame> {
+fn next(bytes: &mut Vec<u8>) -> Option<ReferenceFrame> {
     let [a, b, c, kind, flags, s0, s1, s2, s3, rest @ ..] = &bytes[..] else { return None };
     let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
     let payload = rest.get(..len)?.to_vec();

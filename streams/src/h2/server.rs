@@ -1,24 +1,24 @@
 //! Shell: plays requests, written frame by frame, to crate h2's server; its requests must be the counted ones.
 
-use super::{Comparison, application::Server, reference::Reference};
+use super::{EventComparison, application::SimHttp2Server, reference::Http2Reference};
 use crate::{
-    Outcome,
-    dice::Dice,
-    memory::Io,
-    segments::{self, Received},
-    tap::Tap,
+    ConformanceTotals,
+    dice::SeededRng,
+    memory::MemoryIo,
+    segments::{self, ReceivedRanges},
+    tap::EbpfModel,
 };
 
 /// Plays a client's bytes to the server, cut by `dice`. The error describes the difference between model and server.
-pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
-    let io = Io::default();
-    let mut play = Play {
-        server: Server::new(io.clone(), dice),
+pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let io = MemoryIo::default();
+    let mut play = H2ServerCase {
+        server: SimHttp2Server::new(io.clone(), dice),
         io,
-        tap: Tap::new(),
-        reference: Reference::default(),
-        comparison: Comparison::default(),
-        received: Received::default(),
+        tap: EbpfModel::new(),
+        reference: Http2Reference::default(),
+        comparison: EventComparison::default(),
+        received: ReceivedRanges::default(),
         sent: 0,
     };
     let outcome = play.run(stream, dice);
@@ -28,19 +28,19 @@ pub fn play(stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
     })
 }
 
-struct Play {
-    server: Server,
-    io: Io,
-    tap: Tap,
-    reference: Reference,
-    comparison: Comparison,
-    received: Received,
+struct H2ServerCase {
+    server: SimHttp2Server,
+    io: MemoryIo,
+    tap: EbpfModel,
+    reference: Http2Reference,
+    comparison: EventComparison,
+    received: ReceivedRanges,
     /// Number of bytes that the server has sent.
     sent: usize,
 }
 
-impl Play {
-    fn run(&mut self, stream: &[u8], dice: &mut Dice) -> Result<Outcome, String> {
+impl H2ServerCase {
+    fn run(&mut self, stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
         for segment in segments::arrivals(stream.len(), dice) {
             self.tap.request(segment.start, &stream[segment.clone()]);
             let now = &stream[self.received.take(&segment)];
@@ -65,7 +65,7 @@ impl Play {
         Ok(outcome)
     }
 
-    fn settle(&mut self, dice: &mut Dice) -> Result<(), String> {
+    fn settle(&mut self, dice: &mut SeededRng) -> Result<(), String> {
         self.server.settle();
         let answer = self.io.sent();
         for segment in segments::cut(0, answer.len(), dice) {

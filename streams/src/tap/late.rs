@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use common::abi::{KEPT_BYTES, KEPT_PARTS, LATE_MAX, Late};
+use common::abi::{KEPT_BYTES, KEPT_PARTS, LATE_MAX, PendingSegment};
 
 /// Part of a segment: its first bytes, and its whole length.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct SegmentPart {
     pub(super) seq: u32,
     pub(super) len: u32,
     pub(super) bytes: Vec<u8>,
 }
 
-impl Piece {
+impl SegmentPart {
     pub(super) fn whole(seq: u32, bytes: &[u8]) -> Self {
         Self { seq, len: bytes.len() as u32, bytes: bytes.to_vec() }
     }
@@ -21,16 +21,16 @@ impl Piece {
 
 /// Buffered segments of a connection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lates {
+pub(super) struct PendingSegments {
     /// Model of the map `KEPT`: parts of segments by sequence number, and the number of bytes from there on.
     kept: BTreeMap<u32, (Vec<u8>, u32)>,
     /// Model of the field `Conn::late`.
-    late: [Late; LATE_MAX],
+    late: [PendingSegment; LATE_MAX],
 }
 
-impl Lates {
+impl PendingSegments {
     /// Buffers a segment. Returns false if there is no room.
-    pub(super) fn keep(&mut self, piece: &Piece) -> bool {
+    pub(super) fn keep(&mut self, piece: &SegmentPart) -> bool {
         if piece.len as usize > KEPT_BYTES * KEPT_PARTS {
             return false;
         }
@@ -43,17 +43,17 @@ impl Lates {
                 self.kept.insert(seq, (bytes, left));
             }
         }
-        let fits = |late: &&mut Late| late.len == 0 || late.seq == piece.seq;
+        let fits = |late: &&mut PendingSegment| late.len == 0 || late.seq == piece.seq;
         // The last fitting place, because the eBPF programs check all of them in order.
         let Some(place) = self.late.iter_mut().rfind(fits) else { return false };
         if place.len < piece.len || place.seq != piece.seq {
-            *place = Late { seq: piece.seq, len: piece.len };
+            *place = PendingSegment { seq: piece.seq, len: piece.len };
         }
         true
     }
 
     /// Returns a buffered segment that contains the byte at `next`. Segments with only older bytes are dropped.
-    pub(super) fn due(&mut self, next: u32) -> Option<Piece> {
+    pub(super) fn due(&mut self, next: u32) -> Option<SegmentPart> {
         let mut due = None;
         for late in &mut self.late {
             let behind = next.wrapping_sub(late.seq) as i32;
@@ -66,11 +66,11 @@ impl Lates {
                 due = Some(*late);
             }
         }
-        let Late { seq, len } = due?;
+        let PendingSegment { seq, len } = due?;
         let at = next.wrapping_sub(seq) / KEPT_BYTES as u32 * KEPT_BYTES as u32;
         let (seq, len) = (seq.wrapping_add(at), (len - at).min(KEPT_BYTES as u32));
         let (bytes, _) = self.kept.get(&seq).cloned().unwrap_or_default();
         let bytes = bytes[..bytes.len().min(len as usize)].to_vec();
-        Some(Piece { seq, len, bytes })
+        Some(SegmentPart { seq, len, bytes })
     }
 }

@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result};
 
 /// Processor time used so far, in µs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Used {
+pub(crate) struct CpuUsage {
     /// Time of the processes in one cgroup, and of the core's softirq thread, which may run packets of any process.
     pub(crate) by_us_us: f64,
     /// Busy time of the whole machine.
     pub(crate) machine_us: f64,
 }
 
-impl Used {
+impl CpuUsage {
     pub(crate) fn read(cgroup: &Path, core: usize) -> Result<Self> {
         Ok(Self { by_us_us: cgroup_us(cgroup)? + packets_us(core)?, machine_us: machine_us()? })
     }
@@ -76,9 +76,9 @@ pub(crate) fn has_cycles() -> bool {
 
 /// A running count of the whole machine's cycles, in user space and in the kernel.
 #[derive(Debug)]
-pub(crate) struct Cycles(Child);
+pub(crate) struct CycleCounter(Child);
 
-impl Cycles {
+impl CycleCounter {
     pub(crate) fn start() -> Result<Self> {
         Ok(Self(perf().stderr(Stdio::piped()).spawn().context("cannot start perf")?))
     }

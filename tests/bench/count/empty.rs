@@ -11,14 +11,14 @@ use aya::{
 
 /// Empty programs, attached until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Empty {
+pub(crate) struct EmptyPrograms {
     ebpf: Ebpf,
 }
 
 const PROGRAMS: [(&str, CgroupSkbAttachType); 2] =
     [("empty_in", CgroupSkbAttachType::Ingress), ("empty_out", CgroupSkbAttachType::Egress)];
 
-impl Empty {
+impl EmptyPrograms {
     pub(crate) fn attach(cgroup: &Path) -> Result<Self> {
         let cgroup = File::open(cgroup).context("cannot open the pods' cgroup")?;
         let mut ebpf = Ebpf::load(&object()).context("cannot load the empty programs")?;

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{bed::Place, subject::Case};
+use crate::{bed::NetnsFixture, subject::CountBenchCase};
 
 /// Number of HTTP/1.1 connections, enough that neither side ever waits for the other.
 const CONNECTIONS: u32 = 32;
@@ -31,7 +31,7 @@ const BROWSER: [&str; 11] = [
 
 /// Results that a client reports.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answered {
+pub(crate) struct LoadSummary {
     pub(crate) requests: u64,
     pub(crate) per_s: f64,
     /// Highest number of requests that were still in flight at the end, beyond those reported.
@@ -39,9 +39,9 @@ pub(crate) struct Answered {
 }
 
 /// Requests to send, and the place to send them from.
-pub(crate) struct Load<'a> {
-    pub(crate) case: Case,
-    pub(crate) from: &'a Place,
+pub(crate) struct CountBenchLoad<'a> {
+    pub(crate) case: CountBenchCase,
+    pub(crate) from: &'a NetnsFixture,
     pub(crate) to: String,
     pub(crate) core: usize,
     pub(crate) seconds: u32,
@@ -49,19 +49,20 @@ pub(crate) struct Load<'a> {
     pub(crate) requests: u64,
 }
 
-impl Load<'_> {
-    pub(crate) fn run(&self) -> Result<Answered> {
+impl CountBenchLoad<'_> {
+    pub(crate) fn run(&self) -> Result<LoadSummary> {
         match self.case {
-            Case::H2 => self.h2load(),
-            Case::H1 | Case::H1Browser | Case::Bulk => self.wrk(),
+            CountBenchCase::H2 => self.h2load(),
+            CountBenchCase::H1 | CountBenchCase::H1Browser | CountBenchCase::Bulk => self.wrk(),
         }
     }
 
-    fn wrk(&self) -> Result<Answered> {
-        let connections = if self.case == Case::Bulk { BULK_CONNECTIONS } else { CONNECTIONS };
+    fn wrk(&self) -> Result<LoadSummary> {
+        let connections =
+            if self.case == CountBenchCase::Bulk { BULK_CONNECTIONS } else { CONNECTIONS };
         let mut words = vec!["wrk".to_owned(), "-t1".into(), format!("-c{connections}")];
         words.push(format!("-d{}", self.seconds));
-        if self.case == Case::H1Browser {
+        if self.case == CountBenchCase::H1Browser {
             words.extend(BROWSER.iter().flat_map(|header| ["-H".to_owned(), (*header).into()]));
         }
         words.push(format!("http://{}{}", self.to, self.case.path()));
@@ -71,10 +72,10 @@ impl Load<'_> {
         let requests =
             number(&said, |line| line.split_once(" requests in ")?.0.trim().parse().ok());
         let per_s = number(&said, |line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
-        Ok(Answered { requests: requests? as u64, per_s: per_s?, slack: u64::from(connections) })
+        Ok(LoadSummary { requests: requests? as u64, per_s: per_s?, slack: u64::from(connections) })
     }
 
-    fn h2load(&self) -> Result<Answered> {
+    fn h2load(&self) -> Result<LoadSummary> {
         let words = ["h2load", "-t1"].map(str::to_owned).into_iter();
         let words = words.chain([
             format!("-c{H2_CONNECTIONS}"),
@@ -92,7 +93,7 @@ impl Load<'_> {
             let (before, _) = line.strip_prefix("finished in ")?.split_once(" req/s")?;
             before.rsplit(' ').next()?.parse().ok()
         })?;
-        Ok(Answered { requests: self.requests, per_s, slack: 0 })
+        Ok(LoadSummary { requests: self.requests, per_s, slack: 0 })
     }
 
     /// Runs a program in the client's cgroup and network namespace, on the core.
@@ -107,7 +108,7 @@ impl Load<'_> {
 }
 
 /// Command that enters a place and a core; the program and its arguments are to be appended.
-pub(crate) fn enter(place: &Place, core: usize) -> Command {
+pub(crate) fn enter(place: &NetnsFixture, core: usize) -> Command {
     let script = "echo $$ > \"$1\" && core=$2 netns=$3 && shift 3 \
                   && exec taskset -c \"$core\" ip netns exec \"$netns\" \"$@\"";
     let mut sh = Command::new("sh");

@@ -38,22 +38,22 @@ use clap::{Parser as _, ValueEnum};
 use serde_json::{Value, json};
 
 use self::{
-    profile::{Sample, Spent},
-    scene::Scene,
-    subject::{Case, Subject, Uncounted},
+    profile::{ProfileSample, ProgramCost},
+    scene::CountBenchFixture,
+    subject::{CountBenchCase, CountBenchSubject, UncountedSocket},
 };
 
 /// Number of rounds with statistics on: times in programs vary less than rates.
 const PROFILED: u32 = 5;
 
 #[derive(Debug, clap::Parser)]
-struct Args {
+struct CountBenchArgs {
     /// Rounds of each comparison, after one that warms up
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Cases to measure; all when none is named
     #[arg(long, value_delimiter = ',')]
-    only: Vec<What>,
+    only: Vec<CountBenchSelection>,
     /// Length of one measurement, in seconds
     #[arg(long, default_value_t = 1)]
     seconds: u32,
@@ -72,7 +72,7 @@ struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
+enum CountBenchSelection {
     H1,
     #[value(name = "h1_browser")]
     H1Browser,
@@ -82,27 +82,27 @@ enum What {
     Uncounted,
 }
 
-impl What {
-    fn case(self) -> Option<Case> {
+impl CountBenchSelection {
+    fn case(self) -> Option<CountBenchCase> {
         match self {
-            Self::H1 => Some(Case::H1),
-            Self::H1Browser => Some(Case::H1Browser),
-            Self::H2 => Some(Case::H2),
-            Self::Bulk => Some(Case::Bulk),
+            Self::H1 => Some(CountBenchCase::H1),
+            Self::H1Browser => Some(CountBenchCase::H1Browser),
+            Self::H2 => Some(CountBenchCase::H2),
+            Self::Bulk => Some(CountBenchCase::Bulk),
             Self::Uncounted => None,
         }
     }
 }
 
 fn main() -> Result<()> {
-    let args = Args::parse();
-    let all = What::value_variants();
+    let args = CountBenchArgs::parse();
+    let all = CountBenchSelection::value_variants();
     let chosen = if args.only.is_empty() { all } else { &args.only };
     let core = match args.core {
         Some(core) => core,
         None => cost::cores()?.checked_sub(1).context("a machine has a core")?,
     };
-    let mut scene = Scene::new(core, args.seconds, args.object.as_deref())?;
+    let mut scene = CountBenchFixture::new(core, args.seconds, args.object.as_deref())?;
     let (mut rates, mut profiles) = (BTreeMap::new(), BTreeMap::new());
     for case in chosen.iter().filter_map(|what| what.case()) {
         if !args.profile {
@@ -112,8 +112,8 @@ fn main() -> Result<()> {
     }
     let empty = recorder(&mut scene, args.rounds.min(PROFILED))?;
     let mut packets = BTreeMap::new();
-    if chosen.contains(&What::Uncounted) {
-        for way in Uncounted::ALL {
+    if chosen.contains(&CountBenchSelection::Uncounted) {
+        for way in UncountedSocket::ALL {
             packets.insert(way.name(), uncounted(&mut scene, way, args.rounds.min(PROFILED))?);
         }
     }
@@ -129,7 +129,7 @@ fn main() -> Result<()> {
 }
 
 /// Measures every subject once in a round, rotating which comes first; the first round is dropped.
-fn compare(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
+fn compare(scene: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> Result<Value> {
     let subjects = case.subjects();
     let mut found = BTreeMap::<&str, BTreeMap<&str, Vec<f64>>>::new();
     for round in 0..=rounds as usize {
@@ -162,35 +162,35 @@ fn compare(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
 }
 
 /// Time in each program a request, with the programs attached.
-fn profile(scene: &mut Scene, case: Case, rounds: u32) -> Result<Value> {
-    scene.measure(case, Subject::Rouse)?;
+fn profile(scene: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> Result<Value> {
+    scene.measure(case, CountBenchSubject::Rouse)?;
     let mut samples = Vec::new();
     for _ in 0..rounds {
         let (run, spent) = scene.profile(case)?;
-        samples.push(Sample { requests: run.requests, spent });
+        samples.push(ProfileSample { requests: run.requests, spent });
     }
     eprint!("{}", profile::table(case.name(), &samples));
     Ok(profile::value(&samples))
 }
 
 /// Time that the statistics record for an empty program, in ns a run, for each round.
-fn recorder(scene: &mut Scene, rounds: u32) -> Result<Vec<f64>> {
+fn recorder(scene: &mut CountBenchFixture, rounds: u32) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for _ in 0..rounds {
         let spent = scene.profile_empty()?;
-        found.push(spent.iter().fold(Spent::default(), |all, one| all.with(one)).each_ns());
+        found.push(spent.iter().fold(ProgramCost::default(), |all, one| all.with(one)).each_ns());
     }
     eprintln!("\nempty program, as recorded: {found:.1?} ns a run");
     Ok(found)
 }
 
 /// Time in programs a packet of sockets that are not counted, in and out, for each round.
-fn uncounted(scene: &mut Scene, way: Uncounted, rounds: u32) -> Result<Value> {
+fn uncounted(scene: &mut CountBenchFixture, way: UncountedSocket, rounds: u32) -> Result<Value> {
     let mut found = BTreeMap::<&str, Vec<f64>>::new();
     for _ in 0..rounds {
         let (packets, spent) = scene.profile_uncounted(way)?;
         let both = spent.iter().filter(|one| profile::is_for_packets(&one.name));
-        let both = both.fold(Spent::default(), |all, one| all.with(one));
+        let both = both.fold(ProgramCost::default(), |all, one| all.with(one));
         found.entry("ns").or_default().push(both.ns as f64 / packets as f64);
         found.entry("runs").or_default().push(both.runs as f64 / packets as f64);
         for one in spent.iter().filter(|one| one.runs > 0 && profile::is_for_packets(&one.name)) {

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
-    bed::{Place, SERVING},
+    bed::{NetnsFixture, SERVING},
     load::enter,
 };
 
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running nginx, killed on drop.
 #[derive(Debug)]
-pub(crate) struct Nginx {
+pub(crate) struct BenchNginx {
     child: Child,
     netns: String,
     /// Number of requests for the status page, which nginx counts as well.
@@ -40,16 +40,16 @@ pub(crate) struct Nginx {
 
 /// Counts of a server's status page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Served {
+pub(crate) struct NginxStatus {
     /// Number of requests that it has begun.
     pub(crate) requests: u64,
     /// Number of its open connections.
     pub(crate) open: u64,
 }
 
-impl Nginx {
+impl BenchNginx {
     /// Starts the server of a pod. With `h2`, its serving port accepts only HTTP/2 without TLS.
-    pub(crate) fn server(pod: &Place, core: usize, folder: &Path, h2: bool) -> Result<Self> {
+    pub(crate) fn server(pod: &NetnsFixture, core: usize, folder: &Path, h2: bool) -> Result<Self> {
         let folder = folder.join(format!("server{}", pod.number));
         fs::create_dir_all(&folder)?;
         fs::write(folder.join("bulk"), vec![b'x'; BULK_BYTES])?;
@@ -77,7 +77,12 @@ impl Nginx {
     }
 
     /// Starts a proxy beside the server, like a sidecar: it forwards the pod's requests over persistent connections.
-    pub(crate) fn sidecar(pod: &Place, core: usize, folder: &Path, h2: bool) -> Result<Self> {
+    pub(crate) fn sidecar(
+        pod: &NetnsFixture,
+        core: usize,
+        folder: &Path,
+        h2: bool,
+    ) -> Result<Self> {
         let folder = folder.join(format!("sidecar{}", pod.number));
         fs::create_dir_all(&folder)?;
         // nginx speaks no HTTP/2 to servers: behind the proxy it is HTTP/1.1, to a port that is not counted.
@@ -97,7 +102,7 @@ impl Nginx {
         Self::start(pod, core, &folder, &config)
     }
 
-    fn start(pod: &Place, core: usize, folder: &Path, servers: &str) -> Result<Self> {
+    fn start(pod: &NetnsFixture, core: usize, folder: &Path, servers: &str) -> Result<Self> {
         let config = format!(
             "daemon off; master_process off; pid {at}/pid; error_log stderr crit;
             events {{ worker_connections 1024; }}
@@ -123,7 +128,7 @@ impl Nginx {
         Ok(nginx)
     }
 
-    pub(crate) fn served(&self) -> Result<Served> {
+    pub(crate) fn served(&self) -> Result<NginxStatus> {
         let said = ask(&self.netns)?;
         self.asked.set(self.asked.get() + 1);
         let numbers: Vec<u64> = said.split_whitespace().flat_map(str::parse).collect();
@@ -131,11 +136,11 @@ impl Nginx {
         let [open, _, _, requests, ..] = numbers[..] else {
             anyhow::bail!("nginx said `{said}`");
         };
-        Ok(Served { requests: requests - self.asked.get(), open: open - 1 })
+        Ok(NginxStatus { requests: requests - self.asked.get(), open: open - 1 })
     }
 
     /// Waits until all clients have disconnected, and returns the server's counts.
-    pub(crate) fn settled(&self) -> Result<Served> {
+    pub(crate) fn settled(&self) -> Result<NginxStatus> {
         let until = Instant::now() + PATIENCE;
         loop {
             let served = self.served()?;
@@ -148,7 +153,7 @@ impl Nginx {
     }
 }
 
-impl Drop for Nginx {
+impl Drop for BenchNginx {
     fn drop(&mut self) {
         let _dead_already = self.child.kill();
         let _waited_already = self.child.wait();

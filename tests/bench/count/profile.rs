@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 /// Run time of one program, in ns, and its number of runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Spent {
+pub(crate) struct ProgramCost {
     pub(crate) name: String,
     pub(crate) runs: u64,
     pub(crate) ns: u64,
 }
 
-impl Spent {
+impl ProgramCost {
     pub(crate) fn with(self, other: &Self) -> Self {
         Self { name: self.name, runs: self.runs + other.runs, ns: self.ns + other.ns }
     }
@@ -31,9 +31,9 @@ impl Spent {
 
 /// One measurement with statistics enabled.
 #[derive(Debug)]
-pub(crate) struct Sample {
+pub(crate) struct ProfileSample {
     pub(crate) requests: u64,
-    pub(crate) spent: Vec<Spent>,
+    pub(crate) spent: Vec<ProgramCost>,
 }
 
 /// Returns true if the program runs once for each packet.
@@ -46,13 +46,13 @@ pub(crate) fn is_for_packets(program: &str) -> bool {
 pub(crate) fn timed<T>(
     programs: &[(String, u32)],
     act: impl FnOnce() -> Result<T>,
-) -> Result<(T, Vec<Spent>)> {
+) -> Result<(T, Vec<ProgramCost>)> {
     let on = enable_stats(Stats::RunTime).context("cannot switch the program statistics on")?;
     let before = read(programs)?;
     let answer = act()?;
     let after = read(programs)?;
     drop(on);
-    let since = |(after, before): (Spent, Spent)| Spent {
+    let since = |(after, before): (ProgramCost, ProgramCost)| ProgramCost {
         runs: after.runs - before.runs,
         ns: after.ns - before.ns,
         name: after.name,
@@ -60,9 +60,11 @@ pub(crate) fn timed<T>(
     Ok((answer, after.into_iter().zip(before).map(since).collect()))
 }
 
-fn read(programs: &[(String, u32)]) -> Result<Vec<Spent>> {
-    let mut spent: Vec<Spent> =
-        programs.iter().map(|(name, _)| Spent { name: name.clone(), ..Spent::default() }).collect();
+fn read(programs: &[(String, u32)]) -> Result<Vec<ProgramCost>> {
+    let mut spent: Vec<ProgramCost> = programs
+        .iter()
+        .map(|(name, _)| ProgramCost { name: name.clone(), ..ProgramCost::default() })
+        .collect();
     for program in loaded_programs() {
         let program = program.context("cannot list the kernel's programs")?;
         if let Some(index) = programs.iter().position(|(_, id)| *id == program.id()) {
@@ -89,7 +91,7 @@ pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
 }
 
 /// Sum of all samples: number of requests, and time of each program.
-fn sum(samples: &[Sample]) -> (f64, Vec<Spent>) {
+fn sum(samples: &[ProfileSample]) -> (f64, Vec<ProgramCost>) {
     let requests: u64 = samples.iter().map(|sample| sample.requests).sum();
     let mut all = samples[0].spent.clone();
     for sample in &samples[1..] {
@@ -100,7 +102,7 @@ fn sum(samples: &[Sample]) -> (f64, Vec<Spent>) {
 }
 
 /// Formats a profile as a table, for readers.
-pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
+pub(crate) fn table(case: &str, samples: &[ProfileSample]) -> String {
     let (requests, all) = sum(samples);
     let mut out = format!("\n{case}: program       runs/request   ns/run    least   ns/request\n");
     let mut whole = 0.0;
@@ -108,7 +110,8 @@ pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
         let (runs, ns) = (one.runs as f64 / requests, one.ns as f64 / requests);
         whole += ns;
         let rounds = samples.iter().flat_map(|sample| &sample.spent);
-        let rounds = rounds.filter(|it| it.name == one.name && it.runs > 0).map(Spent::each_ns);
+        let rounds =
+            rounds.filter(|it| it.name == one.name && it.runs > 0).map(ProgramCost::each_ns);
         let (least, each) = (rounds.fold(f64::INFINITY, f64::min), one.each_ns());
         // Writing to a string cannot fail.
         let _ = writeln!(out, "  {:20} {runs:12.3} {each:8.1} {least:8.1} {ns:12.1}", one.name);
@@ -118,10 +121,10 @@ pub(crate) fn table(case: &str, samples: &[Sample]) -> String {
 }
 
 /// Formats a profile as JSON: values of each round, ns and runs a request, of all programs together and of each.
-pub(crate) fn value(samples: &[Sample]) -> Value {
+pub(crate) fn value(samples: &[ProfileSample]) -> Value {
     let (requests, all) = sum(samples);
-    let of = |name: Option<&str>, what: fn(&Spent) -> u64| -> Vec<f64> {
-        let one = |sample: &Sample| {
+    let of = |name: Option<&str>, what: fn(&ProgramCost) -> u64| -> Vec<f64> {
+        let one = |sample: &ProfileSample| {
             let chosen = sample.spent.iter().filter(|it| name.is_none_or(|name| it.name == name));
             chosen.map(what).sum::<u64>() as f64 / sample.requests as f64
         };
@@ -129,7 +132,7 @@ pub(crate) fn value(samples: &[Sample]) -> Value {
     };
     let ns = |name: Option<&str>| of(name, |it| it.ns);
     let runs = |name: Option<&str>| of(name, |it| it.runs);
-    let program = |one: &Spent| {
+    let program = |one: &ProgramCost| {
         let name = Some(one.name.as_str());
         json!({
             "name": name, "ns": ns(name), "runs": runs(name),

@@ -11,18 +11,18 @@ use agent::programs::{self, AgentPaths, EbpfPrograms};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    bed::{Bed, Place, SERVING},
-    cost::{Cycles, Used, has_cycles},
-    empty::Empty,
-    load::{Answered, H2_CONNECTIONS, Load},
-    nginx::{Nginx, OTHER, PROXY, pause},
-    profile::{self, Spent},
-    subject::{Case, H2_STREAMS_ARE_COUNTED, Subject, Uncounted},
+    bed::{KernelFixture, NetnsFixture, SERVING},
+    cost::{CpuUsage, CycleCounter, has_cycles},
+    empty::EmptyPrograms,
+    load::{CountBenchLoad, H2_CONNECTIONS, LoadSummary},
+    nginx::{BenchNginx, OTHER, PROXY, pause},
+    profile::{self, ProgramCost},
+    subject::{CountBenchCase, CountBenchSubject, H2_STREAMS_ARE_COUNTED, UncountedSocket},
 };
 
 /// Results of one measurement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct CountMeasurement {
     /// Number of requests by the server's count.
     pub(crate) requests: u64,
     pub(crate) per_s: f64,
@@ -35,46 +35,46 @@ pub(crate) struct Run {
 }
 
 /// A pod, its server, and the proxy beside it.
-struct Served {
-    place: Place,
-    nginx: Nginx,
-    _sidecar: Option<Nginx>,
+struct BenchServerPod {
+    place: NetnsFixture,
+    nginx: BenchNginx,
+    _sidecar: Option<BenchNginx>,
     registered: bool,
 }
 
-pub(crate) struct Scene {
-    h1: Served,
-    h2: Served,
-    plain: Served,
-    foreign: Served,
-    client: Place,
-    pod_client: Place,
-    foreign_client: Place,
-    subject: Subject,
-    empty: Option<Empty>,
+pub(crate) struct CountBenchFixture {
+    h1: BenchServerPod,
+    h2: BenchServerPod,
+    plain: BenchServerPod,
+    foreign: BenchServerPod,
+    client: NetnsFixture,
+    pod_client: NetnsFixture,
+    foreign_client: NetnsFixture,
+    subject: CountBenchSubject,
+    empty: Option<EmptyPrograms>,
     programs: Vec<(String, u32)>,
     /// Number of HTTP/2 requests that take as long as one measurement should.
-    h2_requests: BTreeMap<Subject, u64>,
+    h2_requests: BTreeMap<CountBenchSubject, u64>,
     core: usize,
     seconds: u32,
     cycles: bool,
     /// Last field, so that it is dropped last: it removes the namespaces and cgroups of the others.
-    bed: Bed,
+    bed: KernelFixture,
 }
 
-impl Scene {
+impl CountBenchFixture {
     /// Builds the scene, with the eBPF programs in `object` if given, else with those of this build.
     pub(crate) fn new(core: usize, seconds: u32, object: Option<&Path>) -> Result<Self> {
         let mut bed = match object {
-            None => Bed::new(),
+            None => KernelFixture::new(),
             Some(object) => {
                 let bytes = fs::read(object).with_context(|| format!("no {}", object.display()))?;
-                Bed::with(|places| load(&bytes, places))
+                KernelFixture::with(|places| load(&bytes, places))
             }
         };
         let folder = bed.places().bpffs.with_file_name("bench");
         let top = bed.places().clients.parent().context("below the bed's own")?.to_owned();
-        let outside = |mut place: Place| -> Result<Place> {
+        let outside = |mut place: NetnsFixture| -> Result<NetnsFixture> {
             place.cgroup = top.join(format!("foreign{}", place.number));
             fs::create_dir_all(&place.cgroup)?;
             Ok(place)
@@ -96,7 +96,7 @@ impl Scene {
             client,
             pod_client,
             foreign_client,
-            subject: Subject::Rouse,
+            subject: CountBenchSubject::Rouse,
             empty: None,
             programs,
             h2_requests: BTreeMap::new(),
@@ -108,13 +108,17 @@ impl Scene {
     }
 
     /// Measures a case with a subject in force.
-    pub(crate) fn measure(&mut self, case: Case, subject: Subject) -> Result<Run> {
+    pub(crate) fn measure(
+        &mut self,
+        case: CountBenchCase,
+        subject: CountBenchSubject,
+    ) -> Result<CountMeasurement> {
         self.enter(subject)?;
         let target = self.target(case);
         let from = &self.client;
-        let port = if subject == Subject::Sidecar { PROXY } else { SERVING };
+        let port = if subject == CountBenchSubject::Sidecar { PROXY } else { SERVING };
         let (run, answered) = self.run(case, target, from, port)?;
-        if case == Case::H2 {
+        if case == CountBenchCase::H2 {
             let per_run = answered.per_s * f64::from(self.seconds);
             self.h2_requests.insert(subject, per_run as u64);
         }
@@ -122,37 +126,46 @@ impl Scene {
     }
 
     /// Measures a case with the eBPF programs attached, and the time in each of them.
-    pub(crate) fn profile(&mut self, case: Case) -> Result<(Run, Vec<Spent>)> {
-        self.enter(Subject::Rouse)?;
+    pub(crate) fn profile(
+        &mut self,
+        case: CountBenchCase,
+    ) -> Result<(CountMeasurement, Vec<ProgramCost>)> {
+        self.enter(CountBenchSubject::Rouse)?;
         let programs = self.programs.clone();
-        profile::timed(&programs, || self.measure(case, Subject::Rouse))
+        profile::timed(&programs, || self.measure(case, CountBenchSubject::Rouse))
     }
 
     /// Measures the time that is recorded of empty programs.
-    pub(crate) fn profile_empty(&mut self) -> Result<Vec<Spent>> {
-        self.enter(Subject::Empty)?;
+    pub(crate) fn profile_empty(&mut self) -> Result<Vec<ProgramCost>> {
+        self.enter(CountBenchSubject::Empty)?;
         let programs = self.empty.as_ref().context("it is in force")?.ids()?;
-        let (_, spent) = profile::timed(&programs, || self.measure(Case::H1, Subject::Empty))?;
+        let (_, spent) = profile::timed(&programs, || {
+            self.measure(CountBenchCase::H1, CountBenchSubject::Empty)
+        })?;
         ensure!(spent.iter().all(|one| one.runs > 0), "the empty programs did not run: {spent:?}");
         Ok(spent)
     }
 
     /// Counts packets of sockets that are not counted, and measures the time in programs meanwhile.
-    pub(crate) fn profile_uncounted(&mut self, way: Uncounted) -> Result<(u64, Vec<Spent>)> {
-        self.enter(Subject::Rouse)?;
+    pub(crate) fn profile_uncounted(
+        &mut self,
+        way: UncountedSocket,
+    ) -> Result<(u64, Vec<ProgramCost>)> {
+        self.enter(CountBenchSubject::Rouse)?;
         let (target, from, port) = match way {
-            Uncounted::Port => (&self.h1, &self.client, OTHER),
-            Uncounted::Pod => (&self.plain, &self.client, SERVING),
-            Uncounted::Client => (&self.foreign, &self.pod_client, SERVING),
-            Uncounted::Foreign => (&self.foreign, &self.foreign_client, SERVING),
+            UncountedSocket::Port => (&self.h1, &self.client, OTHER),
+            UncountedSocket::Pod => (&self.plain, &self.client, SERVING),
+            UncountedSocket::Client => (&self.foreign, &self.pod_client, SERVING),
+            UncountedSocket::Foreign => (&self.foreign, &self.foreign_client, SERVING),
         };
-        let end = if way == Uncounted::Client { from } else { &target.place };
+        let end = if way == UncountedSocket::Client { from } else { &target.place };
         let before = packets(&end.netns)?;
-        let (_, spent) = profile::timed(&self.programs, || self.run(Case::H1, target, from, port))?;
+        let (_, spent) =
+            profile::timed(&self.programs, || self.run(CountBenchCase::H1, target, from, port))?;
         let seen = packets(&end.netns)? - before;
         let runs: u64 =
             spent.iter().filter(|one| profile::is_for_packets(&one.name)).map(|one| one.runs).sum();
-        if way == Uncounted::Foreign {
+        if way == UncountedSocket::Foreign {
             ensure!(runs == 0, "programs ran for a pod where none is attached: {spent:?}");
         } else {
             ensure!(runs > 0, "no program ran: {spent:?}");
@@ -160,17 +173,23 @@ impl Scene {
         Ok((seen, spent))
     }
 
-    fn target(&self, case: Case) -> &Served {
+    fn target(&self, case: CountBenchCase) -> &BenchServerPod {
         match case {
-            Case::H1 | Case::H1Browser | Case::Bulk => &self.h1,
-            Case::H2 => &self.h2,
+            CountBenchCase::H1 | CountBenchCase::H1Browser | CountBenchCase::Bulk => &self.h1,
+            CountBenchCase::H2 => &self.h2,
         }
     }
 
-    fn run(&self, case: Case, target: &Served, from: &Place, port: u16) -> Result<(Run, Answered)> {
+    fn run(
+        &self,
+        case: CountBenchCase,
+        target: &BenchServerPod,
+        from: &NetnsFixture,
+        port: u16,
+    ) -> Result<(CountMeasurement, LoadSummary)> {
         let before = target.nginx.settled()?;
         let counted_before = self.counted(target);
-        let load = Load {
+        let load = CountBenchLoad {
             case,
             from,
             to: format!("{}:{port}", target.place.four()),
@@ -178,19 +197,20 @@ impl Scene {
             seconds: self.seconds,
             requests: self.h2_requests.get(&self.subject).copied().unwrap_or(20_000),
         };
-        let cycles = self.cycles.then(Cycles::start).transpose()?;
+        let cycles = self.cycles.then(CycleCounter::start).transpose()?;
         let used_before = self.used()?;
         let answered = load.run()?;
         let used = self.used()?.since(used_before);
-        let cycles = cycles.and_then(Cycles::stop);
+        let cycles = cycles.and_then(CycleCounter::stop);
         let requests = self.settled(target)? - before.requests;
         let range = answered.requests..=answered.requests + answered.slack;
         ensure!(range.contains(&requests), "nginx served {requests}, its client had {answered:?}");
-        let is_counted = self.subject == Subject::Rouse && target.registered && port == SERVING;
+        let is_counted =
+            self.subject == CountBenchSubject::Rouse && target.registered && port == SERVING;
         let counted = self.counted(target) - counted_before;
         self.check(case, if is_counted { requests } else { 0 }, counted)?;
         let each = |all: f64| all / requests as f64;
-        let run = Run {
+        let run = CountMeasurement {
             requests,
             per_s: answered.per_s,
             cpu_us: each(used.by_us_us),
@@ -201,9 +221,11 @@ impl Scene {
     }
 
     /// Fails unless the programs counted what they should: a bench of inactive programs would be misleading.
-    fn check(&self, case: Case, served: u64, counted: u64) -> Result<()> {
+    fn check(&self, case: CountBenchCase, served: u64, counted: u64) -> Result<()> {
         let expected = match case {
-            Case::H2 if !H2_STREAMS_ARE_COUNTED && served > 0 => u64::from(H2_CONNECTIONS),
+            CountBenchCase::H2 if !H2_STREAMS_ARE_COUNTED && served > 0 => {
+                u64::from(H2_CONNECTIONS)
+            }
             _ => served,
         };
         ensure!(
@@ -214,7 +236,7 @@ impl Scene {
     }
 
     /// Number of requests that the eBPF programs have counted in a pod.
-    fn counted(&self, target: &Served) -> u64 {
+    fn counted(&self, target: &BenchServerPod) -> u64 {
         if !target.registered {
             return 0;
         }
@@ -222,16 +244,16 @@ impl Scene {
     }
 
     /// Number of served requests, once server and eBPF programs see no open connection.
-    fn settled(&self, target: &Served) -> Result<u64> {
+    fn settled(&self, target: &BenchServerPod) -> Result<u64> {
         let served = target.nginx.settled()?;
-        if target.registered && self.subject == Subject::Rouse {
+        if target.registered && self.subject == CountBenchSubject::Rouse {
             self.rests(target)?;
         }
         Ok(served.requests)
     }
 
     /// Waits until the eBPF programs see no open connection either.
-    fn rests(&self, target: &Served) -> Result<()> {
+    fn rests(&self, target: &BenchServerPod) -> Result<()> {
         let started = Instant::now();
         loop {
             let state = self.bed.maps.pod_state(slot(&target.place));
@@ -244,14 +266,15 @@ impl Scene {
         }
     }
 
-    fn used(&self) -> Result<Used> {
+    fn used(&self) -> Result<CpuUsage> {
         let top = self.bed.places().clients.parent().context("below the bed's own")?;
-        Used::read(top, self.core)
+        CpuUsage::read(top, self.core)
     }
 
     /// Puts a subject in force in place of the present one.
-    fn enter(&mut self, subject: Subject) -> Result<()> {
-        let (was, is) = (self.subject == Subject::Rouse, subject == Subject::Rouse);
+    fn enter(&mut self, subject: CountBenchSubject) -> Result<()> {
+        let (was, is) =
+            (self.subject == CountBenchSubject::Rouse, subject == CountBenchSubject::Rouse);
         let programs = self.bed.programs.as_ref().context("they are loaded")?;
         if was && !is {
             let links = links(&self.bed);
@@ -259,9 +282,13 @@ impl Scene {
             fs::create_dir(&links)?;
         }
         self.empty = match (subject, self.empty.take()) {
-            (Subject::Empty, Some(empty)) => Some(empty),
-            (Subject::Empty, None) => Some(Empty::attach(&self.bed.places().pods)?),
-            (Subject::Off | Subject::Rouse | Subject::Sidecar, _) => None,
+            (CountBenchSubject::Empty, Some(empty)) => Some(empty),
+            (CountBenchSubject::Empty, None) => {
+                Some(EmptyPrograms::attach(&self.bed.places().pods)?)
+            }
+            (CountBenchSubject::Off | CountBenchSubject::Rouse | CountBenchSubject::Sidecar, _) => {
+                None
+            }
         };
         if is && !was {
             let anew = programs.keep_attached()?;
@@ -282,17 +309,22 @@ fn load(object: &[u8], places: AgentPaths) -> Result<EbpfPrograms, programs::Ebp
 }
 
 /// Starts a pod's server. With `h2`, also a proxy; true means that both accept HTTP/2 from clients, false HTTP/1.1.
-fn served(place: Place, core: usize, folder: &Path, h2: Option<bool>) -> Result<Served> {
-    let nginx = Nginx::server(&place, core, folder, h2 == Some(true))?;
-    let sidecar = h2.map(|h2| Nginx::sidecar(&place, core, folder, h2)).transpose()?;
-    Ok(Served { place, nginx, _sidecar: sidecar, registered: h2.is_some() })
+fn served(
+    place: NetnsFixture,
+    core: usize,
+    folder: &Path,
+    h2: Option<bool>,
+) -> Result<BenchServerPod> {
+    let nginx = BenchNginx::server(&place, core, folder, h2 == Some(true))?;
+    let sidecar = h2.map(|h2| BenchNginx::sidecar(&place, core, folder, h2)).transpose()?;
+    Ok(BenchServerPod { place, nginx, _sidecar: sidecar, registered: h2.is_some() })
 }
 
-fn slot(place: &Place) -> u32 {
+fn slot(place: &NetnsFixture) -> u32 {
     u32::from(place.number)
 }
 
-fn links(bed: &Bed) -> PathBuf {
+fn links(bed: &KernelFixture) -> PathBuf {
     bed.places().pins().join("links")
 }
 

@@ -6,7 +6,7 @@ pub(crate) const H2_STREAMS_ARE_COUNTED: bool = true;
 
 /// Kind of request and response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Case {
+pub(crate) enum CountBenchCase {
     /// A short response over HTTP/1.1, with heads of 40 and 160 bytes.
     H1,
     /// A short response over HTTP/1.1, with heads as browsers and frameworks send them.
@@ -17,7 +17,7 @@ pub(crate) enum Case {
     Bulk,
 }
 
-impl Case {
+impl CountBenchCase {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::H1 => "h1",
@@ -36,19 +36,24 @@ impl Case {
         }
     }
 
-    pub(crate) fn subjects(self) -> &'static [Subject] {
+    pub(crate) fn subjects(self) -> &'static [CountBenchSubject] {
         match self {
-            Self::H1 | Self::Bulk => {
-                &[Subject::Off, Subject::Rouse, Subject::Empty, Subject::Sidecar]
+            Self::H1 | Self::Bulk => &[
+                CountBenchSubject::Off,
+                CountBenchSubject::Rouse,
+                CountBenchSubject::Empty,
+                CountBenchSubject::Sidecar,
+            ],
+            Self::H1Browser | Self::H2 => {
+                &[CountBenchSubject::Off, CountBenchSubject::Rouse, CountBenchSubject::Sidecar]
             }
-            Self::H1Browser | Self::H2 => &[Subject::Off, Subject::Rouse, Subject::Sidecar],
         }
     }
 }
 
 /// Programs or proxy in force during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Subject {
+pub(crate) enum CountBenchSubject {
     /// No program and no proxy.
     Off,
     /// All eBPF programs of Rouse.
@@ -59,7 +64,7 @@ pub(crate) enum Subject {
     Sidecar,
 }
 
-impl Subject {
+impl CountBenchSubject {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -72,7 +77,7 @@ impl Subject {
 
 /// Sockets whose requests are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Uncounted {
+pub(crate) enum UncountedSocket {
     /// Socket of one of Rouse's pods, on another port than the serving port.
     Port,
     /// Socket of a pod below the same cgroup that does not belong to Rouse.
@@ -83,7 +88,7 @@ pub(crate) enum Uncounted {
     Foreign,
 }
 
-impl Uncounted {
+impl UncountedSocket {
     pub(crate) const ALL: [Self; 4] = [Self::Port, Self::Pod, Self::Client, Self::Foreign];
 
     pub(crate) fn name(self) -> &'static str {

@@ -17,9 +17,9 @@ fn drift(gauge: &str) -> String {
 }
 
 /// Starts a node and a pod with a server.
-fn scene(test: &str) -> World {
-    let mut world = World::new(test);
-    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+fn scene(test: &str) -> AgentFixture {
+    let mut world = AgentFixture::new(test);
+    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
     world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
     world.wait("looked into", |seen| !seen.trouble.is_empty());
@@ -28,7 +28,7 @@ fn scene(test: &str) -> World {
     world
 }
 
-fn gauges(world: &World) -> PodGauges {
+fn gauges(world: &AgentFixture) -> PodGauges {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     KernelMaps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
 }
@@ -126,7 +126,7 @@ fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
 
 #[test]
 fn connections_that_count_nowhere_are_told() {
-    let mut world = World::new("audit-uncounted");
+    let mut world = AgentFixture::new("audit-uncounted");
     world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
     world.tell("listen");
     // Connected before any program was attached.
@@ -139,7 +139,7 @@ fn connections_that_count_nowhere_are_told() {
         }
         thread::sleep(Duration::from_millis(10));
     };
-    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
     world.wait("ready", |seen| seen.ready);
     let counted = connected(&world.name);

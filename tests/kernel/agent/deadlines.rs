@@ -11,7 +11,7 @@ use super::{
 const TIMEOUT: Duration = Duration::from_secs(2);
 const ENDED: &str = "rouse_agent_deadlines_ended_total";
 
-impl World {
+impl AgentFixture {
     /// Sends a request on a new connection and reads to its end. Returns the number of bytes and the kind of the end.
     fn asks(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
         let mut stream = self.connect();

@@ -5,7 +5,7 @@ use super::*;
 /// Metric of the events that an agent has read from the kernel.
 const EVENTS: &str = "rouse_agent_events_total";
 
-impl World {
+impl AgentFixture {
     fn events(&self) -> u64 {
         let page = self.get("n", "127.0.0.1:7104", "/metrics");
         let counted = page.lines().find_map(|line| line.strip_prefix(EVENTS));
@@ -24,7 +24,7 @@ impl World {
 }
 
 /// Waits until the agent has armed the pod's next growth event. Returns true if it has.
-fn is_armed(world: &World) -> bool {
+fn is_armed(world: &AgentFixture) -> bool {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let (maps, slot) = (KernelMaps::open(&pins).expect("pinned maps"), world.slot());
     let end = Instant::now() + LIMIT;
@@ -37,8 +37,8 @@ fn is_armed(world: &World) -> bool {
 #[test]
 fn growth_beyond_what_was_reported_is_told_by_events() {
     const REQUESTS: u64 = 50;
-    let mut world = World::new("growth");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("growth");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     world.tell("keep");

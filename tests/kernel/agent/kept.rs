@@ -9,12 +9,12 @@ use super::*;
 const SPARED: &str = "rouse_agent_connections_spared_total";
 
 /// Process of a client, and its output.
-struct Client {
+struct ClientProcess {
     process: Child,
     said: Lines<std::io::BufReader<ChildStdout>>,
 }
 
-impl Client {
+impl ClientProcess {
     /// Next line of the client about its connection.
     fn next(&mut self) -> String {
         let ours = |line: &String| {
@@ -24,7 +24,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for ClientProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -32,10 +32,10 @@ impl Drop for Client {
 }
 
 /// Starts a pod that keeps accepted connections and sends nothing by itself, and a client that has sent `sends`.
-fn scene(test: &str, sends: &str) -> (World, Client) {
-    let mut world = World::new(test);
+fn scene(test: &str, sends: &str) -> (AgentFixture, ClientProcess) {
+    let mut world = AgentFixture::new(test);
     fs::create_dir(world.cgroup.join("clients")).expect("a cgroup");
-    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.name_service();
     world.start_agent();
     world.start_pod();
@@ -47,7 +47,7 @@ fn scene(test: &str, sends: &str) -> (World, Client) {
     let mut command = world.starting("client", "clients");
     let mut process = command.env(SENDS, sends).spawn().expect("sh");
     let said = std::io::BufReader::new(process.stdout.take().expect("a pipe")).lines();
-    let mut client = Client { process, said };
+    let mut client = ClientProcess { process, said };
     assert_eq!(client.next(), "connected");
     (world, client)
 }
@@ -55,13 +55,13 @@ fn scene(test: &str, sends: &str) -> (World, Client) {
 #[test]
 fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
     let (mut world, mut client) = scene("kept", "");
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     assert_eq!(client.next(), "ended: Err(ConnectionAborted)");
     world.wait("drained", |seen| seen.drained);
 }
 
 /// Scene with a request in flight and the first half of its response sent: the client's side alone looks idle.
-fn paused(test: &str) -> (World, Client) {
+fn paused(test: &str) -> (AgentFixture, ClientProcess) {
     let (mut world, mut client) = scene(test, "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
     world.tell("say HTTP/1.1 200 OK\\r\\ncontent-length: 4\\r\\n\\r\\nok");
@@ -70,7 +70,7 @@ fn paused(test: &str) -> (World, Client) {
 }
 
 /// Adds (`add`) a blackhole route from the pod to its node, or removes it (`del`).
-fn blackhole(world: &World, verb: &str) {
+fn blackhole(world: &AgentFixture, verb: &str) {
     let pod = format!("{}-p", world.name);
     let words = ["-n", &pod, "route", verb, "blackhole", "10.77.0.1/32"];
     assert!(Command::new("ip").args(words).status().expect("iproute2").success());
@@ -81,7 +81,7 @@ fn blackhole(world: &World, verb: &str) {
 fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
     let (mut world, mut client) = paused("mute");
     blackhole(&world, "add");
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     // Each query waits for half a second, so the client's side has looked idle for more than one second.
     world.wait_counted(SPARED, 4);
     world.tell("say ay");
@@ -94,7 +94,7 @@ fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
 #[test]
 fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
     let (mut world, mut client) = paused("paused");
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     world.wait_counted(SPARED, 2);
     world.tell("say ay");
     assert_eq!(client.next(), "read: ay");
@@ -109,7 +109,7 @@ fn an_upgraded_connection_is_left_to_its_owners() {
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
     world.tell("say HTTP/1.1 101 Switching Protocols\\r\\nconnection: upgrade\\r\\nupgrade: chat\\r\\n\\r\\n");
     assert!(client.next().starts_with("read: HTTP/1.1 101"));
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     world.wait_counted(SPARED, 2);
     world.tell("say hello");
     assert_eq!(client.next(), "read: hello");

@@ -11,8 +11,8 @@ fn monotonic() -> Duration {
 
 #[test]
 fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
-    let mut world = World::new("stop");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("stop");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     let seen = world.wait("looked into", |seen| !seen.trouble.is_empty());
@@ -20,7 +20,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     world.tell("keep");
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
-    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
     let request = node.run_inside("a request that lasts", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
@@ -36,7 +36,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| page(&at_node, DOOR, WAIT));
         world.wait("the kubelet asks", |seen| !seen.ready);
-        world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+        world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
         // By then an idle pod's kubelet would have its answer, even without a controller that drains the pod (3 s).
         let late = monotonic() + Duration::from_secs(5);
         world.wait_usage("the agent looks again by then", |it| it.at_ns > late.as_nanos() as u64);
@@ -68,7 +68,7 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
     });
     let mut tunnel = tunnel.expect("a tunnel");
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
-    world.name_pod(PodPhase::Draining, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     let seen = world.wait("drained", |seen| seen.drained);
     assert_eq!(seen.in_flight, 1, "it still counts");
     assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"), "the kubelet may go on");
@@ -79,8 +79,8 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
 
 #[test]
 fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again() {
-    let mut world = World::new("door");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("door");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     world.tell("listen");
@@ -96,10 +96,10 @@ fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again()
 
 #[test]
 fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
-    let mut world = World::with("find", "root/kubepods/burstable");
+    let mut world = AgentFixture::with("find", "root/kubepods/burstable");
     // Cgroups of another node on the same machine.
     fs::create_dir_all(world.cgroup.join("other/kubepods")).expect("a cgroup");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent_in_a_pod();
     world.start_pod();
     world.tell("listen");
@@ -113,9 +113,9 @@ fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
 
 #[test]
 fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
-    let mut world = World::new("anew");
+    let mut world = AgentFixture::new("anew");
     remove_cgroup(&world.cgroup);
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.launch_agent();
     let mut page = String::new();
     while !page.contains("does not exist yet") {
@@ -138,9 +138,9 @@ fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
 
 #[test]
 fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
-    let mut world = World::new("reach");
+    let mut world = AgentFixture::new("reach");
     world.name_service();
-    world.name_pod_of("n2", PodPhase::Ready, false);
+    world.name_pod_of("n2", RoutingPhase::Ready, false);
     world.start_agent();
     world.start_pod();
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));

@@ -7,17 +7,17 @@ use super::*;
 const UNSEEN: &str = "rouse_agent_listeners_unseen";
 const ADMIN: &str = "127.0.0.1:7104";
 
-fn pinned(world: &World, name: &str) -> Map {
+fn pinned(world: &AgentFixture, name: &str) -> Map {
     let pin = world.folder.join(format!("bpf/v{}/{name}", abi::ABI_VERSION));
     Map::HashMap(MapData::from_pin(pin).expect("it is pinned"))
 }
 
 /// Fills the map with listeners of namespaces that do not exist.
-fn fill(world: &World) {
+fn fill(world: &AgentFixture) {
     let map = pinned(world, abi::maps::LISTEN);
-    let mut listen: HashMap<MapData, abi::ListenKey, abi::Listen> =
+    let mut listen: HashMap<MapData, abi::ListenKey, abi::ListenValue> =
         map.try_into().expect("a hash of listeners");
-    let value = abi::Listen { open: 1, ..abi::Listen::default() };
+    let value = abi::ListenValue { open: 1, ..abi::ListenValue::default() };
     let keys = (1 << 60..).map(|cookie| abi::ListenKey { cookie, port: 1, reserved: 0 });
     let entered = keys.take_while(|key| listen.insert(key, value, 0).is_ok()).count();
     assert!(entered <= abi::LISTEN_MAX as usize);
@@ -25,8 +25,8 @@ fn fill(world: &World) {
 
 #[test]
 fn without_room_for_listeners_a_pod_is_found_and_the_trouble_is_told() {
-    let mut world = World::new("room");
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    let mut world = AgentFixture::new("room");
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     world.wait("found", |seen| seen.address.is_some());
@@ -41,16 +41,16 @@ fn without_room_for_listeners_a_pod_is_found_and_the_trouble_is_told() {
 /// Rows of an earlier agent whose pods are in no RouteTable are freed after a while.
 #[test]
 fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
-    let mut world = World::new("crowd");
+    let mut world = AgentFixture::new("crowd");
     world.start_agent();
     world.kill_agent();
-    let mut pods: HashMap<MapData, u64, abi::Pod> =
+    let mut pods: HashMap<MapData, u64, abi::PodValue> =
         pinned(&world, abi::maps::PODS).try_into().expect("a hash of pods");
     for slot in 1..abi::PODS_MAX {
-        let pod = abi::Pod { slot, port: 1, flags: 0 };
+        let pod = abi::PodValue { slot, port: 1, flags: 0 };
         pods.insert(u64::from(slot) << 32, pod, 0).expect("it holds as many");
     }
-    world.name_pod(PodPhase::Starting, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
     world.tell("listen");

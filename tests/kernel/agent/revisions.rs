@@ -13,7 +13,7 @@ use super::{
 const OF: &str = "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_configuration_name=\"hello\",kn_revision_name=\"hello-00001\"";
 const DURATIONS: &str = "kn_serving_invocation_duration_seconds";
 
-impl World {
+impl AgentFixture {
     /// Value of the revision's metric `name` with the additional label.
     fn figure(&self, name: &str, label: &str) -> Option<u64> {
         let page = self.metrics();
@@ -53,7 +53,7 @@ impl World {
             thread::sleep(Duration::from_millis(10));
         }
         self.pods.clear();
-        self.name_pod(PodPhase::Ready, ProbeHow::Listen);
+        self.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
         self.start_server();
     }
 }
@@ -93,7 +93,7 @@ fn metrics_say_what_requests_came_to() {
 #[test]
 fn a_revisions_counters_go_on_whichever_agents_and_pods_come_and_go() {
     let mut world = scene("figures-on", Duration::from_secs(300));
-    let ask_once = |world: &World, path: &str| ask(&mut world.connect(), path);
+    let ask_once = |world: &AgentFixture, path: &str| ask(&mut world.connect(), path);
     ask_once(&world, "/quick");
     ask_once(&world, "/missing");
     assert_eq!(world.answered(2), [1, 1, 0]);
@@ -108,7 +108,7 @@ fn a_revisions_counters_go_on_whichever_agents_and_pods_come_and_go() {
     world.kill_agent();
     world.start_agent();
     assert_eq!(world.answered(4), [2, 1, 1], "nothing twice, nothing lost");
-    let name = Name::new("default", "hello-00001");
+    let name = NamespacedName::new("default", "hello-00001");
     world.routes.remove(&RouteKey::Pod("uid-1".into()));
     world.routes.remove(&RouteKey::Revision(name));
     let end = Instant::now() + LIMIT;

@@ -80,16 +80,16 @@ fn answer(stream: &mut TcpStream, status: &str) -> std::io::Result<()> {
 }
 
 /// Starts a node and a pod with the server, whose requests have the given timeout.
-pub(super) fn scene(test: &str, timeout: Duration) -> World {
-    let mut world = World::new(test);
+pub(super) fn scene(test: &str, timeout: Duration) -> AgentFixture {
+    let mut world = AgentFixture::new(test);
     world.timeout = timeout;
-    world.name_pod(PodPhase::Ready, ProbeHow::Listen);
+    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
     world.start_server();
     world
 }
 
-impl World {
+impl AgentFixture {
     /// Starts the server's process in the pod, and lets it listen once the agent knows the pod.
     pub(super) fn start_server(&mut self) {
         self.pod = Some(self.start_in("server", "pods/poduid-1/main"));

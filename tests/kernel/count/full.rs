@@ -1,11 +1,11 @@
 //! Shell: maps full of foreign entries, while connections are still counted.
 
 use aya::maps::{HashMap, Map, MapData};
-use common::abi::{self, Kept, KeptKey, ProbeKey};
+use common::abi::{self, BufferedSegment, BufferedSegmentKey, ProbeKey};
 
 use super::*;
 
-fn pinned(case: &Case, name: &str) -> Map {
+fn pinned(case: &CountFixture, name: &str) -> Map {
     let pin = case.bed.places().pins().join(name);
     Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"))
 }
@@ -16,12 +16,13 @@ const NOWHERE: [u32; 4] = [0, 0, u32::from_be(0xffff), u32::from_be(0xcb00_7100)
 /// The oldest segments are evicted for new ones, so a flood of them harms other connections only briefly.
 #[test]
 fn segments_that_are_never_taken_leave_room_for_others() {
-    let mut case = Case::alone();
-    let mut kept: HashMap<MapData, KeptKey, Kept> =
+    let mut case = CountFixture::alone();
+    let mut kept: HashMap<MapData, BufferedSegmentKey, BufferedSegment> =
         pinned(&case, abi::maps::KEPT).try_into().expect("a hash of segments");
-    let value = Kept { len: 1, syn: 0, bytes: [0; size_of::<Kept>() - 8] };
+    let value = BufferedSegment { len: 1, syn: 0, bytes: [0; size_of::<BufferedSegment>() - 8] };
     for seq in 0..2 * abi::KEPT_MAX {
-        kept.insert(KeptKey { remote: NOWHERE, remote_port: 1, seq }, value, 0).expect("room");
+        kept.insert(BufferedSegmentKey { remote: NOWHERE, remote_port: 1, seq }, value, 0)
+            .expect("room");
     }
     let request = get("/length/5");
     for cut in 1..request.len() {
@@ -36,7 +37,7 @@ fn segments_that_are_never_taken_leave_room_for_others() {
 
 #[test]
 fn probes_that_never_came_leave_room_for_others() {
-    let mut case = Case::alone();
+    let mut case = CountFixture::alone();
     let mut probes: HashMap<MapData, ProbeKey, u64> =
         pinned(&case, abi::maps::PROBES).try_into().expect("a hash of probes");
     for remote_port in 0..8 * abi::PROBES_MAX {
@@ -56,7 +57,7 @@ fn probes_that_never_came_leave_room_for_others() {
 /// Probes from an address without an entry count as requests; all other counts are unaffected.
 #[test]
 fn a_node_with_more_addresses_than_are_known_is_told_of() {
-    let mut case = Case::alone();
+    let mut case = CountFixture::alone();
     let address = |number: u32| {
         let mut octets = [0; 16];
         octets[12..].copy_from_slice(&(0x0a63_0001 + number).to_be_bytes());

@@ -17,21 +17,21 @@ use std::{
     time::Duration,
 };
 
-use crate::bed::{Place, command_in};
+use crate::bed::{NetnsFixture, command_in};
 
 const ROLE: &str = "ROUSE_TEST_SERVER";
 static LOG: AtomicU64 = AtomicU64::new(0);
 static GATE: Mutex<()> = Mutex::new(());
 
 /// Process of the server, in a pod's cgroup and namespace, killed on drop.
-pub(super) struct Server {
+pub(super) struct LoggingServer {
     child: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Server {
-    pub(super) fn start(pod: &Place, port: u16) -> Self {
+impl LoggingServer {
+    pub(super) fn start(pod: &NetnsFixture, port: u16) -> Self {
         let program = std::env::current_exe().expect("this program has a file");
         let mut child = command_in(&pod.cgroup, &pod.netns)
             .arg(program)
@@ -89,7 +89,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for LoggingServer {
     fn drop(&mut self) {
         let _dead_already = self.child.kill();
         let _waited_already = self.child.wait();
@@ -121,14 +121,14 @@ fn role() {
 }
 
 /// Bytes of a connection, with those read beyond the last message.
-pub(crate) struct Input {
+pub(crate) struct ConnectionInput {
     pub(crate) stream: TcpStream,
     /// Pause before each read, to make a slow reader.
     pub(crate) pause: Duration,
     held: Vec<u8>,
 }
 
-impl Input {
+impl ConnectionInput {
     pub(crate) fn new(stream: TcpStream) -> Self {
         Self { stream, pause: Duration::ZERO, held: Vec::new() }
     }
@@ -186,7 +186,7 @@ impl Input {
 
 fn serve(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut input = Input::new(stream);
+    let mut input = ConnectionInput::new(stream);
     loop {
         let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
         let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
@@ -200,7 +200,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
 }
 
 /// Answers one request. Returns true if the connection stays open.
-pub(crate) fn answer(input: &mut Input, path: &str) -> io::Result<bool> {
+pub(crate) fn answer(input: &mut ConnectionInput, path: &str) -> io::Result<bool> {
     let out = &mut input.stream;
     match path.split_once('/').unwrap_or((path, "")) {
         ("length", count) => {

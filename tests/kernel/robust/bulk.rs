@@ -9,7 +9,7 @@ use netlink_packet_route::{
 };
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
-use super::{Scene, ask, figure, figures, get, until};
+use super::{RobustnessFixture, ask, figure, figures, get, until};
 use crate::bed::inside;
 
 /// Size of the largest packets, below the veth's limit of 524,280 bytes.
@@ -100,7 +100,7 @@ fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
 }
 
 /// Uploads and downloads on one connection to each address. Returns the mean packet sizes at server and client.
-fn there_and_back(scene: &Scene) -> [u64; 2] {
+fn there_and_back(scene: &RobustnessFixture) -> [u64; 2] {
     let addresses = [scene.pod.four(), scene.pod.six()];
     let connect = || addresses.iter().map(|address| scene.connect_to(address));
     let mut streams: Vec<_> = connect().collect();
@@ -123,7 +123,7 @@ fn there_and_back(scene: &Scene) -> [u64; 2] {
     [up, down]
 }
 
-fn serving(scene: &Scene) -> crate::actor::Actor {
+fn serving(scene: &RobustnessFixture) -> crate::actor::ScriptedProcess {
     let mut server = scene.server();
     server.must(&format!("listen [::]:{}", crate::bed::SERVING));
     server.must("serve");
@@ -132,7 +132,7 @@ fn serving(scene: &Scene) -> crate::actor::Actor {
 
 #[test]
 fn packets_of_64_kilobytes_are_read_to_their_ends() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = serving(&scene);
     let [up, down] = there_and_back(&scene);
     scene.settles_in_order();
@@ -141,7 +141,7 @@ fn packets_of_64_kilobytes_are_read_to_their_ends() {
 
 #[test]
 fn packets_of_half_a_megabyte_are_read_to_their_ends() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let node = scene.bed.node();
     for place in [&scene.pod, &scene.client] {
         set_packets(&place.netns, "eth0", BIG);
@@ -155,14 +155,14 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
 
 /// Makes packets arrive in a link's size, to be joined by the pod's end: a veth does so if its peer sends no larger
 /// ones.
-fn join_at_the_pod(scene: &Scene) {
+fn join_at_the_pod(scene: &RobustnessFixture) {
     run(&scene.bed.node(), &["ethtool", "-K", &format!("v{}", scene.pod.number), "tso", "off"]);
     run(&scene.pod.netns, &["ethtool", "-K", "eth0", "gro", "on"]);
 }
 
 #[test]
 fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     join_at_the_pod(&scene);
     let _server = serving(&scene);
     let [up, _] = there_and_back(&scene);
@@ -173,7 +173,7 @@ fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
 /// Uploads to a reader that takes 64 KiB at a time and then pauses, so that the window closes.
 fn a_long_upload(in_chunks: bool) {
     let wanted = std::env::var("ROUSE_UPLOAD_MIB").ok().and_then(|it| it.parse().ok());
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     join_at_the_pod(&scene);
     let _server = serving(&scene);
     let mut stream = scene.connect();

@@ -7,18 +7,18 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Scene, ask, get, until};
-use crate::{actor::Actor, bed::ip};
+use super::{RobustnessFixture, ask, get, until};
+use crate::{actor::ScriptedProcess, bed::ip};
 
 /// Kills a process like the kernel's out-of-memory killer.
-fn kill_now(process: Actor) {
+fn kill_now(process: ScriptedProcess) {
     let pid = Pid::from_raw(process.pid() as i32);
     kill(pid, Signal::SIGKILL).unwrap();
     drop(process);
 }
 
 /// Opens `count` connections with a request in flight, and one without.
-fn held(scene: &Scene, count: u64) -> Vec<std::net::TcpStream> {
+fn held(scene: &RobustnessFixture, count: u64) -> Vec<std::net::TcpStream> {
     let mut streams: Vec<_> = (0..=count).map(|_| scene.connect()).collect();
     for stream in streams.iter_mut().skip(1) {
         stream.write_all(get("hold").as_bytes()).unwrap();
@@ -32,7 +32,7 @@ fn held(scene: &Scene, count: u64) -> Vec<std::net::TcpStream> {
 
 #[test]
 fn a_server_that_closes_with_data_unread_has_ended_the_request() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     for length in [10, 100_000] {
         let mut stream = scene.connect();
@@ -46,7 +46,7 @@ fn a_server_that_closes_with_data_unread_has_ended_the_request() {
 
 #[test]
 fn a_server_that_is_killed_leaves_nothing_in_flight() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let server = scene.serving();
     let streams = held(&scene, 20);
     kill_now(server);
@@ -57,7 +57,7 @@ fn a_server_that_is_killed_leaves_nothing_in_flight() {
 
 #[test]
 fn a_client_that_is_killed_is_served_to_the_end() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     let url = format!("http://{}:8080/hold", scene.pod.four());
     let mut client = Command::new("ip");
@@ -74,7 +74,7 @@ fn a_client_that_is_killed_is_served_to_the_end() {
 
 #[test]
 fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     let streams = held(&scene, 3);
     let end = ["netns", "exec", &scene.pod.netns, "ss", "-K", "sport", "=", ":8080"];
@@ -86,7 +86,7 @@ fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
 /// The other end neither answers nor reports that it has gone.
 #[test]
 fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     let mut idle = scene.connect();
     ask(&mut idle, &get("watch/500"), "xxxxx");
@@ -105,7 +105,7 @@ fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
 
 #[test]
 fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     let mut streams = held(&scene, 5);
     // The namespace lives until the last of its sockets is closed.
@@ -119,7 +119,7 @@ fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
 
 #[test]
 fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let server = scene.serving();
     let streams = held(&scene, 5);
     ip(&["netns", "del", &scene.pod.netns]);
@@ -132,7 +132,7 @@ fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
 /// The pod's link is removed before its processes, so no peer acknowledges their last packets.
 #[test]
 fn a_pod_whose_link_goes_first_leaves_nothing() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     for set in ["net.ipv4.tcp_orphan_retries=1", "net.ipv4.tcp_fin_timeout=1"] {
         ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
     }
@@ -149,7 +149,7 @@ fn a_pod_whose_link_goes_first_leaves_nothing() {
 /// The server never accepted a connection that waits in the queue of a closing listener.
 #[test]
 fn what_nobody_accepts_ends_with_its_listener() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let mut server = scene.server();
     server.must(&format!("listen {}", super::WILD));
     let mut stream = scene.connect();

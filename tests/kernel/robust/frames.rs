@@ -12,9 +12,9 @@ use std::{
 };
 
 use super::{
-    Scene, WILD,
+    RobustnessFixture, WILD,
     server::take,
-    tcp::{Peer, Wire},
+    tcp::{TunDevice, UserspaceTcpClient},
 };
 use crate::bed::{SERVING, command_in, inside};
 
@@ -38,10 +38,10 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A hyper server in the pod, killed on drop.
-struct Server(Child);
+struct HyperServer(Child);
 
-impl Server {
-    fn start(scene: &Scene) -> Self {
+impl HyperServer {
+    fn start(scene: &RobustnessFixture) -> Self {
         let mut command = command_in(&scene.pod.cgroup, &scene.pod.netns);
         command.args([env!("CARGO_BIN_EXE_servers"), "http"]);
         command.env("ADDRESS", WILD).env("BOOK", &scene.desk).stdin(Stdio::null());
@@ -52,7 +52,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for HyperServer {
     fn drop(&mut self) {
         let _dead_already = self.0.kill();
         let _waited_already = self.0.wait();
@@ -64,11 +64,11 @@ impl Drop for Server {
 #[test]
 fn what_is_lost_of_http2_is_found_again() {
     const EARLY: u32 = 12;
-    let scene = Scene::new();
-    let _server = Server::start(&scene);
+    let scene = RobustnessFixture::new();
+    let _server = HyperServer::start(&scene);
     scene.wait("closed", |it| it.state().connections == 0);
-    let wire = Wire::new(&scene.pod);
-    let mut peer = Peer::connect(&wire, 1_001);
+    let wire = TunDevice::new(&scene.pod);
+    let mut peer = UserspaceTcpClient::connect(&wire, 1_001);
     let mut sent = 0;
     let begin = [PREFACE.to_vec(), frame(SETTINGS, 0, 0, b"")].concat();
     let ask = |stream| frame(HEADERS, END_STREAM | END_HEADERS, stream, GET);
@@ -120,7 +120,7 @@ fn what_is_lost_of_http2_is_found_again() {
 #[test]
 fn both_ends_may_begin_http2_at_once() {
     const TIMES: u64 = 3_000;
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let path = scene.desk.with_extension("meeting");
     let meeting = UnixListener::bind(&path).unwrap();
     let mut server = scene.server();

@@ -16,9 +16,9 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Dice, Scene, ask, get};
+use super::{CaseRng, RobustnessFixture, ask, get};
 use crate::{
-    bed::{Place, SERVING, inside, ip},
+    bed::{NetnsFixture, SERVING, inside, ip},
     sys,
 };
 
@@ -35,7 +35,7 @@ const LATE_AT_MOST: Duration = Duration::from_millis(2);
 
 /// Numbers of packets by fault.
 #[derive(Debug, Default)]
-struct Harm {
+struct LinkFaultTotals {
     carried: AtomicU64,
     lost: AtomicU64,
     late: AtomicU64,
@@ -43,25 +43,25 @@ struct Harm {
 }
 
 /// Two devices between which threads forward packets, one for each direction.
-struct BadWire {
+struct LossyLink {
     stops: Arc<AtomicBool>,
-    harm: Arc<Harm>,
+    harm: Arc<LinkFaultTotals>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl BadWire {
-    fn between(client: &Place, pod: &Place) -> Self {
-        let end = |place: &Place, own: &str, other: &str| {
+impl LossyLink {
+    fn between(client: &NetnsFixture, pod: &NetnsFixture) -> Self {
+        let end = |place: &NetnsFixture, own: &str, other: &str| {
             let device = inside(&place.netns, || sys::tun("bad0").expect("CONFIG_TUN"));
             ip(&["-n", &place.netns, "addr", "add", own, "peer", other, "dev", "bad0"]);
             ip(&["-n", &place.netns, "link", "set", "bad0", "up"]);
             device
         };
         let ends = [end(client, CLIENT, POD), end(pod, POD, CLIENT)].map(Arc::new);
-        let (stops, harm) = (Arc::<AtomicBool>::default(), Arc::<Harm>::default());
+        let (stops, harm) = (Arc::<AtomicBool>::default(), Arc::<LinkFaultTotals>::default());
         let carry = |at: usize| {
             let (from, to) = (Arc::clone(&ends[at]), Arc::clone(&ends[1 - at]));
-            let (stops, harm, dice) = (Arc::clone(&stops), Arc::clone(&harm), Dice(at as u64));
+            let (stops, harm, dice) = (Arc::clone(&stops), Arc::clone(&harm), CaseRng(at as u64));
             thread::spawn(move || carry(&from, &to, &stops, &harm, dice))
         };
         let threads = vec![carry(0), carry(1)];
@@ -69,7 +69,7 @@ impl BadWire {
     }
 }
 
-impl Drop for BadWire {
+impl Drop for LossyLink {
     fn drop(&mut self) {
         self.stops.store(true, Relaxed);
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
@@ -77,10 +77,10 @@ impl Drop for BadWire {
 }
 
 /// A delayed packet: time of its arrival, and number of packets that are still to overtake it.
-struct Late(Vec<u8>, Instant, usize);
+struct DelayedPacket(Vec<u8>, Instant, usize);
 
-fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice) {
-    let mut late = VecDeque::<Late>::new();
+fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &LinkFaultTotals, mut dice: CaseRng) {
+    let mut late = VecDeque::<DelayedPacket>::new();
     let put = |packet: &[u8]| {
         // The device of a removed namespace refuses packets.
         let _gone = (&*to).write(packet);
@@ -98,7 +98,7 @@ fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice
                 harm.lost.fetch_add(1, Relaxed);
             } else if chance < LOST + LATE {
                 harm.late.fetch_add(1, Relaxed);
-                late.push_back(Late(packet, Instant::now(), 1 + dice.below(OVERTAKE)));
+                late.push_back(DelayedPacket(packet, Instant::now(), 1 + dice.below(OVERTAKE)));
             } else {
                 put(&packet);
                 if chance >= 1_000 - TWICE {
@@ -108,7 +108,7 @@ fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice
                 late.iter_mut().for_each(|it| it.2 = it.2.saturating_sub(1));
             }
         }
-        late.retain(|Late(packet, since, left)| {
+        late.retain(|DelayedPacket(packet, since, left)| {
             let due = *left == 0 || since.elapsed() >= LATE_AT_MOST;
             if due {
                 put(packet);
@@ -119,7 +119,7 @@ fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &Harm, mut dice: Dice
 }
 
 /// Sends `count` requests on connections of up to 30 each, which the client closes after its last response.
-fn load(netns: &str, count: usize, mut dice: Dice) {
+fn load(netns: &str, count: usize, mut dice: CaseRng) {
     let mut left = count;
     while left > 0 {
         let mut stream = inside(netns, || TcpStream::connect((POD, SERVING)).expect("it listens"));
@@ -151,12 +151,12 @@ fn load(netns: &str, count: usize, mut dice: Dice) {
 fn what_a_wire_loses_reorders_and_repeats_is_counted_once() {
     const CLIENTS: u64 = 8;
     const EACH: usize = 250;
-    let scene = Scene::new();
-    let wire = BadWire::between(&scene.client, &scene.pod);
+    let scene = RobustnessFixture::new();
+    let wire = LossyLink::between(&scene.client, &scene.pod);
     let _server = scene.serving();
     let netns = &scene.client.netns;
     thread::scope(|scope| {
-        (0..CLIENTS).for_each(|seed| drop(scope.spawn(move || load(netns, EACH, Dice(seed)))));
+        (0..CLIENTS).for_each(|seed| drop(scope.spawn(move || load(netns, EACH, CaseRng(seed)))));
     });
     assert_eq!(scene.log(), CLIENTS * EACH as u64);
     println!("{:?}, {:?}", wire.harm, scene.state());

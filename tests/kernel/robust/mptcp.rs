@@ -8,13 +8,13 @@ use std::{
 use common::abi;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{Scene, WILD, ask, figure, figures, get};
+use super::{RobustnessFixture, WILD, ask, figure, figures, get};
 use crate::{
-    actor::Actor,
+    actor::ScriptedProcess,
     bed::{SERVING, inside, ip},
 };
 
-impl Scene {
+impl RobustnessFixture {
     /// Opens a connection that requests more than one flow.
     fn connect_mptcp(&self) -> TcpStream {
         let to: SocketAddr = format!("{}:{SERVING}", self.pod.four()).parse().unwrap();
@@ -29,7 +29,7 @@ impl Scene {
 }
 
 /// Starts a server that listens with MPTCP, as Go programs do since 1.24.
-fn listening(scene: &Scene) -> Actor {
+fn listening(scene: &RobustnessFixture) -> ScriptedProcess {
     let mut server = scene.server();
     server.must(&format!("listen {WILD} mptcp"));
     server.must("serve");
@@ -48,7 +48,7 @@ fn play(stream: &mut TcpStream) {
 
 #[test]
 fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = listening(&scene);
     assert_eq!(scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap().open, 1);
     play(&mut scene.connect());
@@ -73,9 +73,9 @@ fn a_multipath_connection_of_one_flow_is_counted_like_any_other() {
 
 /// Counts a connection of one flow without retransmissions, in several attempts.
 #[track_caller]
-fn undisturbed(listen: impl Fn(&mut Scene) -> Actor) {
+fn undisturbed(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
     let done = (0..10).any(|_| {
-        let mut scene = Scene::new();
+        let mut scene = RobustnessFixture::new();
         let _server = listen(&mut scene);
         let mut stream = scene.connect_mptcp();
         play(&mut stream);
@@ -93,14 +93,14 @@ fn undisturbed(listen: impl Fn(&mut Scene) -> Actor) {
 
 /// Returns true if either side has retransmitted data. A flow carries it as new bytes between others, which only a
 /// reader of the MPTCP connection could tell apart: boundaries are lost.
-fn has_repeated(scene: &Scene) -> bool {
+fn has_repeated(scene: &RobustnessFixture) -> bool {
     let figures = [&scene.pod.netns, &scene.client.netns].map(|it| figures(it, "netstat"));
     figures.iter().any(|it| figure(it, "MPTcpExt:", "MPTCPRetrans") > 0)
 }
 
 #[test]
 fn a_multipath_client_of_a_plain_listener_falls_back() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     play(&mut scene.connect_mptcp());
     scene.settles_in_order();
@@ -110,7 +110,7 @@ fn a_multipath_client_of_a_plain_listener_falls_back() {
 /// connection, and never with more requests than there are.
 #[test]
 fn a_multipath_connection_of_several_flows_is_one_and_estimated() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let (pod, client) = (&scene.pod.netns, &scene.client.netns);
     let second = format!("10.99.1.{}", scene.client.number);
     ip(&["-n", client, "addr", "add", &format!("{second}/16"), "dev", "eth0"]);

@@ -2,43 +2,43 @@
 
 use std::time::Duration;
 
-use common::abi::{InUse, LATE_MAX};
+use common::abi::{ConnectionActivity, LATE_MAX};
 
 use crate::bed::{inside, ip};
 
 use super::{
-    Dice, Scene, WILD, get,
-    tcp::{ACK, Ended, Peer, RST, Segment, Wire},
+    CaseRng, RobustnessFixture, WILD, get,
+    tcp::{ACK, RST, ServerClose, TcpSegment, TunDevice, UserspaceTcpClient},
 };
 
 /// Wait for an event that must not happen: long enough for a kernel that handles a packet at once.
 const SOON: Duration = Duration::from_millis(50);
 
-struct Line {
-    scene: Scene,
-    wire: Wire,
-    _server: crate::actor::Actor,
+struct TunFixture {
+    scene: RobustnessFixture,
+    wire: TunDevice,
+    _server: crate::actor::ScriptedProcess,
 }
 
-impl Line {
+impl TunFixture {
     fn new() -> Self {
         Self::with(None, "")
     }
 
     /// Makes a line with a sysctl set in its namespace, and a server that listens with the options `how`.
     fn with(set: Option<&str>, how: &str) -> Self {
-        let scene = Scene::new();
+        let scene = RobustnessFixture::new();
         if let Some(set) = set {
             ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
         }
-        let (wire, mut server) = (Wire::new(&scene.pod), scene.server());
+        let (wire, mut server) = (TunDevice::new(&scene.pod), scene.server());
         server.must(&format!("listen {WILD} {how}"));
         server.must("serve");
         Self { scene, wire, _server: server }
     }
 
     /// State of each connection, in use or not, by the counts of the eBPF programs.
-    fn in_use(&self) -> Vec<InUse> {
+    fn in_use(&self) -> Vec<ConnectionActivity> {
         let scene = &self.scene;
         let found = inside(&scene.pod.netns, || {
             let diag = agent::sockdiag::SockDiag::open().unwrap();
@@ -50,9 +50,9 @@ impl Line {
 
 /// Closes a connection as a client does after its last response.
 #[track_caller]
-fn close(peer: &mut Peer<'_>, sent: usize) {
+fn close(peer: &mut UserspaceTcpClient<'_>, sent: usize) {
     peer.finish(sent, b"");
-    assert_eq!(peer.until_ended(), Ended::Fin);
+    assert_eq!(peer.until_ended(), ServerClose::Fin);
 }
 
 const SHORT: &str = "xxxxx";
@@ -61,8 +61,8 @@ const SEGMENT: usize = 1_448;
 
 #[test]
 fn a_segment_that_comes_again_is_no_second_request() {
-    let line = Line::new();
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let line = TunFixture::new();
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     let request = get("length/5");
     peer.put(0, request.as_bytes());
     peer.until(1, SHORT);
@@ -80,7 +80,7 @@ fn a_segment_that_comes_again_is_no_second_request() {
 }
 
 /// Up to three requests, some with bodies that look like requests, and their number.
-fn requests(dice: &mut Dice) -> (u64, String) {
+fn requests(dice: &mut CaseRng) -> (u64, String) {
     let inner = "GET /no HTTP/1.1\r\n\r\n";
     let post = "POST /length/5 HTTP/1.1\r\n";
     let requests = [
@@ -94,13 +94,13 @@ fn requests(dice: &mut Dice) -> (u64, String) {
 
 /// Plays connections whose requests arrive in pieces. A piece begins up to `overlap` bytes before the end of the last
 /// one, and some pieces are swapped.
-fn play(overlap: usize, swaps: bool) -> Line {
-    let line = Line::new();
-    let (mut dice, mut sent) = (Dice(7), 0);
+fn play(overlap: usize, swaps: bool) -> TunFixture {
+    let line = TunFixture::new();
+    let (mut dice, mut sent) = (CaseRng(7), 0);
     for round in 0..200 {
         let (count, requests) = requests(&mut dice);
         let bytes = requests.as_bytes();
-        let mut peer = Peer::connect(&line.wire, 2_000 + round);
+        let mut peer = UserspaceTcpClient::connect(&line.wire, 2_000 + round);
         let (mut pieces, mut covered) = (Vec::new(), 0);
         while covered < bytes.len() {
             let from = covered - dice.below(covered.min(overlap) + 1);
@@ -114,7 +114,7 @@ fn play(overlap: usize, swaps: bool) -> Line {
         pieces.into_iter().for_each(|piece| peer.put(piece.start, &bytes[piece]));
         peer.until(count, SHORT);
         sent += count;
-        assert_eq!(line.in_use(), [InUse::No], "round {round}: {requests:?}");
+        assert_eq!(line.in_use(), [ConnectionActivity::No], "round {round}: {requests:?}");
         close(&mut peer, bytes.len());
         let (totals, state) = (line.scene.totals(), line.scene.state());
         assert_eq!(totals, (sent, sent), "round {round}: {requests:?}, {state:?}");
@@ -141,11 +141,11 @@ fn segments_that_overlap_in_another_order_are_read_once() {
 /// The last bytes arrive as single-byte segments, last byte first; the bytes before them arrive at the end.
 #[test]
 fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let request = get("length/5");
     let bytes = request.as_bytes();
     for (round, (waiting, lost)) in (0..).zip([(LATE_MAX, 0), (LATE_MAX + 1, 1), (LATE_MAX, 1)]) {
-        let mut peer = Peer::connect(&line.wire, 3_000 + round);
+        let mut peer = UserspaceTcpClient::connect(&line.wire, 3_000 + round);
         let first = bytes.len() - waiting;
         for at in (first..bytes.len()).rev() {
             peer.put(at, &bytes[at..=at]);
@@ -160,33 +160,33 @@ fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
 
 #[test]
 fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
-    let line = Line::new();
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let line = TunFixture::new();
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     let request = get("length/5");
     let bytes = request.as_bytes();
     peer.put(0, &bytes[..10]);
     peer.put(30, &bytes[30..]);
     peer.put(10, &bytes[10..]);
     peer.until(1, SHORT);
-    assert_eq!(line.in_use(), [InUse::No]);
+    assert_eq!(line.in_use(), [ConnectionActivity::No]);
     close(&mut peer, bytes.len());
     line.scene.settles_in_step();
 }
 
 #[test]
 fn a_segment_that_the_kernel_refuses_is_not_read() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let request = get("length/5");
     // As long as the request, and longer than the data that the kernel checks at once.
     let other = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
-    type Forge = fn(&mut Segment<'_>);
+    type Forge = fn(&mut TcpSegment<'_>);
     let forgeries: [(&str, Forge); 3] = [
         ("that acknowledges what was not sent", |it| it.ack = it.ack.wrapping_add(1_000)),
         ("that acknowledges nothing", |it| it.flags &= !ACK),
         ("of half the numbers before", |it| it.seq = it.seq.wrapping_sub(1 << 30)),
     ];
     for (port, (which, forge)) in forgeries.into_iter().enumerate() {
-        let mut peer = Peer::connect(&line.wire, 3_000 + port as u16);
+        let mut peer = UserspaceTcpClient::connect(&line.wire, 3_000 + port as u16);
         for round in 0..2 {
             let at = round * request.len();
             let mut segment = peer.segment(at, other.as_bytes());
@@ -206,13 +206,13 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
 /// verify all checksums, and packets of a veth pair never have a wrong one.
 #[test]
 fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let request = get("length/5");
     let spoilt = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     for round in 0..2 {
         let at = round * request.len();
-        peer.send(&Segment { is_spoilt: true, ..peer.segment(at, spoilt.as_bytes()) });
+        peer.send(&TcpSegment { is_spoilt: true, ..peer.segment(at, spoilt.as_bytes()) });
         peer.put(at, request.as_bytes());
         peer.until(round as u64 + 1, SHORT);
     }
@@ -227,9 +227,9 @@ fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
 #[test]
 fn a_forged_segment_far_beyond_the_window_ends_no_body() {
     const LENGTH: usize = 1 << 30;
-    let line = Line::new();
+    let line = TunFixture::new();
     let head = format!("POST /early HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     peer.put(0, head.as_bytes());
     peer.until(1, SHORT);
     let forged = [&b"x".repeat(100), get("never").as_bytes()].concat();
@@ -237,43 +237,43 @@ fn a_forged_segment_far_beyond_the_window_ends_no_body() {
     peer.put(head.len(), b"the body's first bytes");
     peer.settle(SOON);
     assert_eq!(line.scene.state().in_flight, 0);
-    peer.send(&Segment { flags: RST, ..peer.segment(head.len() + 22, b"") });
+    peer.send(&TcpSegment { flags: RST, ..peer.segment(head.len() + 22, b"") });
     line.scene.settles_in_step();
 }
 
 #[test]
 fn only_the_reset_that_the_kernel_takes_ends_a_request() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let request = get("hold");
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     peer.put(0, request.as_bytes());
     line.scene.wait_log(1);
     // Outside the window, and inside it but not at its begin (RFC 5961).
     for at in [request.len() + (1 << 20), request.len() + 1_000] {
-        peer.send(&Segment { flags: RST, ..peer.segment(at, b"") });
+        peer.send(&TcpSegment { flags: RST, ..peer.segment(at, b"") });
         peer.settle(SOON);
         let state = line.scene.state();
         assert_eq!((state.in_flight, state.connections), (1, 1));
     }
-    peer.send(&Segment { flags: RST, ..peer.segment(request.len(), b"") });
+    peer.send(&TcpSegment { flags: RST, ..peer.segment(request.len(), b"") });
     line.scene.settles_in_step();
 }
 
 #[test]
 fn a_request_may_come_with_the_clients_end() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let request = get("length/5");
     let bytes = request.as_bytes();
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     peer.finish(bytes.len(), bytes);
     peer.until(1, SHORT);
-    assert_eq!(peer.until_ended(), Ended::Fin);
+    assert_eq!(peer.until_ended(), ServerClose::Fin);
     // First the segment with FIN, then the data before it.
-    let mut peer = Peer::connect(&line.wire, 1_002);
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_002);
     peer.finish(bytes.len(), &bytes[20..]);
     peer.put(0, &bytes[..20]);
     peer.until(1, SHORT);
-    assert_eq!(peer.until_ended(), Ended::Fin);
+    assert_eq!(peer.until_ended(), ServerClose::Fin);
     line.scene.settles_in_step();
 }
 
@@ -282,11 +282,11 @@ fn a_request_may_come_with_the_clients_end() {
 fn a_window_that_closes_and_is_tried_loses_no_boundary() {
     const LENGTH: usize = 200_000;
     // A permanent limit of a few segments.
-    let line = Line::with(Some("net.ipv4.tcp_rmem=4096 16384 16384"), "");
+    let line = TunFixture::with(Some("net.ipv4.tcp_rmem=4096 16384 16384"), "");
     let head = format!("POST /hold HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
     let next = get("length/5");
     let all = [head.as_bytes(), &b"x".repeat(LENGTH), next.as_bytes()].concat();
-    let mut peer = Peer::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     let (mut at, mut tries) = (0, 0);
     while (peer.acked as usize) < all.len() {
         let acked = peer.acked as usize;
@@ -318,28 +318,28 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
 #[test]
 fn the_first_data_may_be_what_ends_the_handshake() {
     // As a whole; in two parts; the second part first.
-    first_data(&Line::new(), &[&[(0, 37)], &[(0, 20), (20, 37)], &[(20, 37), (0, 20)]]);
+    first_data(&TunFixture::new(), &[&[(0, 37)], &[(0, 20), (20, 37)], &[(20, 37), (0, 20)]]);
 }
 
 /// SYN cookies leave the listener without state, so only a segment with the first byte completes the handshake.
 #[test]
 fn the_first_data_may_bring_the_cookie_of_the_handshake() {
     first_data(
-        &Line::with(Some("net.ipv4.tcp_syncookies=2"), ""),
+        &TunFixture::with(Some("net.ipv4.tcp_syncookies=2"), ""),
         &[&[(0, 37)], &[(0, 20), (20, 37)]],
     );
 }
 
-fn first_data(line: &Line, orders: &[&[(usize, usize)]]) {
+fn first_data(line: &TunFixture, orders: &[&[(usize, usize)]]) {
     let request = get("length/5");
     let bytes = request.as_bytes();
     for (port, order) in orders.iter().enumerate() {
-        let mut peer = Peer::begin(&line.wire, 4_000 + port as u16);
+        let mut peer = UserspaceTcpClient::begin(&line.wire, 4_000 + port as u16);
         peer.syn(b"");
         peer.answered();
         order.iter().for_each(|&(from, to)| peer.put(from, &bytes[from..to]));
         peer.until(1, SHORT);
-        assert_eq!(line.in_use(), [InUse::No], "{order:?}");
+        assert_eq!(line.in_use(), [ConnectionActivity::No], "{order:?}");
         close(&mut peer, bytes.len());
         assert_eq!(line.scene.state().desync, 0, "{order:?}");
     }
@@ -349,11 +349,11 @@ fn first_data(line: &Line, orders: &[&[(usize, usize)]]) {
 #[test]
 fn data_of_the_first_packet_count_where_the_server_takes_them() {
     // Without requiring a cookie (2 and 0x200).
-    let line = Line::with(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
+    let line = TunFixture::with(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
     let request = get("length/5");
     let bytes = request.as_bytes();
     for port in 5_000..5_010 {
-        let mut peer = Peer::begin(&line.wire, port);
+        let mut peer = UserspaceTcpClient::begin(&line.wire, port);
         // The whole request or a part of it.
         let first = if port % 2 == 0 { bytes.len() } else { 20 };
         peer.syn(&bytes[..first]);
@@ -370,11 +370,11 @@ fn data_of_the_first_packet_count_where_the_server_takes_them() {
 
 #[test]
 fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let request = get("length/5");
     // They are sent again, and count then; or they are never sent again.
     for (port, again) in [(5_000, true), (5_001, false)] {
-        let mut peer = Peer::begin(&line.wire, port);
+        let mut peer = UserspaceTcpClient::begin(&line.wire, port);
         peer.syn(request.as_bytes());
         peer.answered();
         assert_eq!(peer.acked, 0, "not taken");
@@ -394,7 +394,7 @@ fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
 /// Lines so short that the slow path reads them, and as many of them as a segment holds.
 #[test]
 fn full_segments_of_short_chunks_are_read_in_any_order() {
-    let line = Line::new();
+    let line = TunFixture::new();
     let chunks = "12\r\nGET / HTTP/1.1\r\n\r\n\r\n".repeat(200);
     let head = "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
     let request = format!("{head}{chunks}0\r\n\r\n");
@@ -403,10 +403,10 @@ fn full_segments_of_short_chunks_are_read_in_any_order() {
     let orders = (0..256).map(|it| [it & 3, it >> 2 & 3, it >> 4 & 3, it >> 6]);
     let all = |it: &[usize; 4]| (0..4).all(|piece| it.contains(&piece));
     for (order, port) in orders.filter(all).zip(6_000..) {
-        let mut peer = Peer::connect(&line.wire, port);
+        let mut peer = UserspaceTcpClient::connect(&line.wire, port);
         order.iter().for_each(|&at| peer.put(at * SEGMENT, pieces[at]));
         peer.until(1, SHORT);
-        assert_eq!(line.in_use(), [InUse::No], "{order:?}");
+        assert_eq!(line.in_use(), [ConnectionActivity::No], "{order:?}");
         close(&mut peer, request.len());
         assert_eq!(line.scene.state().desync, 0, "{order:?}");
     }

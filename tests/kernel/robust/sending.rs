@@ -2,7 +2,7 @@
 
 use aya::util::KernelVersion;
 
-use super::{Scene, WILD, ask, get, serve::Way, uring::WAYS};
+use super::{RobustnessFixture, WILD, ask, get, serve::SendMethod, uring::WAYS};
 use crate::bed::SERVING;
 
 /// Lengths of responses: within a packet, of several packets, and longer than any buffer.
@@ -10,10 +10,10 @@ const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
 
 #[test]
 fn whatever_sends_an_answer_it_is_read_to_its_end() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let _server = scene.serving();
     let mut sent = 0;
-    for (name, way) in Way::ALL {
+    for (name, way) in SendMethod::ALL {
         let mut stream = scene.connect();
         for length in LENGTHS {
             let end = if name == "chunked-file" { "\n\r\n0\r\n\r\n" } else { "x\n" };
@@ -29,7 +29,7 @@ fn whatever_sends_an_answer_it_is_read_to_its_end() {
 #[test]
 fn a_server_by_io_uring_is_counted_like_any_other() {
     for how in ["", "sqpoll"] {
-        let scene = Scene::new();
+        let scene = RobustnessFixture::new();
         let mut server = scene.server();
         let can = server.must(&format!("uring {WILD} {how}"));
         let kernel = KernelVersion::current().expect("it has a version");

@@ -18,7 +18,7 @@ use nix::{
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::{
-    count::server::{Input, answer},
+    count::server::{ConnectionInput, answer},
     sys,
 };
 
@@ -28,12 +28,12 @@ pub(super) static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; MOST]);
 
 /// Files that the servers of a test share: a log with one byte for each request, and a gate.
 #[derive(Clone, Debug)]
-pub(super) struct Desk {
+pub(super) struct RequestLogAndGate {
     log: Arc<File>,
     path: PathBuf,
 }
 
-impl Desk {
+impl RequestLogAndGate {
     /// Opens the files at the path in the environment variable; `None` if it is not set.
     pub(super) fn named(variable: &str) -> Option<Self> {
         let path = PathBuf::from(std::env::var_os(variable)?);
@@ -63,9 +63,9 @@ impl Desk {
 }
 
 /// Serves a connection until it ends.
-pub(super) fn serve(stream: TcpStream, desk: &Desk) -> io::Result<()> {
+pub(super) fn serve(stream: TcpStream, desk: &RequestLogAndGate) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut input = Input::new(stream);
+    let mut input = ConnectionInput::new(stream);
     loop {
         let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
         let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
@@ -88,7 +88,7 @@ pub(super) fn serve(stream: TcpStream, desk: &Desk) -> io::Result<()> {
         let goes_on = match what {
             "early" => true,
             "slow" | "watch" | "hold" => answer(&mut input, "length/5")?,
-            _ => match Way::named(what) {
+            _ => match SendMethod::named(what) {
                 Some(way) => way.answer(&mut input.stream, number as usize)?,
                 None => answer(&mut input, &path)?,
             },
@@ -110,7 +110,7 @@ fn watch(stream: &TcpStream, ms: u64) -> io::Result<()> {
 
 /// System call or option by which a response is sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(super) enum SendMethod {
     /// Sent by sendfile(2), after a head with MSG_MORE.
     Sendfile,
     /// Sent by sendfile(2), in chunks of 10,000 bytes whose heads are sent with MSG_MORE.
@@ -127,7 +127,7 @@ pub(super) enum Way {
     Cork,
 }
 
-impl Way {
+impl SendMethod {
     pub(super) const ALL: [(&'static str, Self); 7] = [
         ("sendfile", Self::Sendfile),
         ("chunked-file", Self::Chunks),

@@ -36,9 +36,9 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::serve::{Desk, serve};
+use super::serve::{RequestLogAndGate, serve};
 use crate::{
-    actor::{Actor, play},
+    actor::{ScriptedProcess, play},
     bed::enter,
     sys,
 };
@@ -49,8 +49,8 @@ const DESK: &str = "ROUSE_TEST_DESK";
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
-    let Some(desk) = Desk::named(DESK) else { return };
-    let mut stage = Stage { desk, listener: None, children: Vec::new() };
+    let Some(desk) = RequestLogAndGate::named(DESK) else { return };
+    let mut stage = ServerProcessState { desk, listener: None, children: Vec::new() };
     play(|words| {
         let done = stage.step(words);
         done.inspect_err(|error| eprintln!("{words:?}: {error}"))
@@ -61,24 +61,24 @@ fn role() {
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn worker() {
-    let Some(desk) = Desk::named(DESK) else { return };
+    let Some(desk) = RequestLogAndGate::named(DESK) else { return };
     set_pdeathsig(Signal::SIGKILL).expect("a signal");
     let listener = io::stdin().as_fd().try_clone_to_owned().expect("it is open");
     accept(&TcpListener::from(listener), &desk);
 }
 
 /// Starts a server process in a cgroup and a namespace, killed on drop.
-pub(super) fn start(desk: &Path, cgroup: &Path, netns: &str) -> Actor {
-    Actor::playing("robust::server::role", (DESK, desk.as_os_str()), cgroup, netns)
+pub(super) fn start(desk: &Path, cgroup: &Path, netns: &str) -> ScriptedProcess {
+    ScriptedProcess::playing("robust::server::role", (DESK, desk.as_os_str()), cgroup, netns)
 }
 
-struct Stage {
-    desk: Desk,
+struct ServerProcessState {
+    desk: RequestLogAndGate,
     listener: Option<TcpListener>,
     children: Vec<Child>,
 }
 
-impl Stage {
+impl ServerProcessState {
     fn step(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["listen", address, how @ ..] => self.listener = Some(listen(address, how)?),
@@ -145,11 +145,11 @@ impl Stage {
     }
 }
 
-fn accept(listener: &TcpListener, desk: &Desk) {
+fn accept(listener: &TcpListener, desk: &RequestLogAndGate) {
     listener.incoming().flatten().for_each(|stream| attend(stream, desk));
 }
 
-fn attend(stream: TcpStream, desk: &Desk) {
+fn attend(stream: TcpStream, desk: &RequestLogAndGate) {
     let desk = desk.clone();
     thread::spawn(move || {
         let _client_gone = serve(stream, &desk);

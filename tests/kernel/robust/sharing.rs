@@ -2,15 +2,15 @@
 
 use std::{io::Write as _, path::PathBuf, thread};
 
-use super::{Dice, Scene, WILD, ask, get, server};
-use crate::{actor::Actor, bed::Place};
+use super::{CaseRng, RobustnessFixture, WILD, ask, get, server};
+use crate::{actor::ScriptedProcess, bed::NetnsFixture};
 
 /// Sends requests on connections of random length from several threads. Returns the number of requests.
-fn load(scene: &Scene) -> u64 {
+fn load(scene: &RobustnessFixture) -> u64 {
     const CLIENTS: u64 = 4;
     const EACH: usize = 40;
     let play = |seed| {
-        let (mut dice, mut sent) = (Dice(seed), 0);
+        let (mut dice, mut sent) = (CaseRng(seed), 0);
         for _ in 0..EACH {
             let mut stream = scene.connect();
             for _ in 0..1 + dice.below(5) {
@@ -27,17 +27,17 @@ fn load(scene: &Scene) -> u64 {
 }
 
 /// Path of a Unix socket of this test.
-fn meeting(scene: &Scene, what: &str) -> String {
+fn meeting(scene: &RobustnessFixture, what: &str) -> String {
     scene.desk.with_extension(what).display().to_string()
 }
 
 /// Starts a process in another pod's cgroup, and in the network namespace `netns`.
-fn elsewhere(scene: &Scene, other: &Place, netns: &str) -> Actor {
+fn elsewhere(scene: &RobustnessFixture, other: &NetnsFixture, netns: &str) -> ScriptedProcess {
     server::start(&scene.desk, &other.cgroup, netns)
 }
 
 /// Passes a descriptor from one process to another one, which waits for it.
-fn hand_over(from: &mut Actor, to: &mut Actor, what: &str, path: &str) {
+fn hand_over(from: &mut ScriptedProcess, to: &mut ScriptedProcess, what: &str, path: &str) {
     to.send(&format!("take{what} {path}"));
     while !PathBuf::from(path).exists() {
         thread::yield_now();
@@ -49,8 +49,8 @@ fn hand_over(from: &mut Actor, to: &mut Actor, what: &str, path: &str) {
 
 #[test]
 fn four_processes_with_listeners_of_their_own_are_one_pod() {
-    let scene = Scene::new();
-    let mut servers: Vec<Actor> = (0..4).map(|_| scene.server()).collect();
+    let scene = RobustnessFixture::new();
+    let mut servers: Vec<ScriptedProcess> = (0..4).map(|_| scene.server()).collect();
     for server in &mut servers {
         server.must(&format!("listen {WILD} reuseport"));
         server.must("serve");
@@ -62,7 +62,7 @@ fn four_processes_with_listeners_of_their_own_are_one_pod() {
 /// Connections in the queue of a closing listener move to another listener with net.ipv4.tcp_migrate_req.
 #[test]
 fn connections_that_move_to_another_listener_are_counted_once() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let set = ["netns", "exec", &scene.pod.netns, "sysctl", "-qw", "net.ipv4.tcp_migrate_req=1"];
     crate::bed::ip(&set);
     let (mut lazy, mut server) = (scene.server(), scene.server());
@@ -82,7 +82,7 @@ fn connections_that_move_to_another_listener_are_counted_once() {
 
 #[test]
 fn children_that_share_their_parents_listener_are_one_pod() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let mut server = scene.server();
     server.must(&format!("listen {WILD}"));
     server.must("prefork 3");
@@ -93,7 +93,7 @@ fn children_that_share_their_parents_listener_are_one_pod() {
 
 #[test]
 fn connections_given_to_another_pods_process_count_where_they_were_accepted() {
-    let mut scene = Scene::new();
+    let mut scene = RobustnessFixture::new();
     let other = scene.bed.pod();
     scene.bed.register(&other, 0);
     let (mut accepts, mut serves) = (scene.server(), elsewhere(&scene, &other, &other.netns));
@@ -110,7 +110,7 @@ fn connections_given_to_another_pods_process_count_where_they_were_accepted() {
 
 #[test]
 fn a_listener_given_to_another_pods_process_counts_where_it_was_made() {
-    let mut scene = Scene::new();
+    let mut scene = RobustnessFixture::new();
     let other = scene.bed.pod();
     scene.bed.register(&other, 0);
     let (mut makes, mut serves) = (scene.server(), elsewhere(&scene, &other, &other.netns));
@@ -127,7 +127,7 @@ fn a_listener_given_to_another_pods_process_counts_where_it_was_made() {
 
 #[test]
 fn a_thread_in_another_namespace_may_accept() {
-    let mut scene = Scene::new();
+    let mut scene = RobustnessFixture::new();
     let other = scene.bed.pod();
     let mut server = scene.server();
     server.must(&format!("listen {WILD}"));
@@ -139,7 +139,7 @@ fn a_thread_in_another_namespace_may_accept() {
 /// A listener in this pod's namespace is this pod's, whichever process of any pod has made it.
 #[test]
 fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
-    let mut scene = Scene::new();
+    let mut scene = RobustnessFixture::new();
     let other = scene.bed.pod();
     let (mut makes, mut serves) = (elsewhere(&scene, &other, &scene.pod.netns), scene.server());
     makes.must(&format!("listen {WILD}"));
@@ -154,7 +154,7 @@ fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
 /// A listener made like systemd's or a container runtime's: no program runs for its sockets, even in a pod's process.
 #[test]
 fn a_listener_made_outside_the_pods_cgroups_is_not_counted_and_disturbs_nothing() {
-    let scene = Scene::new();
+    let scene = RobustnessFixture::new();
     let (mut makes, mut serves) =
         (elsewhere(&scene, &scene.client, &scene.pod.netns), scene.server());
     makes.must(&format!("listen {WILD}"));

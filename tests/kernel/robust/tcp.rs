@@ -13,7 +13,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
-    bed::{Place, SERVING, inside, ip},
+    bed::{NetnsFixture, SERVING, inside, ip},
     sys,
 };
 
@@ -31,12 +31,12 @@ pub(super) const PSH: u8 = 8;
 pub(super) const ACK: u8 = 16;
 
 /// A TUN device in a pod's namespace, with this program at the other end.
-pub(super) struct Wire {
+pub(super) struct TunDevice {
     file: File,
 }
 
-impl Wire {
-    pub(super) fn new(pod: &Place) -> Self {
+impl TunDevice {
+    pub(super) fn new(pod: &NetnsFixture) -> Self {
         let file = inside(&pod.netns, || sys::tun(NAME).expect("root may make one (CONFIG_TUN)"));
         let [pod_end, client_end] =
             [POD, CLIENT].map(|it| std::net::Ipv4Addr::from(it).to_string());
@@ -67,7 +67,7 @@ impl Wire {
 
 /// One segment of the client.
 #[derive(Clone, Debug)]
-pub(super) struct Segment<'a> {
+pub(super) struct TcpSegment<'a> {
     pub(super) seq: u32,
     pub(super) ack: u32,
     pub(super) flags: u8,
@@ -77,7 +77,7 @@ pub(super) struct Segment<'a> {
     pub(super) is_spoilt: bool,
 }
 
-impl Segment<'_> {
+impl TcpSegment<'_> {
     fn packet(&self, port: u16) -> Vec<u8> {
         let mut tcp = Vec::with_capacity(40 + self.data.len());
         tcp.extend([port, SERVING].map(u16::to_be_bytes).as_flattened());
@@ -113,8 +113,8 @@ fn checksum(parts: &[&[u8]]) -> u16 {
 }
 
 /// Client's end of one connection.
-pub(super) struct Peer<'a> {
-    wire: &'a Wire,
+pub(super) struct UserspaceTcpClient<'a> {
+    wire: &'a TunDevice,
     port: u16,
     /// Sequence number of the first byte that the client sends.
     begin: u32,
@@ -130,18 +130,18 @@ pub(super) struct Peer<'a> {
     /// Bytes received in order so far.
     pub(super) received: Vec<u8>,
     /// End of the connection by the peer; `None` while it is open.
-    pub(super) ended: Option<Ended>,
+    pub(super) ended: Option<ServerClose>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum ServerClose {
     Fin,
     Reset,
 }
 
-impl<'a> Peer<'a> {
+impl<'a> UserspaceTcpClient<'a> {
     /// Establishes a connection from `port`.
-    pub(super) fn connect(wire: &'a Wire, port: u16) -> Self {
+    pub(super) fn connect(wire: &'a TunDevice, port: u16) -> Self {
         let mut peer = Self::begin(wire, port);
         peer.syn(b"");
         peer.establish();
@@ -149,7 +149,7 @@ impl<'a> Peer<'a> {
     }
 
     /// Prepares a connection without sending its first packet.
-    pub(super) fn begin(wire: &'a Wire, port: u16) -> Self {
+    pub(super) fn begin(wire: &'a TunDevice, port: u16) -> Self {
         // Near the end of the sequence space for some ports, so that numbers wrap around.
         let begin = u32::from(port).wrapping_mul(0x9E37_79B1) | 0xFFFF_0000 & u32::from(port) << 31;
         Self {
@@ -169,7 +169,7 @@ impl<'a> Peer<'a> {
     /// Sends the first packet, with or without data.
     pub(super) fn syn(&self, data: &[u8]) {
         let seq = self.begin.wrapping_sub(1);
-        self.send(&Segment { seq, ack: 0, flags: SYN, ..self.segment(0, data) });
+        self.send(&TcpSegment { seq, ack: 0, flags: SYN, ..self.segment(0, data) });
     }
 
     /// Waits for the response to the first packet.
@@ -188,13 +188,13 @@ impl<'a> Peer<'a> {
     }
 
     /// Valid segment with the data that begins at byte `at`.
-    pub(super) fn segment<'b>(&self, at: usize, data: &'b [u8]) -> Segment<'b> {
+    pub(super) fn segment<'b>(&self, at: usize, data: &'b [u8]) -> TcpSegment<'b> {
         let flags = if data.is_empty() { ACK } else { ACK | PSH };
         let seq = self.begin.wrapping_add(at as u32);
-        Segment { seq, ack: self.expected, flags, window: self.window, data, is_spoilt: false }
+        TcpSegment { seq, ack: self.expected, flags, window: self.window, data, is_spoilt: false }
     }
 
-    pub(super) fn send(&self, segment: &Segment<'_>) {
+    pub(super) fn send(&self, segment: &TcpSegment<'_>) {
         self.wire.send(&segment.packet(self.port));
     }
 
@@ -206,7 +206,7 @@ impl<'a> Peer<'a> {
     /// Sends FIN after `at` bytes, of which the last are `data`.
     pub(super) fn finish(&self, at: usize, data: &[u8]) {
         let segment = self.segment(at - data.len(), data);
-        self.send(&Segment { flags: segment.flags | FIN, ..segment });
+        self.send(&TcpSegment { flags: segment.flags | FIN, ..segment });
     }
 
     /// Receives and acknowledges packets until `what` has occurred `times` times.
@@ -223,7 +223,7 @@ impl<'a> Peer<'a> {
 
     /// Receives packets until the peer has ended the connection.
     #[track_caller]
-    pub(super) fn until_ended(&mut self) -> Ended {
+    pub(super) fn until_ended(&mut self) -> ServerClose {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(ended) = self.ended {
@@ -254,7 +254,7 @@ impl<'a> Peer<'a> {
         let (seq, ack, flags) = (word(4), word(8), tcp[13]);
         let (header, window) = (usize::from(tcp[12] >> 4) * 4, word(12) & 0xFFFF);
         if flags & RST != 0 {
-            self.ended = Some(Ended::Reset);
+            self.ended = Some(ServerClose::Reset);
             return;
         }
         self.offered = window << self.scale;
@@ -272,7 +272,7 @@ impl<'a> Peer<'a> {
             self.expected = self.expected.wrapping_add(data.len() as u32);
             if flags & FIN != 0 {
                 self.expected = self.expected.wrapping_add(1);
-                self.ended = Some(Ended::Fin);
+                self.ended = Some(ServerClose::Fin);
             }
         }
         if !data.is_empty() || flags & FIN != 0 {

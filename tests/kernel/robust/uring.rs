@@ -11,19 +11,19 @@ use nix::sys::socket::SockaddrStorage;
 use socket2::{Domain, Socket, Type};
 
 use super::{
-    serve::{BODY, Desk},
+    serve::{BODY, RequestLogAndGate},
     server::QUEUE,
 };
-use crate::sys::Ring;
+use crate::sys::SyncIoUring;
 
 /// Ways to send responses, chosen by the path.
 pub(super) const WAYS: [&str; 5] = ["send", "linked", "writev", "splice", "zerocopy"];
 
 /// Listens and serves on threads of its own. Returns the ways that the kernel supports, and `listen` if it supports
 /// that.
-pub(super) fn start(address: &str, sqpoll: bool, desk: &Desk) -> io::Result<String> {
+pub(super) fn start(address: &str, sqpoll: bool, desk: &RequestLogAndGate) -> io::Result<String> {
     let address: SocketAddr = address.parse().map_err(io::Error::other)?;
-    let mut ring = Ring::new(sqpoll)?;
+    let mut ring = SyncIoUring::new(sqpoll)?;
     let [zerocopy, listens] = ring.can()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
@@ -38,14 +38,16 @@ pub(super) fn start(address: &str, sqpoll: bool, desk: &Desk) -> io::Result<Stri
     thread::spawn(move || {
         while let Ok(accepted) = ring.accept(&socket) {
             let desk = desk.clone();
-            thread::spawn(move || Ring::new(sqpoll).and_then(|ring| serve(ring, &accepted, &desk)));
+            thread::spawn(move || {
+                SyncIoUring::new(sqpoll).and_then(|ring| serve(ring, &accepted, &desk))
+            });
         }
     });
     let ways = if zerocopy { &WAYS[..] } else { &WAYS[..4] };
     Ok(ways.join(" ") + if listens { " listen" } else { "" })
 }
 
-fn serve(mut ring: Ring, stream: &OwnedFd, desk: &Desk) -> io::Result<()> {
+fn serve(mut ring: SyncIoUring, stream: &OwnedFd, desk: &RequestLogAndGate) -> io::Result<()> {
     let (mut held, mut buffer) = (Vec::new(), vec![0; 65_536]);
     loop {
         while let Some(end) = held.windows(4).position(|it| it == b"\r\n\r\n") {
@@ -65,7 +67,7 @@ fn serve(mut ring: Ring, stream: &OwnedFd, desk: &Desk) -> io::Result<()> {
 }
 
 /// Answers with `count` letters and a newline.
-fn answer(ring: &mut Ring, stream: &OwnedFd, way: &str, count: usize) -> io::Result<()> {
+fn answer(ring: &mut SyncIoUring, stream: &OwnedFd, way: &str, count: usize) -> io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
     let body = &BODY[..count];
     match way {

@@ -2,7 +2,7 @@
 
 /// One run of a client. `{url}` stands for the server's address, `{folder}` for the directory with `stage::FILES`.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub(super) struct ClientCall {
     pub(super) words: Vec<String>,
     /// Number of requests that it sends; `None` if unknown.
     pub(super) sends: Option<u64>,
@@ -14,7 +14,7 @@ pub(super) struct Call {
     pub(super) cut: u64,
 }
 
-impl Call {
+impl ClientCall {
     fn new(text: &str, sends: u64) -> Self {
         let words = text.split_whitespace().map(str::to_owned).collect();
         Self { words, sends: Some(sends), is_endless: false, may_fail: false, cut: 0 }
@@ -49,18 +49,18 @@ impl Call {
 
 /// A client and the protocol that it speaks.
 #[derive(Clone, Debug)]
-pub(super) struct Case {
+pub(super) struct ClientCase {
     pub(super) client: &'static str,
     pub(super) protocol: &'static str,
     /// Number of requests that `hold` leaves open until the gate opens.
     pub(super) held: u64,
-    pub(super) hold: Vec<Call>,
+    pub(super) hold: Vec<ClientCall>,
     /// Calls that follow after the held requests.
-    pub(super) load: Vec<Call>,
+    pub(super) load: Vec<ClientCall>,
 }
 
 /// Requests of every kind by one curl on one connection, and then one to the path `last`.
-fn mix(common: &str, last: Option<&str>) -> Call {
+fn mix(common: &str, last: Option<&str>) -> ClientCall {
     let gets = ["hello", "chunks", "big", "empty", "hello"].map(|path| format!("{{url}}/{path}"));
     let post = "--next -sSf -o /dev/null {common} --data-binary";
     let mut rounds = vec![
@@ -76,19 +76,19 @@ fn mix(common: &str, last: Option<&str>) -> Call {
     ];
     rounds.extend(last.map(|path| format!("--next -sSf -o /dev/null {{common}} {{url}}/{path}")));
     let sends = 9 + u64::from(last.is_some());
-    Call::new(&rounds.join(" ").replace("{common}", common), sends)
+    ClientCall::new(&rounds.join(" ").replace("{common}", common), sends)
 }
 
 /// `count` requests at once, by one curl.
-fn parallel(common: &str, path: &str, count: u64) -> Call {
+fn parallel(common: &str, path: &str, count: u64) -> ClientCall {
     let urls = format!("-o /dev/null {{url}}/{path} ").repeat(count as usize);
-    Call::new(&format!("curl -sSf {common} -Z --parallel-max {count} {urls}"), count)
+    ClientCall::new(&format!("curl -sSf {common} -Z --parallel-max {count} {urls}"), count)
 }
 
 /// Request with a body that the server refuses before it has arrived.
-fn early(common: &str) -> Call {
+fn early(common: &str) -> ClientCall {
     // The server may close while curl still sends.
-    Call::new(
+    ClientCall::new(
         &format!(
             "curl -s -o /dev/null {common} -H Expect: --data-binary @{{folder}}/2m {{url}}/early"
         ),
@@ -97,7 +97,7 @@ fn early(common: &str) -> Call {
     .may_fail()
 }
 
-impl Case {
+impl ClientCase {
     /// Requests on one connection: all earlier ones have ended when the last one alone is in flight.
     pub(super) fn curl_kept(width: u64) -> Self {
         let common = "--http1.1";
@@ -136,7 +136,8 @@ impl Case {
     /// One request a connection: Debian's curl 7.88 fails at the second request of HTTP/2 without TLS. It sends parts
     /// of a body twice if its socket accepts less at once; h2load and Go send the large bodies.
     fn curl_once(protocol: &'static str, flag: &str, big: &str, width: u64) -> Self {
-        let one = |words: &str| Call::new(&format!("curl -sSf {flag} -o /dev/null {words}"), 1);
+        let one =
+            |words: &str| ClientCall::new(&format!("curl -sSf {flag} -o /dev/null {words}"), 1);
         let kinds = [
             "{url}/hello",
             "{url}/chunks",
@@ -166,7 +167,8 @@ impl Case {
 
     /// Requests on one connection: all earlier ones have ended when the last ones alone are in flight.
     pub(super) fn go_http2(program: &str, width: u64) -> Self {
-        let call = |path: &str| Call::new(&format!("{program} {{url}} /{path} {width}"), 9 + width);
+        let call =
+            |path: &str| ClientCall::new(&format!("{program} {{url}} /{path} {width}"), 9 + width);
         Self {
             client: "Go net/http",
             protocol: "h2c",
@@ -178,7 +180,7 @@ impl Case {
 
     pub(super) fn curl_hints() -> Self {
         let call = |path: &str| {
-            Call::new(
+            ClientCall::new(
                 &format!(
                     "curl -sSf --http1.1 -o /dev/null {{url}}/hints -o /dev/null {{url}}/{path}"
                 ),
@@ -195,21 +197,24 @@ impl Case {
     }
 
     pub(super) fn wrk(width: u64) -> Self {
-        let call = |path: &str| Call::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/{path}"));
+        let call =
+            |path: &str| ClientCall::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/{path}"));
         Self {
             client: "wrk",
             protocol: "HTTP/1.1 kept",
             held: width,
-            hold: vec![Call::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/wait"))],
+            hold: vec![ClientCall::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/wait"))],
             load: vec![call("chunks")],
         }
     }
 
     pub(super) fn h2load_http1(width: u64) -> Self {
-        let hold = Call::new(&format!("h2load --h1 -n{width} -c{width} {{url}}/wait"), width);
-        let get = Call::new(&format!("h2load --h1 -n2000 -c{width} {{url}}/hello"), 2000);
-        let post =
-            Call::new(&format!("h2load --h1 -n400 -c{width} -d {{folder}}/200k {{url}}/echo"), 400);
+        let hold = ClientCall::new(&format!("h2load --h1 -n{width} -c{width} {{url}}/wait"), width);
+        let get = ClientCall::new(&format!("h2load --h1 -n2000 -c{width} {{url}}/hello"), 2000);
+        let post = ClientCall::new(
+            &format!("h2load --h1 -n400 -c{width} -d {{folder}}/200k {{url}}/echo"),
+            400,
+        );
         Self {
             client: "h2load",
             protocol: "HTTP/1.1 kept",
@@ -232,13 +237,13 @@ impl Case {
             client: "h2load",
             protocol: "h2c",
             held: width,
-            hold: vec![Call::new(&hold, width)],
-            load: load.map(|(text, sends)| Call::new(text, sends)).to_vec(),
+            hold: vec![ClientCall::new(&hold, width)],
+            load: load.map(|(text, sends)| ClientCall::new(text, sends)).to_vec(),
         }
     }
 
     pub(super) fn nghttp_upgrade() -> Self {
-        let call = |path: &str| Call::new(&format!("nghttp -n -u {{url}}/{path}"), 1);
+        let call = |path: &str| ClientCall::new(&format!("nghttp -n -u {{url}}/{path}"), 1);
         Self {
             client: "nghttp",
             protocol: "h2c by Upgrade",
@@ -252,7 +257,7 @@ impl Case {
     pub(super) fn nghttp_upgrade_kept() -> Self {
         let call = |last: &str| {
             let urls = ["hello", "chunks", "empty", last].map(|path| format!("{{url}}/{path}"));
-            Call::new(&format!("nghttp -n -u {}", urls.join(" ")), 4)
+            ClientCall::new(&format!("nghttp -n -u {}", urls.join(" ")), 4)
         };
         Self {
             client: "nghttp",
@@ -265,7 +270,7 @@ impl Case {
 
     /// Requests at once, each of which requests the Upgrade on a connection of its own.
     pub(super) fn java_upgrade(client: String, width: u64) -> Self {
-        let call = |path: &str| Call::new(&format!("{client} {{url}}/{path} {width}"), width);
+        let call = |path: &str| ClientCall::new(&format!("{client} {{url}}/{path} {width}"), width);
         Self {
             client: "Java HttpClient",
             protocol: "h2c by Upgrade",
@@ -277,7 +282,7 @@ impl Case {
 
     /// WebSockets, each of which counts as one request until it closes.
     pub(super) fn websockets(client: &'static str, program: String) -> Self {
-        let call = Call::new(&format!("{program} {{ws}}/websocket 5"), 5);
+        let call = ClientCall::new(&format!("{program} {{ws}}/websocket 5"), 5);
         Self { client, protocol: "WebSocket", held: 5, hold: vec![call], load: vec![] }
     }
 
@@ -285,8 +290,9 @@ impl Case {
     /// A tunnel is one request until the server has ended its side, here after the client, or until either side
     /// breaks it off.
     pub(super) fn tunnels(ends: &[&str]) -> Self {
-        let call =
-            |words: &str, sends| Call::new(&format!("node tunnels.mjs {{url}} {words}"), sends);
+        let call = |words: &str, sends| {
+            ClientCall::new(&format!("node tunnels.mjs {{url}} {words}"), sends)
+        };
         let broken_off = |end: &&str| call(&format!("5 {end} /hello"), 6).cut(5);
         Self {
             client: "Node http2",
@@ -309,7 +315,7 @@ impl Case {
     pub(super) fn grpcurl(program: &str) -> Self {
         let call = |method: &str, text: &str| {
             let options = "-plaintext -import-path {servers} -proto echo.proto -d";
-            Call::new(&format!("{program} {options}"), 1)
+            ClientCall::new(&format!("{program} {options}"), 1)
                 .word(text)
                 .word("{address}")
                 .word(&format!("servers.Echo/{method}"))
@@ -324,7 +330,7 @@ impl Case {
                 call("Bidi", &messages(word)),
             ]
         };
-        let fails = all("fail").into_iter().map(Call::may_fail);
+        let fails = all("fail").into_iter().map(ClientCall::may_fail);
         Self {
             client: "grpcurl",
             protocol: "gRPC",
@@ -341,7 +347,7 @@ impl Case {
                 "h2load -n{sends} -c{connections} -m{streams} -d {{folder}}/{body} -H te:trailers \
                  -H content-type:application/grpc {{url}}/servers.Echo/Unary"
             );
-            Call::new(&text, sends)
+            ClientCall::new(&text, sends)
         };
         Self {
             client: "h2load",

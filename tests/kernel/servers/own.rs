@@ -9,12 +9,12 @@ use std::{
 
 /// Numbers of requests since the start of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Count {
+pub(super) struct RequestCount {
     pub(super) begun: u64,
     pub(super) ended: u64,
 }
 
-impl Count {
+impl RequestCount {
     pub(super) fn open(self) -> u64 {
         self.begun - self.ended
     }
@@ -25,7 +25,7 @@ impl Count {
     }
 }
 
-impl fmt::Display for Count {
+impl fmt::Display for RequestCount {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}/{}", self.begun, self.ended)
     }
@@ -33,7 +33,7 @@ impl fmt::Display for Count {
 
 /// Source of a server's own count.
 #[derive(Clone, Debug)]
-pub(super) enum Own {
+pub(super) enum ServerCountSource {
     /// File with `+` for each request that begins, and `-` for each that ends.
     Book(PathBuf),
     /// Log with a line for each request that has ended, and the socket of the status page with the open ones.
@@ -44,11 +44,11 @@ pub(super) enum Own {
     Apache { log: PathBuf, behind: PathBuf },
 }
 
-impl Own {
-    pub(super) fn count(&self) -> Count {
+impl ServerCountSource {
+    pub(super) fn count(&self) -> RequestCount {
         let from_log = |log: &Path, open: u64| {
             let ended = lines(log);
-            Count { begun: ended + open, ended }
+            RequestCount { begun: ended + open, ended }
         };
         match self {
             Self::Book(book) => read_book(book),
@@ -59,11 +59,11 @@ impl Own {
     }
 }
 
-fn read_book(book: &Path) -> Count {
+fn read_book(book: &Path) -> RequestCount {
     let text = fs::read(book).unwrap_or_default();
     let count = |sign: u8| text.iter().filter(|byte| **byte == sign).count() as u64;
     // Each request appends `+` before `-`, and the file is read at one moment, so `-` is never ahead.
-    Count { begun: count(b'+'), ended: count(b'-') }
+    RequestCount { begun: count(b'+'), ended: count(b'-') }
 }
 
 fn lines(log: &Path) -> u64 {

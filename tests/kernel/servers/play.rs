@@ -13,10 +13,10 @@ use nix::{
 };
 
 use super::{
-    calls::{Call, Case},
-    own::Count,
-    stage::{SOURCES, Stage, until},
-    table::Row,
+    calls::{ClientCall, ClientCase},
+    own::RequestCount,
+    stage::{SOURCES, ServerFixture, until},
+    table::ServerRow,
 };
 use crate::bed::SERVING;
 
@@ -29,26 +29,26 @@ const STEADY: Duration = Duration::from_millis(100);
 
 /// Counts of both: of the eBPF programs and of the server.
 #[derive(Clone, Copy, Debug)]
-struct Counts {
-    kernel: Count,
-    own: Count,
+struct ComparedCounts {
+    kernel: RequestCount,
+    own: RequestCount,
     /// Number of requests without a whole response, by the eBPF programs.
     cut: u64,
 }
 
 /// Observation while requests were held open.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldRequestsCheck {
     /// True if the expected number of requests was held.
     is_all: bool,
     in_flight: [u64; 2],
-    kernel: Count,
-    own: Count,
+    kernel: RequestCount,
+    own: RequestCount,
 }
 
-impl Stage {
+impl ServerFixture {
     /// Runs a case and adds its row.
-    pub(super) fn run(&mut self, case: &Case) {
+    pub(super) fn run(&mut self, case: &ClientCase) {
         let before = self.counts();
         let held = self.hold(case, before);
         for (number, call) in case.load.iter().enumerate() {
@@ -58,7 +58,7 @@ impl Stage {
         let sent: Option<u64> = case.hold.iter().chain(&case.load).map(|call| call.sends).sum();
         self.settle(|now| Some(now.since(before.own).begun) == sent);
         let after = self.counts();
-        let row = Row {
+        let row = ServerRow {
             server: self.server,
             client: case.client,
             protocol: case.protocol,
@@ -75,18 +75,18 @@ impl Stage {
         self.rows.push(row);
     }
 
-    fn counts(&self) -> Counts {
-        Counts { kernel: self.kernel(), own: self.own(), cut: self.cut() }
+    fn counts(&self) -> ComparedCounts {
+        ComparedCounts { kernel: self.kernel(), own: self.own(), cut: self.cut() }
     }
 
     /// Starts requests that are held open, reads both counts, and lets the requests end.
-    fn hold(&mut self, case: &Case, before: Counts) -> Held {
+    fn hold(&mut self, case: &ClientCase, before: ComparedCounts) -> HeldRequestsCheck {
         let gate = self.file("gate");
         let _opened_before = fs::remove_file(&gate);
         let clients: Vec<_> = case.hold.iter().enumerate().map(|it| self.begin(it)).collect();
         // All expected requests have arrived, and the right number is open.
         let to_come: Option<u64> = case.hold.iter().map(|call| call.sends).sum();
-        let mut own = Count::default();
+        let mut own = RequestCount::default();
         let is_all = until_steady(|| {
             own = self.own().since(before.own);
             own.open() == case.held && to_come.is_none_or(|count| own.begun == count)
@@ -94,7 +94,8 @@ impl Stage {
         // Earlier requests on these connections have ended for the server, so they must have ended for the programs.
         until(|| (self.in_flight(), self.kernel().since(before.kernel)) == (case.held, own));
         let kernel = self.kernel().since(before.kernel);
-        let held = Held { is_all, in_flight: [self.in_flight(), own.open()], kernel, own };
+        let held =
+            HeldRequestsCheck { is_all, in_flight: [self.in_flight(), own.open()], kernel, own };
         fs::write(&gate, "").unwrap();
         for (child, (number, call)) in clients.into_iter().zip(case.hold.iter().enumerate()) {
             self.end(child, number, call);
@@ -103,7 +104,14 @@ impl Stage {
     }
 
     /// Adds descriptions of all errors in a row.
-    fn judge(&mut self, to_hold: u64, row: &Row, held: Held, sent: Option<u64>, cut: [u64; 2]) {
+    fn judge(
+        &mut self,
+        to_hold: u64,
+        row: &ServerRow,
+        held: HeldRequestsCheck,
+        sent: Option<u64>,
+        cut: [u64; 2],
+    ) {
         let what = format!("{} × {} × {}", row.server, row.client, row.protocol);
         if !held.is_all || row.difference() != 0 {
             let state = self.bed.maps.pod_state(u32::from(self.pod.number));
@@ -121,7 +129,7 @@ impl Stage {
         }
     }
 
-    fn begin(&self, (number, call): (usize, &Call)) -> Child {
+    fn begin(&self, (number, call): (usize, &ClientCall)) -> Child {
         let address = format!("{}:{SERVING}", self.pod.four());
         let fill = |word: &String| {
             word.replace("{url}", &format!("http://{address}"))
@@ -136,7 +144,7 @@ impl Stage {
     }
 
     /// Waits for a client, after closing its input, for which clients with WebSockets wait.
-    fn end(&mut self, mut child: Child, number: usize, call: &Call) {
+    fn end(&mut self, mut child: Child, number: usize, call: &ClientCall) {
         drop(child.stdin.take());
         if call.is_endless {
             thread::sleep(LOAD);
@@ -160,7 +168,7 @@ impl Stage {
 
     /// Waits until no request is open and the server's count is final: at once if all have arrived, else after a
     /// quiet time.
-    fn settle(&self, is_all: impl Fn(Count) -> bool) {
+    fn settle(&self, is_all: impl Fn(RequestCount) -> bool) {
         until(|| self.in_flight() == 0 && self.own().open() == 0 && self.surplus() == 0);
         if is_all(self.own()) {
             return;

@@ -5,14 +5,14 @@ use std::fs;
 
 use super::{
     BEHIND,
-    own::Own,
-    stage::{Recipe, Stage},
+    own::ServerCountSource,
+    stage::{ServerFixture, ServerRecipe},
 };
 use crate::bed::SERVING;
 
 /// Recipe of nginx with these options of `listen`. It answers some requests itself, and passes others to an
 /// application.
-pub(super) fn nginx(stage: &Stage, listen: &str) -> Recipe {
+pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
     let folder = stage.file("nginx");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("big"), vec![b'x'; 1 << 20]).unwrap();
@@ -44,10 +44,13 @@ pub(super) fn nginx(stage: &Stage, listen: &str) -> Recipe {
     let file = folder.join("conf");
     fs::write(&file, config).unwrap();
     let words = ["nginx", "-c", &file.display().to_string()].map(str::to_owned).to_vec();
-    Recipe { words, own: Own::Nginx { log: folder.join("log"), status: folder.join("status") } }
+    ServerRecipe {
+        words,
+        own: ServerCountSource::Nginx { log: folder.join("log"), status: folder.join("status") },
+    }
 }
 
-pub(super) fn haproxy(stage: &Stage) -> Recipe {
+pub(super) fn haproxy(stage: &ServerFixture) -> ServerRecipe {
     let (file, stats) = (stage.file("haproxy.cfg"), stage.file("haproxy.stats"));
     let [http, grpc] = BEHIND;
     // With one thread: of two lines written at the same time, haproxy would omit one.
@@ -80,11 +83,11 @@ backend grpc
     );
     fs::write(&file, config).unwrap();
     let words = ["haproxy", "-db", "-f", &file.display().to_string()].map(str::to_owned).to_vec();
-    Recipe { words, own: Own::Haproxy { log: stage.file("server.out"), stats } }
+    ServerRecipe { words, own: ServerCountSource::Haproxy { log: stage.file("server.out"), stats } }
 }
 
 /// Recipe of Apache's httpd, whose listener defers accepts by default.
-pub(super) fn apache(stage: &Stage) -> Recipe {
+pub(super) fn apache(stage: &ServerFixture) -> ServerRecipe {
     let folder = stage.file("apache");
     fs::create_dir(&folder).unwrap();
     let at = folder.display();
@@ -120,5 +123,8 @@ ProxyPass / http://127.0.0.1:{http}/ upgrade=websocket
     fs::write(&file, config).unwrap();
     let file = file.display().to_string();
     let words = ["apache2", "-D", "FOREGROUND", "-f", &file].map(str::to_owned).to_vec();
-    Recipe { words, own: Own::Apache { log: folder.join("log"), behind: stage.file("book") } }
+    ServerRecipe {
+        words,
+        own: ServerCountSource::Apache { log: folder.join("log"), behind: stage.file("book") },
+    }
 }

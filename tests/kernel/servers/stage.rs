@@ -10,10 +10,10 @@ use std::{
 
 use super::{
     BEHIND,
-    own::{Count, Own},
-    table::{self, Row},
+    own::{RequestCount, ServerCountSource},
+    table::{self, ServerRow},
 };
-use crate::bed::{Place, SERVING, Shared, command_in};
+use crate::bed::{NetnsFixture, SERVING, SharedKernelFixture, command_in};
 
 /// Directory of the programs in other languages.
 pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
@@ -31,29 +31,29 @@ const FILES: [(&str, &[u8], usize); 6] = [
 ];
 
 /// Command of a server, and the source of its own count.
-pub(super) struct Recipe {
+pub(super) struct ServerRecipe {
     pub(super) words: Vec<String>,
-    pub(super) own: Own,
+    pub(super) own: ServerCountSource,
 }
 
-pub(super) struct Stage {
+pub(super) struct ServerFixture {
     pub(super) server: &'static str,
     /// Dropped before the bed, which also kills the children of the servers.
-    running: Running,
-    pub(super) bed: Shared,
-    pub(super) pod: Place,
-    pub(super) client: Place,
-    pub(super) folder: Folder,
-    own: Option<Own>,
-    pub(super) rows: Vec<Row>,
+    running: RunningServers,
+    pub(super) bed: SharedKernelFixture,
+    pub(super) pod: NetnsFixture,
+    pub(super) client: NetnsFixture,
+    pub(super) folder: TempFolder,
+    own: Option<ServerCountSource>,
+    pub(super) rows: Vec<ServerRow>,
     pub(super) wrong: Vec<String>,
 }
 
 /// Running servers, killed on drop.
 #[derive(Default)]
-struct Running(Vec<Child>);
+struct RunningServers(Vec<Child>);
 
-impl Drop for Running {
+impl Drop for RunningServers {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _dead_already = child.kill();
@@ -63,20 +63,20 @@ impl Drop for Running {
 }
 
 /// Directory of one stage, removed on drop.
-pub(super) struct Folder(pub(super) PathBuf);
+pub(super) struct TempFolder(pub(super) PathBuf);
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _none = fs::remove_dir_all(&self.0);
     }
 }
 
-impl Stage {
+impl ServerFixture {
     pub(super) fn new(server: &'static str) -> Self {
-        let mut bed = Shared::new();
+        let mut bed = SharedKernelFixture::new();
         let (pod, client) = (bed.pod(), bed.client());
         bed.register(&pod, 0);
-        let folder = Folder(std::env::temp_dir().join(format!("{}-servers", pod.netns)));
+        let folder = TempFolder(std::env::temp_dir().join(format!("{}-servers", pod.netns)));
         fs::create_dir_all(&folder.0).unwrap();
         for (name, begin, size) in FILES {
             let rest = vec![b'x'; size];
@@ -84,7 +84,7 @@ impl Stage {
         }
         Self {
             server,
-            running: Running::default(),
+            running: RunningServers::default(),
             bed,
             pod,
             client,
@@ -101,29 +101,29 @@ impl Stage {
     }
 
     /// Recipe of a server in Go.
-    pub(super) fn go(&self, role: &str) -> Recipe {
+    pub(super) fn go(&self, role: &str) -> ServerRecipe {
         self.booked(vec![built("servers"), role.into()])
     }
 
     /// Recipe of a server in Rust.
-    pub(super) fn rust(&self, role: &str) -> Recipe {
+    pub(super) fn rust(&self, role: &str) -> ServerRecipe {
         self.booked(vec![env!("CARGO_BIN_EXE_servers").into(), role.into()])
     }
 
-    pub(super) fn node(&self, role: &str) -> Recipe {
+    pub(super) fn node(&self, role: &str) -> ServerRecipe {
         self.booked(["node", "app.mjs", role].map(str::to_owned).to_vec())
     }
 
-    pub(super) fn python(&self, words: &[&str]) -> Recipe {
+    pub(super) fn python(&self, words: &[&str]) -> ServerRecipe {
         self.booked(words.iter().map(|word| (*word).to_owned()).collect())
     }
 
-    pub(super) fn java(&self, role: &str) -> Recipe {
+    pub(super) fn java(&self, role: &str) -> ServerRecipe {
         self.booked(java().chain([role.to_owned()]).collect())
     }
 
-    fn booked(&self, words: Vec<String>) -> Recipe {
-        Recipe { words, own: Own::Book(self.file("book")) }
+    fn booked(&self, words: Vec<String>) -> ServerRecipe {
+        ServerRecipe { words, own: ServerCountSource::Book(self.file("book")) }
     }
 
     pub(super) fn go_client(&self, role: &str) -> String {
@@ -154,7 +154,7 @@ impl Stage {
     }
 
     /// Starts the server of a recipe, and waits until it listens.
-    pub(super) fn start(&mut self, recipe: &Recipe) {
+    pub(super) fn start(&mut self, recipe: &ServerRecipe) {
         let words: Vec<&str> = recipe.words.iter().map(String::as_str).collect();
         let mut command = self.inside(&self.pod, &words);
         command.env("PORT", SERVING.to_string()).env("ADDRESS", format!("0.0.0.0:{SERVING}"));
@@ -165,7 +165,7 @@ impl Stage {
     }
 
     /// Command in a place's network namespace and cgroup.
-    pub(super) fn inside(&self, place: &Place, words: &[&str]) -> Command {
+    pub(super) fn inside(&self, place: &NetnsFixture, words: &[&str]) -> Command {
         let mut command = command_in(&place.cgroup, &place.netns);
         command.args(words).current_dir(SOURCES);
         command.env("BOOK", self.file("book")).env("GATE", self.file("gate"));
@@ -197,13 +197,13 @@ impl Stage {
         assert!(so, "{} does not listen on {port}: {}", self.server, self.printed(log));
     }
 
-    pub(super) fn own(&self) -> Count {
+    pub(super) fn own(&self) -> RequestCount {
         self.own.as_ref().expect("it was started").count()
     }
 
-    pub(super) fn kernel(&self) -> Count {
+    pub(super) fn kernel(&self) -> RequestCount {
         let totals = self.bed.maps.totals(u32::from(self.pod.number));
-        Count { begun: totals.started, ended: totals.finished }
+        RequestCount { begun: totals.started, ended: totals.finished }
     }
 
     pub(super) fn in_flight(&self) -> u64 {

@@ -3,23 +3,26 @@
 
 use std::{env, ffi::OsStr, fs, time::Duration};
 
-use common::wire::Path as Way;
+use common::wire::ConnectionPath as Way;
 use tokio::{runtime::Builder, time::timeout};
 
 use super::{
-    own::Count,
+    own::RequestCount,
     proxies,
-    stage::{Recipe, Stage, until},
+    stage::{ServerFixture, ServerRecipe, until},
 };
 use crate::{
-    actor::{self, Actor},
+    actor::{self, ScriptedProcess},
     bed::SERVING,
 };
 
 #[path = "../../../activator/tests/loopback/inputs/mod.rs"]
 mod inputs;
 
-use inputs::{Http2Input, Input, Told, head, http2_inputs, inputs, is_refused, over_http2, told};
+use inputs::{
+    ComparedResponse, Http1RequestCase, Http2RequestCase, head, http2_inputs, inputs, is_refused,
+    over_http2, told,
+};
 
 /// Shell script that sends a file to an address and a port, and prints the response until the server closes. Both at
 /// once, because a server may answer before it has read everything.
@@ -32,12 +35,16 @@ const FAILED: &str = "failed: ";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request in words, and its response in words.
-type Answered = (String, String);
+type DescribedResponse = (String, String);
 /// Function that sends each input to a server.
-type Ask = fn(&Stage, (&str, u16)) -> Vec<Answered>;
+type RequestSender = fn(&ServerFixture, (&str, u16)) -> Vec<DescribedResponse>;
 
 /// Sends raw bytes to a server and returns its response.
-fn raw(stage: &Stage, (ip, port): (&str, u16), input: &Input) -> Told {
+fn raw(
+    stage: &ServerFixture,
+    (ip, port): (&str, u16),
+    input: &Http1RequestCase,
+) -> ComparedResponse {
     let file = stage.file("input");
     fs::write(&file, [head(input), vec![b'x'; input.3]].concat()).unwrap();
     let (port, file) = (port.to_string(), file.display().to_string());
@@ -67,8 +74,8 @@ fn role() {
     });
 }
 
-fn http1(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
-    let answered = |input: Input| {
+fn http1(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
+    let answered = |input: Http1RequestCase| {
         let bytes = head(&input);
         let what = bytes[..bytes.len().min(60)].escape_ascii().to_string();
         let told = raw(stage, at, &input);
@@ -79,21 +86,25 @@ fn http1(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
     inputs().into_iter().map(answered).collect()
 }
 
-fn http2(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
+fn http2(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
     ask_http2(stage, at, |_target| true)
 }
 
 /// Sends all inputs but the one that is answered before its body is read: hypercorn then closes the connection, and a
 /// reset for unread data may overtake the response, with or without Rouse.
-fn http2_read(stage: &Stage, at: (&str, u16)) -> Vec<Answered> {
+fn http2_read(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
     ask_http2(stage, at, |target| target != "/early")
 }
 
-fn ask_http2(stage: &Stage, (ip, port): (&str, u16), is_asked: fn(&str) -> bool) -> Vec<Answered> {
+fn ask_http2(
+    stage: &ServerFixture,
+    (ip, port): (&str, u16),
+    is_asked: fn(&str) -> bool,
+) -> Vec<DescribedResponse> {
     let (cgroup, netns) = (&stage.client.cgroup, &stage.client.netns);
     let role = (ROLE, OsStr::new("1"));
-    let mut asker = Actor::playing("servers::straight::role", role, cgroup, netns);
-    let answered = |(which, (method, target, _, sent)): (usize, Http2Input)| {
+    let mut asker = ScriptedProcess::playing("servers::straight::role", role, cgroup, netns);
+    let answered = |(which, (method, target, _, sent)): (usize, Http2RequestCase)| {
         let what = format!("{method} {target} {sent:?}");
         let told = asker.must(&format!("{ip}:{port} {which}"));
         assert!(!told.starts_with(FAILED), "{} {ip}:{port}: {what}: {told}", stage.server);
@@ -104,34 +115,46 @@ fn ask_http2(stage: &Stage, (ip, port): (&str, u16), is_asked: fn(&str) -> bool)
 }
 
 /// Responses of a server outside the pods' cgroup, by its own address: no program reads its packets.
-fn alone(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) -> Vec<Answered> {
-    let mut stage = Stage::new(server);
+fn alone(
+    server: &'static str,
+    recipe: impl Fn(&ServerFixture) -> ServerRecipe,
+    asks: &[RequestSender],
+) -> Vec<DescribedResponse> {
+    let mut stage = ServerFixture::new(server);
     stage.pod = stage.bed.client();
     start(&mut stage, recipe);
     asks.iter().flat_map(|ask| ask(&stage, (&stage.pod.four(), SERVING))).collect()
 }
 
 /// Responses of a server in a pod, by the address of its service.
-fn direct(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) -> Vec<Answered> {
-    let mut stage = Stage::new(server);
+fn direct(
+    server: &'static str,
+    recipe: impl Fn(&ServerFixture) -> ServerRecipe,
+    asks: &[RequestSender],
+) -> Vec<DescribedResponse> {
+    let mut stage = ServerFixture::new(server);
     stage.bed.service(1, Way::Direct);
     stage.bed.ready(&stage.pod, 1);
     stage.bed.plan();
     start(&mut stage, recipe);
     let answers: Vec<_> = asks.iter().flat_map(|ask| ask(&stage, (SERVICE, 80))).collect();
     // The programs have read every request and every response; otherwise the comparison would prove nothing.
-    let all = Count { begun: answers.len() as u64, ended: answers.len() as u64 };
+    let all = RequestCount { begun: answers.len() as u64, ended: answers.len() as u64 };
     assert!(until(|| stage.kernel() == all), "{server}: {all:?}, counted {:?}", stage.kernel());
     answers
 }
 
-fn start(stage: &mut Stage, recipe: impl Fn(&Stage) -> Recipe) {
+fn start(stage: &mut ServerFixture, recipe: impl Fn(&ServerFixture) -> ServerRecipe) {
     let recipe = recipe(stage);
     stage.start_behind();
     stage.start(&recipe);
 }
 
-fn compare(server: &'static str, recipe: impl Fn(&Stage) -> Recipe, asks: &[Ask]) {
+fn compare(
+    server: &'static str,
+    recipe: impl Fn(&ServerFixture) -> ServerRecipe,
+    asks: &[RequestSender],
+) {
     let own = alone(server, &recipe, asks);
     for (told, own) in direct(server, &recipe, asks).into_iter().zip(own) {
         assert_eq!(told, own, "{server}");

@@ -6,14 +6,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::own::Count;
+use super::own::RequestCount;
 
 /// Rows of all tests of this run.
-static ROWS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
+static ROWS: Mutex<Vec<ServerRow>> = Mutex::new(Vec::new());
 
 /// Results of one case.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct ServerRow {
     pub(super) server: &'static str,
     pub(super) client: &'static str,
     pub(super) protocol: &'static str,
@@ -22,11 +22,11 @@ pub(super) struct Row {
     /// Requests in flight after all clients had gone: by the eBPF programs, and by the server.
     pub(super) after: [u64; 2],
     /// Numbers of requests that began and ended in this case, by the eBPF programs.
-    pub(super) kernel: Count,
-    pub(super) own: Count,
+    pub(super) kernel: RequestCount,
+    pub(super) own: RequestCount,
 }
 
-impl Row {
+impl ServerRow {
     /// Sum of the differences of all compared numbers.
     pub(super) fn difference(&self) -> u64 {
         let pairs = [
@@ -71,7 +71,7 @@ const HEADS: [&str; 8] = [
 
 /// Prints the rows of one server, and writes the table of all rows so far.
 #[allow(clippy::print_stdout, reason = "the table is for people")]
-pub(super) fn show(rows: &[Row]) {
+pub(super) fn show(rows: &[ServerRow]) {
     println!("{}", markdown(rows));
     let mut all = ROWS.lock().unwrap_or_else(PoisonError::into_inner);
     all.extend_from_slice(rows);
@@ -85,8 +85,8 @@ pub(super) fn show(rows: &[Row]) {
 }
 
 /// Formats rows as a table whose columns have the width of their widest cell.
-fn markdown(rows: &[Row]) -> String {
-    let cells: Vec<[String; 8]> = rows.iter().map(Row::cells).collect();
+fn markdown(rows: &[ServerRow]) -> String {
+    let cells: Vec<[String; 8]> = rows.iter().map(ServerRow::cells).collect();
     let width = |column: usize| {
         let longest = cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
         longest.max(HEADS[column].chars().count())

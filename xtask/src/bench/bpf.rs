@@ -13,7 +13,7 @@ const CLIENTS: [&str; 5] = ["connect4", "connect6", "getpeername4", "getpeername
 
 /// Run time of programs since they were loaded, in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Spent {
+pub(super) struct ProgramRunTime {
     /// Run time of the programs in [`CLIENTS`], in µs.
     pub(super) connect_us: f64,
     /// Run time of all programs, in µs.
@@ -21,13 +21,13 @@ pub(super) struct Spent {
 }
 
 /// Runs `measure` with the statistics on. Returns its result and the run time of programs meanwhile.
-pub(super) fn timed<T>(measure: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
+pub(super) fn timed<T>(measure: impl FnOnce() -> Result<T>) -> Result<(T, ProgramRunTime)> {
     switch("1")?;
     // A closure, so that the statistics are switched off after an error as well.
     let outcome = (|| {
-        let before = Spent::read()?;
+        let before = ProgramRunTime::read()?;
         let measured = measure()?;
-        anyhow::Ok((measured, Spent::read()?.since(before)))
+        anyhow::Ok((measured, ProgramRunTime::read()?.since(before)))
     })();
     switch("0")?;
     outcome
@@ -37,7 +37,7 @@ fn switch(to: &str) -> Result<()> {
     fs::write(BPF_STATS, to).context("cannot switch the kernel's program statistics")
 }
 
-impl Spent {
+impl ProgramRunTime {
     fn read() -> Result<Self> {
         let mut spent = Self::default();
         for program in loaded_programs() {

@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use super::{
     peer,
-    report::{Goal, Row, row},
-    site::{Clusters, Place, Site},
+    report::{BenchGoal, BenchRow, row},
+    site::{BenchClientPod, BenchCluster, ClusterBenchContext},
     stages::started_of,
     stats::{quantile, sorted},
-    watched::Watched,
+    watched::ObjectWatch,
 };
-use crate::{load::unix_us, measure::Burst, sh};
+use crate::{load::unix_us, measure::BurstTimes, sh};
 
 /// Cases: number of services at once, number of rounds, and the name.
 const CASES: [(usize, usize, &str); 3] =
@@ -24,7 +24,7 @@ const SHARE: f64 = 1.3;
 const REFILL: Duration = Duration::from_secs(2);
 
 /// Times of services that were called at the same moment, in ms from the request.
-struct Woken {
+struct ColdStartBurst {
     /// Time until the watch showed a pod, for each service.
     created: Vec<f64>,
     first_byte: Vec<f64>,
@@ -32,7 +32,7 @@ struct Woken {
 
 /// Measures all cases. `rouse`: from the request to its first byte, and until the pod exists. `kubernetes`: from the
 /// patch until the container runs, which is the earliest moment for any response. Neither mounts a token.
-pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let site = clusters.site(2, "iptables")?;
     site.install("fast")?;
     let places = site.places()?;
@@ -60,24 +60,29 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
             }
         }
         let most = quantile(&sorted(&theirs), 0.99) * SHARE;
-        rows.push(row(case, "rouse", "ms", &ours, None, Goal::P99AtMost(most.round())));
-        rows.push(row(case, "kubernetes", "ms", &theirs, None, Goal::None));
+        rows.push(row(case, "rouse", "ms", &ours, None, BenchGoal::P99AtMost(most.round())));
+        rows.push(row(case, "kubernetes", "ms", &theirs, None, BenchGoal::None));
         let case = format!("{case}_pod_created");
-        rows.push(row(&case, "rouse", "ms", &created, None, Goal::None));
+        rows.push(row(&case, "rouse", "ms", &created, None, BenchGoal::None));
     }
     Ok(rows)
 }
 
 /// Sends a request to each of the services at the same moment.
-fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> Result<Woken> {
-    let watched = Watched::pods(site)?;
+fn wake(
+    site: &BenchCluster,
+    place: &BenchClientPod,
+    names: &[String],
+    addresses: &[String],
+) -> Result<ColdStartBurst> {
+    let watched = ObjectWatch::pods(site)?;
     let to = names.iter().zip(addresses);
     let to: Vec<String> = to
         .map(|(name, address)| format!("{address}:80={name}.default.svc.cluster.local"))
         .collect();
     // All requests leave one client process, so that they start within a few milliseconds.
     let text = site.ask(place, &["measure", "burst", "--to", &to.join(",")])?;
-    let burst: Burst = serde_json::from_str(text.trim()).context("a burst printed no JSON")?;
+    let burst: BurstTimes = serde_json::from_str(text.trim()).context("a burst printed no JSON")?;
     if burst.lost > 0 {
         bail!("{} of {} requests were not answered", burst.lost, names.len());
     }
@@ -89,12 +94,12 @@ fn wake(site: &Site, place: &Place, names: &[String], addresses: &[String]) -> R
             seen.iter().filter(|it| it.at_us >= burst.at_us && it.pod.starts_with(&begins));
         its.next().map(|it| (it.at_us - burst.at_us) as f64 / 1e3)
     };
-    Ok(Woken { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
+    Ok(ColdStartBurst { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
 }
 
 /// Scales all Deployments at the same moment. Returns the time until the container of each started, in ms.
-fn start(site: &Site, names: &[String]) -> Result<Vec<f64>> {
-    let watched = Watched::pods(site)?;
+fn start(site: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
+    let watched = ObjectWatch::pods(site)?;
     let patched_us = scale(site, names, 1)?;
     let begins = |pod: &str| names.iter().any(|name| pod.starts_with(&format!("{name}-")));
     site.wait("the Deployments' pods to be ready", || {
@@ -121,7 +126,7 @@ fn start(site: &Site, names: &[String]) -> Result<Vec<f64>> {
 }
 
 /// Patches the scale of all Deployments. Returns the moment when the first request was sent, Unix time in µs.
-fn scale(site: &Site, names: &[String], replicas: u32) -> Result<u64> {
+fn scale(site: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
     let path = |name: &String| format!("/apis/apps/v1/namespaces/default/deployments/{name}/scale");
     let mut curl = site.api(&path(&names[0]));
     curl.args(names[1..].iter().map(|name| site.url(&path(name))));
@@ -147,7 +152,7 @@ fn scale(site: &Site, names: &[String], replicas: u32) -> Result<u64> {
 
 /// Waits until no pod has the label and the cluster's own controllers have no writes left. They may send 30 requests
 /// at once and 20 a second after that; the next case would wait for those.
-fn asleep(site: &Site, label: &str) -> Result<()> {
+fn asleep(site: &BenchCluster, label: &str) -> Result<()> {
     site.wait("all pods to be gone", || {
         Ok(site.list(&["pods", "--selector", label])?.is_empty().then_some(()))
     })?;

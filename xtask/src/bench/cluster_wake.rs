@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    peer::Peer,
-    report::{Goal, Row, row},
-    site::{Clusters, Place, SYSTEM, Site},
-    stages::{Stage, Traces, Wake},
+    peer::PlainDeployment,
+    report::{BenchGoal, BenchRow, row},
+    site::{BenchClientPod, BenchCluster, ClusterBenchContext, SYSTEM},
+    stages::{ClusterColdStart, ColdStartStage, ColdStartTraces},
     stats::median,
-    watched::Watched,
+    watched::ObjectWatch,
 };
-use crate::{load::Record, sh};
+use crate::{load::LoadRecord, sh};
 
 /// Number of sleeping services in a profile. Each gets one cold start.
 const WAKES: usize = 60;
@@ -21,21 +21,21 @@ const WAKES: usize = 60;
 const WARM_UP: usize = 2;
 
 /// Consecutive steps: case name, start, end. A start of `None` is the request.
-const STEPS: [(&str, Option<Stage>, Stage); 9] = [
-    ("decide", None, Stage::Decided),
-    ("patch", Some(Stage::Decided), Stage::Patched),
-    ("pod_created", Some(Stage::Patched), Stage::Created),
-    ("pod_bound", Some(Stage::Created), Stage::Bound),
-    ("sandbox_asked", Some(Stage::Bound), Stage::SandboxAsked),
-    ("sandbox_ready", Some(Stage::SandboxAsked), Stage::SandboxReady),
-    ("container_started", Some(Stage::SandboxReady), Stage::Started),
-    ("listening", Some(Stage::Started), Stage::Listening),
-    ("start", Some(Stage::Decided), Stage::Listening),
+const STEPS: [(&str, Option<ColdStartStage>, ColdStartStage); 9] = [
+    ("decide", None, ColdStartStage::Decided),
+    ("patch", Some(ColdStartStage::Decided), ColdStartStage::Patched),
+    ("pod_created", Some(ColdStartStage::Patched), ColdStartStage::Created),
+    ("pod_bound", Some(ColdStartStage::Created), ColdStartStage::Bound),
+    ("sandbox_asked", Some(ColdStartStage::Bound), ColdStartStage::SandboxAsked),
+    ("sandbox_ready", Some(ColdStartStage::SandboxAsked), ColdStartStage::SandboxReady),
+    ("container_started", Some(ColdStartStage::SandboxReady), ColdStartStage::Started),
+    ("listening", Some(ColdStartStage::Started), ColdStartStage::Listening),
+    ("start", Some(ColdStartStage::Decided), ColdStartStage::Listening),
 ];
 
 /// One profile of an installation, with the case names of its rows.
 #[derive(Clone, Copy, Debug)]
-struct Profile {
+struct BenchProfile {
     name: &'static str,
     /// Suffix of its case names.
     end: &'static str,
@@ -43,8 +43,8 @@ struct Profile {
     token: bool,
 }
 
-const STANDARD: Profile = Profile { name: "standard", end: "", token: true };
-const FAST: Profile = Profile { name: "fast", end: "_fast", token: false };
+const STANDARD: BenchProfile = BenchProfile { name: "standard", end: "", token: true };
+const FAST: BenchProfile = BenchProfile { name: "fast", end: "_fast", token: false };
 /// Settings in which `standard` differs from `fast`: ConfigMap, key, value.
 const SLOW: [(&str, &str, &str); 2] = [
     ("config-defaults", "automount-service-account-token", "true"),
@@ -53,7 +53,7 @@ const SLOW: [(&str, &str, &str); 2] = [
 /// Time after which a changed ConfigMap is in force in every replica.
 const FOLLOWED: Duration = Duration::from_secs(20);
 
-pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     {
         let site = clusters.site(2, "iptables")?;
@@ -72,7 +72,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
     let site = clusters.site(2, "nftables")?;
     let places = site.places()?;
     for profile in [FAST, STANDARD] {
-        let peer = Peer::new(&site, &places[0], "plain", profile.token)?;
+        let peer = PlainDeployment::new(&site, &places[0], "plain", profile.token)?;
         let times = (0..clusters.rounds).map(|round| {
             let time = peer.wake(&site, &places[round as usize % places.len()])?;
             peer.sleep(&site)?;
@@ -80,23 +80,24 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
         });
         let times: Vec<f64> = times.collect::<Result<_>>()?;
         let case = format!("total{}", profile.end);
-        rows.push(row(&case, "kube-proxy-nftables", "ms", &times, None, Goal::None));
+        rows.push(row(&case, "kube-proxy-nftables", "ms", &times, None, BenchGoal::None));
     }
     Ok(rows)
 }
 
 /// Cold starts of Rouse and, between them, of the peer behind kube-proxy in iptables mode.
 fn beside(
-    site: &Site,
-    places: &[Place],
-    profile: Profile,
-    clusters: &Clusters,
-) -> Result<Vec<Row>> {
+    site: &BenchCluster,
+    places: &[BenchClientPod],
+    profile: BenchProfile,
+    clusters: &ClusterBenchContext,
+) -> Result<Vec<BenchRow>> {
     let names: Vec<String> =
         (0..WAKES + WARM_UP).map(|index| format!("{}-{index}", profile.name)).collect();
     site.sleepers(&names)?;
-    let peer = Peer::new(site, &places[0], &format!("peer-{}", profile.name), profile.token)?;
-    let watched = Watched::pods(site)?;
+    let peer =
+        PlainDeployment::new(site, &places[0], &format!("peer-{}", profile.name), profile.token)?;
+    let watched = ObjectWatch::pods(site)?;
     let (mut records, mut peers) = (Vec::new(), Vec::new());
     // Peers are spread over the whole run, so that both meet the same state of the machine.
     let every = (WAKES / clusters.rounds as usize).max(1);
@@ -113,27 +114,29 @@ fn beside(
     let logs = site.nodes().into_iter().map(|node| site.log(&format!("{node}-containerd")));
     let containerd = logs.collect::<Result<Vec<String>>>()?.concat();
     let pods = watched.seen();
-    let traces = Traces {
+    let traces = ColdStartTraces {
         pods: &pods,
         autoscaler: &autoscaler,
         controller: &controller,
         containerd: &containerd,
     };
-    let wakes =
-        records.iter().skip(WARM_UP).map(|(from, it)| (from.as_str(), Wake::of(it, &traces)));
-    let wakes: Vec<(&str, Wake)> = wakes.collect();
+    let wakes = records
+        .iter()
+        .skip(WARM_UP)
+        .map(|(from, it)| (from.as_str(), ClusterColdStart::of(it, &traces)));
+    let wakes: Vec<(&str, ClusterColdStart)> = wakes.collect();
     clusters.keep(&format!("cluster-wake{}.txt", profile.end), &told(&wakes))?;
     Ok(judged(&wakes, &peers, profile))
 }
 
 /// Sends one request to a sleeping service.
-fn wake(site: &Site, place: &Place, name: &str) -> Result<Record> {
+fn wake(site: &BenchCluster, place: &BenchClientPod, name: &str) -> Result<LoadRecord> {
     let address = format!("{}:80", site.address(name)?);
     let host = format!("{name}.default.svc.cluster.local");
     let load =
         ["load", "--addr", &address, "--host", &host, "--stages", "1x60s", "--requests", "1"];
     let text = site.ask(place, &load)?;
-    let record: Record = serde_json::from_str(text.trim())
+    let record: LoadRecord = serde_json::from_str(text.trim())
         .with_context(|| format!("{name}: cannot read `{}`", text.trim()))?;
     if !record.is_answered() {
         bail!("{name} was not answered: status {} {}", record.status, record.error);
@@ -142,19 +145,23 @@ fn wake(site: &Site, place: &Place, name: &str) -> Result<Record> {
 }
 
 /// Rows of one profile. Totals are compared with their own time until `listen`, and with the peer.
-fn judged(wakes: &[(&str, Wake)], peers: &[f64], profile: Profile) -> Vec<Row> {
+fn judged(
+    wakes: &[(&str, ClusterColdStart)],
+    peers: &[f64],
+    profile: BenchProfile,
+) -> Vec<BenchRow> {
     let case = |name: &str| format!("{name}{}", profile.end);
-    let of = |value: &dyn Fn(&Wake) -> Option<f64>| -> Vec<f64> {
+    let of = |value: &dyn Fn(&ClusterColdStart) -> Option<f64>| -> Vec<f64> {
         wakes.iter().filter_map(|(_, wake)| value(wake)).collect()
     };
-    let mut rows: Vec<Row> = STEPS
+    let mut rows: Vec<BenchRow> = STEPS
         .iter()
         .map(|(name, from, to)| {
             let values = of(&|wake| match from {
                 Some(from) => wake.between(*from, *to),
                 None => wake.until(*to),
             });
-            row(&case(name), "rouse", "ms", &values, None, Goal::None)
+            row(&case(name), "rouse", "ms", &values, None, BenchGoal::None)
         })
         // A step that no log records has no row.
         .filter(|row| row.n > 0)
@@ -164,28 +171,28 @@ fn judged(wakes: &[(&str, Wake)], peers: &[f64], profile: Profile) -> Vec<Row> {
         let some = wakes.iter().filter(|(from, wake)| (*from == wake.node) == is_near);
         some.filter_map(|(_, wake)| wake.listen_to_first_byte()).collect()
     };
-    let (one, two) = (Goal::P50P99AtMost(1.0, 5.0), Goal::AtMost(2.0));
+    let (one, two) = (BenchGoal::P50P99AtMost(1.0, 5.0), BenchGoal::AtMost(2.0));
     rows.push(row(&case("listen_to_first_byte"), "rouse", "ms", &near(true), None, one));
     let other = case("listen_to_first_byte_other_node");
     rows.push(row(&other, "rouse", "ms", &near(false), None, two));
-    let until = of(&|wake| wake.until(Stage::Listening));
+    let until = of(&|wake| wake.until(ColdStartStage::Listening));
     // The goal of the total: 10 % above the time until `listen`, and at most a quarter of the peer's.
     let most = median(&until).value * 1.1;
-    let most = Goal::AtMost((most.min(median(peers).value / 4.0) * 10.0).round() / 10.0);
-    rows.push(row(&case("until_listening"), "rouse", "ms", &until, None, Goal::None));
+    let most = BenchGoal::AtMost((most.min(median(peers).value / 4.0) * 10.0).round() / 10.0);
+    rows.push(row(&case("until_listening"), "rouse", "ms", &until, None, BenchGoal::None));
     // Shows that requests do not wait for the kubelet's readiness report: that one arrives after the response.
-    let ready = of(&Wake::first_byte_to_ready);
-    rows.push(row(&case("first_byte_to_ready"), "rouse", "ms", &ready, None, Goal::None));
+    let ready = of(&ClusterColdStart::first_byte_to_ready);
+    rows.push(row(&case("first_byte_to_ready"), "rouse", "ms", &ready, None, BenchGoal::None));
     rows.push(row(&case("total"), "rouse", "ms", &of(&|wake| Some(wake.total())), None, most));
-    rows.push(row(&case("total"), "kube-proxy-iptables", "ms", peers, None, Goal::None));
+    rows.push(row(&case("total"), "kube-proxy-iptables", "ms", peers, None, BenchGoal::None));
     rows
 }
 
 /// All cold starts as text, one a line, slowest last, to look for outliers.
-fn told(wakes: &[(&str, Wake)]) -> String {
-    let mut wakes: Vec<&(&str, Wake)> = wakes.iter().collect();
+fn told(wakes: &[(&str, ClusterColdStart)]) -> String {
+    let mut wakes: Vec<&(&str, ClusterColdStart)> = wakes.iter().collect();
     wakes.sort_by(|(_, one), (_, other)| one.total().total_cmp(&other.total()));
-    let line = |(from, wake): &&(&str, Wake)| {
+    let line = |(from, wake): &&(&str, ClusterColdStart)| {
         let reached = wake
             .reached
             .keys()

@@ -6,11 +6,11 @@ use anyhow::Result;
 
 use super::{
     bpf, interleave,
-    report::{Goal, Row, row, rows},
-    scene::{Scene, addresses},
+    report::{BenchGoal, BenchRow, row, rows},
+    scene::{NodeBenchContext, addresses},
     stats::median,
 };
-use crate::measure::Measured;
+use crate::measure::MeasuredTimes;
 
 /// Numbers of services, with the names of the cases.
 const CASES: [(usize, &str); 3] =
@@ -20,7 +20,7 @@ const COUNT: usize = 2_000;
 
 /// Measures all cases. `bare`: address of a server without programs; `direct`: the pod's address, with programs
 /// attached; `rouse`: the service's address.
-pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let node = scene.node()?;
     let bare = scene.bare(&node)?;
     scene.apply(&node, "awake", 1, 1)?;
@@ -31,7 +31,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
         if services > 1 {
             scene.apply(&node, &format!("asleep{index}x"), services - before(index), 0)?;
         }
-        let measure = |subject: &str| -> Result<Measured> {
+        let measure = |subject: &str| -> Result<MeasuredTimes> {
             let args = |addr: SocketAddr| {
                 ["connect", "--addr", &addr.to_string(), "--count", &COUNT.to_string()]
                     .map(str::to_owned)
@@ -45,7 +45,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
         let rounds = interleave(scene.rounds, &["bare", "direct", "rouse"], |subject| {
             Ok(measure(subject)?.p50_us)
         })?;
-        all.extend(rows(case, "us", &rounds, Goal::RatioAtMost(1.05)));
+        all.extend(rows(case, "us", &rounds, BenchGoal::RatioAtMost(1.05)));
         // Time in programs is measured apart, because the statistics would slow the compared connects.
         let bare = median(rounds.get("bare").map_or(&[], Vec::as_slice)).value;
         all.extend(shares(case, bare, scene.rounds, || measure("rouse"))?);
@@ -61,8 +61,8 @@ fn shares(
     case: &str,
     bare_us: f64,
     rounds: u32,
-    measure: impl Fn() -> Result<Measured>,
-) -> Result<[Row; 2]> {
+    measure: impl Fn() -> Result<MeasuredTimes>,
+) -> Result<[BenchRow; 2]> {
     let (mut connect, mut every) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let (measured, spent) = bpf::timed(&measure)?;
@@ -72,8 +72,8 @@ fn shares(
     }
     let name = |what: &str| format!("{case}_{what}");
     Ok([
-        row(&name("connect_programs"), "rouse", "× bare", &connect, None, Goal::AtMost(0.02)),
-        row(&name("all_programs"), "rouse", "× bare", &every, None, Goal::AtMost(0.05)),
+        row(&name("connect_programs"), "rouse", "× bare", &connect, None, BenchGoal::AtMost(0.02)),
+        row(&name("all_programs"), "rouse", "× bare", &every, None, BenchGoal::AtMost(0.05)),
     ])
 }
 

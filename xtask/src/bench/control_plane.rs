@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{
-    report::{Goal, Row, row},
-    site::{Clusters, SYSTEM, Site},
-    watched::Watched,
+    report::{BenchGoal, BenchRow, row},
+    site::{BenchCluster, ClusterBenchContext, SYSTEM},
+    watched::ObjectWatch,
 };
 use crate::{load::unix_us, sh};
 
@@ -24,12 +24,12 @@ const HUB: &str = "10.89.0.1";
 
 /// Output of `tests/bench/control_plane.rs`, as JSON.
 #[derive(Debug, Deserialize)]
-struct Printed {
+struct ControlPlaneBenchOutput {
     /// Cold starts a second, one value for each round.
     per_s: Vec<f64>,
 }
 
-pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let mut rows = against_api_server(clusters)?;
     rows.insert(0, local()?);
     Ok(rows)
@@ -37,7 +37,7 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
 
 /// Runs the bench without an API server. It imports controller and autoscaler, which xtask must not, so it is a
 /// program of its own.
-fn local() -> Result<Row> {
+fn local() -> Result<BenchRow> {
     let text = sh::capture(
         sh::cargo()
             .args(["bench", "--quiet", "--package", "tests", "--bench", "control-plane"])
@@ -45,20 +45,20 @@ fn local() -> Result<Row> {
             .env("RUST_LOG", "warn"),
     )?;
     let line = text.lines().last().context("the bench printed nothing")?;
-    let printed: Printed =
+    let printed: ControlPlaneBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    Ok(row("wakes_local", "rouse", "per_s", &printed.per_s, None, Goal::AtLeast(1_000.0)))
+    Ok(row("wakes_local", "rouse", "per_s", &printed.per_s, None, BenchGoal::AtLeast(1_000.0)))
 }
 
 /// Runs activator, autoscaler and controller as shipped, beside an API server without nodes. Requests arrive at the
 /// gateway; a cold start is complete when the API server's watch shows the Deployment with one replica.
-fn against_api_server(clusters: &Clusters) -> Result<Vec<Row>> {
+fn against_api_server(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let site = clusters.site(0, "iptables")?;
     site.apply_install()?;
     let _parts = start(&site)?;
     let all: Vec<String> = (0..WAKES * ROUNDS).map(|index| format!("row{index}")).collect();
     site.sleepers(&all)?;
-    let watched = Watched::deployments(&site)?;
+    let watched = ObjectWatch::deployments(&site)?;
     let (mut rates, mut times) = (Vec::new(), Vec::new());
     for (round, names) in all.chunks(WAKES).enumerate() {
         // Writes of the wakes before this round are complete by then.
@@ -71,15 +71,15 @@ fn against_api_server(clusters: &Clusters) -> Result<Vec<Row>> {
             times.extend(acknowledged);
         }
     }
-    let goal = Goal::AtLeast(500.0);
+    let goal = BenchGoal::AtLeast(500.0);
     Ok(vec![
         row("wakes_apiserver", "rouse", "per_s", &rates, None, goal),
-        row("request_to_acknowledged", "rouse", "ms", &times, None, Goal::None),
+        row("request_to_acknowledged", "rouse", "ms", &times, None, BenchGoal::None),
     ])
 }
 
 /// Sends all requests at once. Returns the time until each Deployment was scaled, in ms.
-fn wake(site: &Site, watched: &Watched, names: &[String]) -> Result<Vec<f64>> {
+fn wake(site: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> Result<Vec<f64>> {
     let to = names.iter().map(|name| format!("{HUB}:8080={name}.default.example.com"));
     let to: Vec<String> = to.collect();
     let asked_us = unix_us();
@@ -98,9 +98,9 @@ fn wake(site: &Site, watched: &Watched, names: &[String]) -> Result<Vec<f64>> {
 }
 
 /// Processes of the components, killed on drop.
-struct Parts(Vec<Child>);
+struct ComponentProcesses(Vec<Child>);
 
-impl Drop for Parts {
+impl Drop for ComponentProcesses {
     fn drop(&mut self) {
         for child in &mut self.0 {
             // A process may have ended by itself; the bench has failed then.
@@ -110,7 +110,7 @@ impl Drop for Parts {
     }
 }
 
-fn start(site: &Site) -> Result<Parts> {
+fn start(site: &BenchCluster) -> Result<ComponentProcesses> {
     activator_pod(site)?;
     let (controller, autoscaler) = ("http://127.0.0.1:7100", "http://127.0.0.1:7110");
     let outside = format!("{HUB}:8080");
@@ -120,7 +120,7 @@ fn start(site: &Site) -> Result<Parts> {
         command.spawn().context("cannot start a part")
     };
     let kubeconfig = site.kubeconfig();
-    let mut parts = Parts(Vec::new());
+    let mut parts = ComponentProcesses(Vec::new());
     // The later ones connect to the earlier ones.
     parts.0.push(part(
         &["controller", "--kubeconfig", kubeconfig, "--webhook-url", "https://127.0.0.1:8443"],
@@ -150,7 +150,7 @@ fn start(site: &Site) -> Result<Parts> {
 
 /// Creates the activator's pod object. The controller knows activators by their pods, and no Route is ready without
 /// one.
-fn activator_pod(site: &Site) -> Result<()> {
+fn activator_pod(site: &BenchCluster) -> Result<()> {
     site.create(
         "apiVersion: v1
 kind: Pod

@@ -6,28 +6,28 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use super::{
-    Half,
-    report::{Goal, Row, row, rows},
-    stats::{Rounds, median},
+    EbpfBenchContext,
+    report::{BenchGoal, BenchRow, row, rows},
+    stats::{RoundValues, median},
 };
 use crate::{build_ebpf, sh};
 
 /// Output of `tests/bench/count`, as JSON.
 #[derive(Debug, Deserialize)]
-struct Printed {
+struct CountBenchOutput {
     /// Request rates by case and subject.
-    rates: BTreeMap<String, BTreeMap<String, Rates>>,
+    rates: BTreeMap<String, BTreeMap<String, CountBenchRates>>,
     /// Times in programs by case.
-    profiles: BTreeMap<String, Profile>,
+    profiles: BTreeMap<String, CountBenchProfile>,
     /// Time that the kernel's statistics record for a program that does nothing, in ns a run.
     empty_program: Vec<f64>,
     /// Times for packets of sockets that are not counted, by the reason.
-    packets: BTreeMap<String, Packets>,
+    packets: BTreeMap<String, PacketProfile>,
 }
 
 /// Results of one subject in one case, one value for each round.
 #[derive(Debug, Deserialize)]
-struct Rates {
+struct CountBenchRates {
     req_s: Vec<f64>,
     /// Processor time a request of client, server and the packet processing between them, in µs.
     cpu_us: Vec<f64>,
@@ -40,14 +40,14 @@ struct Rates {
 
 /// Time in programs a request, one value for each round.
 #[derive(Debug, Deserialize)]
-struct Profile {
+struct CountBenchProfile {
     ns: Vec<f64>,
     runs: Vec<f64>,
-    programs: Vec<Program>,
+    programs: Vec<ProgramProfile>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Program {
+struct ProgramProfile {
     name: String,
     ns: Vec<f64>,
     runs: Vec<f64>,
@@ -55,14 +55,14 @@ struct Program {
 
 /// Time in programs a packet, one value for each round.
 #[derive(Debug, Deserialize)]
-struct Packets {
+struct PacketProfile {
     ns: Vec<f64>,
     runs: Vec<f64>,
 }
 
 /// Runs the bench. It imports the agent, which xtask must not, so it is a program of its own. The program itself does
 /// no expensive work, so it is built with the profile of the tests.
-pub(super) fn run(half: &Half) -> Result<Vec<Row>> {
+pub(super) fn run(half: &EbpfBenchContext) -> Result<Vec<BenchRow>> {
     let text = sh::capture(
         sh::cargo()
             .args([
@@ -82,33 +82,33 @@ pub(super) fn run(half: &Half) -> Result<Vec<Row>> {
     )?;
     // Cargo and the bench print progress first; the JSON is the last line.
     let line = text.lines().last().context("the bench printed nothing")?;
-    let printed: Printed =
+    let printed: CountBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
     figures(&printed)
 }
 
 /// Rows: time in programs, as recorded and without the recorder's share; then rates and processor time.
-fn figures(printed: &Printed) -> Result<Vec<Row>> {
+fn figures(printed: &CountBenchOutput) -> Result<Vec<BenchRow>> {
     ensure!(!printed.empty_program.is_empty(), "nothing was recorded of an empty program");
     let recorder = median(&printed.empty_program).value;
     let mut all = Vec::new();
     for (case, profile) in &printed.profiles {
         all.extend(time(case, profile, recorder));
     }
-    let none = Goal::None;
+    let none = BenchGoal::None;
     all.push(row("empty_program", "empty", "ns", &printed.empty_program, None, none));
     all.extend(packets(&printed.packets, recorder));
     for (case, subjects) in &printed.rates {
-        let of = |pick: fn(&Rates) -> &Vec<f64>| -> Rounds {
+        let of = |pick: fn(&CountBenchRates) -> &Vec<f64>| -> RoundValues {
             let known = SUBJECTS.into_iter();
             known.filter_map(|it| Some((it, pick(subjects.get(it)?).clone()))).collect()
         };
         // Goals of bulk responses are stricter: where bytes dominate, counting adds less.
         let (fewer, more) = if case == "bulk" { (0.99, 1.01) } else { (0.97, 1.03) };
-        let (fewer, more) = (Goal::RatioAtLeast(fewer), Goal::RatioAtMost(more));
+        let (fewer, more) = (BenchGoal::RatioAtLeast(fewer), BenchGoal::RatioAtMost(more));
         all.extend(rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), fewer));
         all.extend(rows(&format!("cpu_{case}"), "us", &of(|it| &it.cpu_us), more));
-        let whole = Goal::AtLeast(WHOLE);
+        let whole = BenchGoal::AtLeast(WHOLE);
         all.push(row(&format!("core_{case}"), "all", "percent", &shares(subjects), None, whole));
         if subjects.values().all(|it| !it.cycles.is_empty()) {
             all.extend(rows(&format!("cycles_{case}"), "cycles", &of(|it| &it.cycles), none));
@@ -123,7 +123,7 @@ fn figures(printed: &Printed) -> Result<Vec<Row>> {
 /// rates then depend on those, and only processor time a request is about the subjects.
 const WHOLE: f64 = 95.0;
 
-fn shares(subjects: &BTreeMap<String, Rates>) -> Vec<f64> {
+fn shares(subjects: &BTreeMap<String, CountBenchRates>) -> Vec<f64> {
     // Requests a second times µs a request is µs a second; 10,000 of them are one percent of a core.
     let share = |(per_s, cpu_us): (&f64, &f64)| per_s * cpu_us / 1e4;
     subjects.values().flat_map(|it| it.req_s.iter().zip(&it.cpu_us).map(share)).collect()
@@ -134,12 +134,12 @@ const SUBJECTS: [&str; 4] = ["off", "rouse", "empty", "nginx-sidecar"];
 /// Least runs a request for a program to have rows of its own; programs of connections run less often.
 const OFTEN: f64 = 0.05;
 
-fn time(case: &str, profile: &Profile, recorder: f64) -> Vec<Row> {
+fn time(case: &str, profile: &CountBenchProfile, recorder: f64) -> Vec<BenchRow> {
     let goal = match case {
-        "h1" => Goal::AtMost(300.0),
-        "h1_browser" => Goal::AtMost(500.0),
-        "h2" => Goal::AtMost(700.0),
-        _ => Goal::None,
+        "h1" => BenchGoal::AtMost(300.0),
+        "h1_browser" => BenchGoal::AtMost(500.0),
+        "h2" => BenchGoal::AtMost(700.0),
+        _ => BenchGoal::None,
     };
     let one = |case: &str, unit, values: &[f64], goal| row(case, "rouse", unit, values, None, goal);
     // Goals apply to both figures, with and without the recorder's share.
@@ -148,28 +148,28 @@ fn time(case: &str, profile: &Profile, recorder: f64) -> Vec<Row> {
         vec![one(case, "ns", &profile.ns, goal), one(&format!("{case}_net"), "ns", &net, goal)];
     for it in profile.programs.iter().filter(|it| median(&it.runs).value >= OFTEN) {
         let name = format!("{case}_{}", it.name);
-        all.push(one(&name, "ns", &it.ns, Goal::None));
-        all.push(one(&format!("{name}_runs"), "runs", &it.runs, Goal::None));
+        all.push(one(&name, "ns", &it.ns, BenchGoal::None));
+        all.push(one(&format!("{name}_runs"), "runs", &it.runs, BenchGoal::None));
     }
     all
 }
 
 /// Rows of uncounted packets. `uncounted_packet` is the most expensive reason; pods without programs are apart.
-fn packets(found: &BTreeMap<String, Packets>, recorder: f64) -> Vec<Row> {
+fn packets(found: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchRow> {
     let one = |case: &str, values: &[f64], goal| row(case, "rouse", "ns", values, None, goal);
     let ours = || found.iter().filter(|(name, _)| *name != "foreign");
-    let middle = |it: &Packets| median(&it.ns).value;
+    let middle = |it: &PacketProfile| median(&it.ns).value;
     // Goals are for the worst reason not to count a packet.
     let most = ours().max_by(|(_, one), (_, other)| middle(one).total_cmp(&middle(other)));
     let mut all = Vec::new();
     if let Some((_, most)) = most {
         let net = without(&most.ns, &most.runs, recorder);
-        all.push(one("uncounted_packet", &most.ns, Goal::AtMost(60.0)));
-        all.push(one("uncounted_packet_net", &net, Goal::AtMost(60.0)));
+        all.push(one("uncounted_packet", &most.ns, BenchGoal::AtMost(60.0)));
+        all.push(one("uncounted_packet_net", &net, BenchGoal::AtMost(60.0)));
     }
-    all.extend(ours().map(|(name, it)| one(name, &it.ns, Goal::None)));
+    all.extend(ours().map(|(name, it)| one(name, &it.ns, BenchGoal::None)));
     if let Some(foreign) = found.get("foreign") {
-        all.push(one("foreign_packet", &foreign.ns, Goal::AtMost(0.0)));
+        all.push(one("foreign_packet", &foreign.ns, BenchGoal::AtMost(0.0)));
     }
     all
 }

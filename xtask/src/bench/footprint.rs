@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, fs, time::Duration};
 use anyhow::{Context as _, Result};
 
 use super::{
-    report::{Goal, Row, row},
-    site::{Clusters, Site},
+    report::{BenchGoal, BenchRow, row},
+    site::{BenchCluster, ClusterBenchContext},
 };
 use crate::sh;
 
@@ -37,16 +37,16 @@ const KINDS: [&str; 11] = [
 
 /// Figures of the cluster as a whole.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counted {
+struct ClusterFootprint {
     objects: f64,
     etcd_kib: f64,
     watch_kib: f64,
 }
 
-pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let site = clusters.site(1, "iptables")?;
     site.install("standard")?;
-    let (mut rows, mut before, mut had) = (Vec::new(), None::<Counted>, 0);
+    let (mut rows, mut before, mut had) = (Vec::new(), None::<ClusterFootprint>, 0);
     for (count, case) in CASES {
         let names: Vec<String> = (had..count).map(|index| format!("foot{index}")).collect();
         for batch in names.chunks(BATCH) {
@@ -65,40 +65,45 @@ pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
 }
 
 /// Increase for each service that was added since `before`.
-fn each(case: &str, services: usize, before: Counted, now: Counted) -> [Row; 3] {
+fn each(
+    case: &str,
+    services: usize,
+    before: ClusterFootprint,
+    now: ClusterFootprint,
+) -> [BenchRow; 3] {
     let of = |name: &str, unit: &str, value: f64, goal| {
         row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
     };
     [
-        of("objects_each", "objects", now.objects - before.objects, Goal::AtMost(15.0)),
-        of("etcd_each", "KiB", now.etcd_kib - before.etcd_kib, Goal::None),
-        of("watch_each", "KiB", now.watch_kib - before.watch_kib, Goal::None),
+        of("objects_each", "objects", now.objects - before.objects, BenchGoal::AtMost(15.0)),
+        of("etcd_each", "KiB", now.etcd_kib - before.etcd_kib, BenchGoal::None),
+        of("watch_each", "KiB", now.watch_kib - before.watch_kib, BenchGoal::None),
     ]
 }
 
 /// Memory and CPU of each daemon, and memory of all daemons together.
-fn daemons(site: &Site, case: &str) -> Result<Vec<Row>> {
+fn daemons(site: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
     let processes = site.part_processes()?;
     let memory = by_part(&processes, pss_mib);
     let before = by_part(&processes, ticks);
     sh::pause(WATCH);
     let after = by_part(&processes, ticks);
     let maps = site.maps_mib()?;
-    let mut rows: Vec<Row> = memory
+    let mut rows: Vec<BenchRow> = memory
         .iter()
-        .map(|(part, mib)| row(case, part, "MiB", &[*mib], None, Goal::None))
+        .map(|(part, mib)| row(case, part, "MiB", &[*mib], None, BenchGoal::None))
         .collect();
-    rows.push(row(case, "kernel maps", "MiB", &[maps], None, Goal::None));
+    rows.push(row(case, "kernel maps", "MiB", &[maps], None, BenchGoal::None));
     let all = memory.values().sum::<f64>() + maps;
     // The goal is stated for one hundred services; the other cases show the growth.
-    let goal = if case == "services_100" { Goal::AtMost(100.0) } else { Goal::None };
+    let goal = if case == "services_100" { BenchGoal::AtMost(100.0) } else { BenchGoal::None };
     rows.push(row(case, "rouse", "MiB", &[all], None, goal));
     let cpu = format!("{case}_cpu");
     for (part, ticks) in &after {
         // A tick is 10 ms: so many a second are so many percent of one processor.
         let spent = ticks - before.get(part).copied().unwrap_or(0.0);
         let percent = spent / WATCH.as_secs_f64();
-        rows.push(row(&cpu, part, "percent", &[percent], None, Goal::None));
+        rows.push(row(&cpu, part, "percent", &[percent], None, BenchGoal::None));
     }
     Ok(rows)
 }
@@ -131,7 +136,7 @@ fn ticks(id: u32) -> Result<f64> {
     Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
 }
 
-fn counted(site: &Site) -> Result<Counted> {
+fn counted(site: &BenchCluster) -> Result<ClusterFootprint> {
     let objects = site.kubectl(&[
         "get",
         &KINDS.join(","),
@@ -144,7 +149,7 @@ fn counted(site: &Site) -> Result<Counted> {
     // etcd listens on the control plane's loopback only.
     let etcd = site.inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
     let server = site.kubectl(&["get", "--raw", "/metrics"])?;
-    Ok(Counted {
+    Ok(ClusterFootprint {
         objects: objects.lines().filter(|line| !line.is_empty()).count() as f64,
         etcd_kib: metric(&etcd, "etcd_mvcc_db_total_size_in_use_in_bytes") / 1024.0,
         watch_kib: metric(&server, "apiserver_watch_events_sizes_sum") / 1024.0,

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    report::{Goal, Row, row},
-    scene::{Scene, records},
+    report::{BenchGoal, BenchRow, row},
+    scene::{NodeBenchContext, records},
 };
 use crate::coldstart;
 
@@ -25,7 +25,7 @@ const STAGES: &str = "1x1500ms,50x200ms";
 /// Path with slow responses: the first request is still in flight when the last one arrives.
 const PATH: &str = "/?sleep=3000";
 
-pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let node = scene.node()?;
     scene.apply_scaled(&node, "grow", TIMES, &SCALING)?;
     let mut asked = Vec::new();
@@ -48,6 +48,6 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
         asked.push((all.at_us - last_us) as f64 / 1e3);
     }
     node.stop()?;
-    let goal = Goal::P50P99AtMost(50.0, 50.0);
+    let goal = BenchGoal::P50P99AtMost(50.0, 50.0);
     Ok(vec![row("1_to_50_in_flight_to_decision", "rouse", "ms", &asked, None, goal)])
 }

@@ -5,8 +5,8 @@ use std::{fs, time::Duration};
 use anyhow::{Context as _, Result};
 
 use super::{
-    report::{Goal, Row, row},
-    scene::Scene,
+    report::{BenchGoal, BenchRow, row},
+    scene::NodeBenchContext,
 };
 use crate::sh;
 
@@ -18,7 +18,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 
 /// Measures memory of all daemons and maps together, for each service: the growth of the node, plus all maps, which
 /// get their whole memory at the start.
-pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let node = scene.node()?;
     sh::pause(SETTLE);
     let empty = resident_kib(node.pid())?;
@@ -35,8 +35,8 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     let a_service = (full - empty + maps) / SERVICES as f64;
     let percent = ticks / WATCH.as_secs_f64();
     Ok(vec![
-        row("memory_per_service", "rouse", "KiB", &[a_service], None, Goal::AtMost(5.0)),
-        row("cpu", "rouse", "percent", &[percent], None, Goal::AtMost(1.0)),
+        row("memory_per_service", "rouse", "KiB", &[a_service], None, BenchGoal::AtMost(5.0)),
+        row("cpu", "rouse", "percent", &[percent], None, BenchGoal::AtMost(1.0)),
     ])
 }
 

@@ -2,22 +2,27 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use super::site::{Place, Site};
+use super::site::{BenchClientPod, BenchCluster};
 use crate::{
-    load::{Record, unix_us},
+    load::{LoadRecord, unix_us},
     sh,
 };
 
 /// A Deployment with zero replicas, and its Service.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PlainDeployment {
     name: String,
     address: String,
 }
 
-impl Peer {
+impl PlainDeployment {
     /// Creates the peer and starts it once from `place`, because the first start finds all caches cold.
-    pub(super) fn new(site: &Site, place: &Place, name: &str, token: bool) -> Result<Self> {
+    pub(super) fn new(
+        site: &BenchCluster,
+        place: &BenchClientPod,
+        name: &str,
+        token: bool,
+    ) -> Result<Self> {
         let name = format!("{name}-{}", if token { "token" } else { "plain" });
         site.create(&manifest(&name, token))?;
         let address = site.wait("an address", || {
@@ -40,7 +45,7 @@ impl Peer {
     }
 
     /// Sets its scale. Returns the moment when the request was sent to the API server, Unix time in µs.
-    pub(super) fn scale(&self, site: &Site, replicas: u32) -> Result<u64> {
+    pub(super) fn scale(&self, site: &BenchCluster, replicas: u32) -> Result<u64> {
         let path = format!("/apis/apps/v1/namespaces/default/deployments/{}/scale", self.name);
         let mut curl = site.api(&path);
         curl.args(["-X", "PATCH", "-H", "Content-Type: application/merge-patch+json"]);
@@ -55,7 +60,7 @@ impl Peer {
     }
 
     /// Scales to one pod. Returns the time from the patch to the first response through the Service, in ms.
-    pub(super) fn wake(&self, site: &Site, place: &Place) -> Result<f64> {
+    pub(super) fn wake(&self, site: &BenchCluster, place: &BenchClientPod) -> Result<f64> {
         let address = format!("{}:80", self.address);
         // The client runs before the patch, so that its own start is no part of the time.
         let mut asker = site.asker(place, &["measure", "first", "--addr", &address]);
@@ -64,14 +69,14 @@ impl Peer {
         let patched_us = self.scale(site, 1)?;
         let done = asker.wait_with_output()?;
         let text = String::from_utf8_lossy(&done.stdout).into_owned();
-        let record: Record = serde_json::from_str(text.trim())
+        let record: LoadRecord = serde_json::from_str(text.trim())
             .with_context(|| format!("{}: cannot read `{}`", self.name, text.trim()))?;
         let answered_us = record.at_us + record.first_byte_us;
         Ok(answered_us.saturating_sub(patched_us) as f64 / 1e3)
     }
 
     /// Scales to zero and waits until no pod is left.
-    pub(super) fn sleep(&self, site: &Site) -> Result<()> {
+    pub(super) fn sleep(&self, site: &BenchCluster) -> Result<()> {
         // The next start must be a cold one, so the pod has to be gone and not only terminating.
         self.scale(site, 0)?;
         let selector = self.selector();

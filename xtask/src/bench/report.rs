@@ -4,21 +4,21 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::stats::{Median, Rounds, median, quantile, ratio, sorted};
-use crate::machine::Machine;
+use super::stats::{MedianInterval, RoundValues, median, quantile, ratio, sorted};
+use crate::machine::MachineInfo;
 
 /// Figures of one bench, with the machine they were measured on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct BenchReport {
     pub(super) name: String,
     #[serde(flatten)]
-    pub(super) machine: Machine,
-    pub(super) rows: Vec<Row>,
+    pub(super) machine: MachineInfo,
+    pub(super) rows: Vec<BenchRow>,
 }
 
 /// Figures of one subject in one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Row {
+pub(super) struct BenchRow {
     pub(super) case: String,
     pub(super) subject: String,
     pub(super) unit: String,
@@ -39,7 +39,7 @@ pub(super) struct Row {
 
 /// Bound that a figure must not cross.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Goal {
+pub(super) enum BenchGoal {
     /// Highest ratio to the control.
     RatioAtMost(f64),
     /// Lowest ratio to the control.
@@ -61,9 +61,9 @@ const CONTROLS: [&str; 2] = ["bare", "off"];
 
 /// Ratio of a subject to its control.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Against {
+pub(super) struct ControlRatio {
     control: &'static str,
-    ratio: Median,
+    ratio: MedianInterval,
 }
 
 /// Name of the control among `subjects`.
@@ -73,14 +73,14 @@ fn control<'a>(subjects: impl Iterator<Item = &'a str>) -> &'static str {
 }
 
 /// Rows of one case: the rounds of each subject, with ratios to the control. The goal is for `rouse` alone.
-pub(super) fn rows(case: &str, unit: &str, rounds: &Rounds, goal: Goal) -> Vec<Row> {
+pub(super) fn rows(case: &str, unit: &str, rounds: &RoundValues, goal: BenchGoal) -> Vec<BenchRow> {
     let control = control(rounds.keys().copied());
     rounds
         .iter()
         .map(|(subject, values)| {
             let ratio = (*subject != control).then(|| ratio(rounds, subject, control)).flatten();
-            let ratio = ratio.map(|ratio| Against { control, ratio });
-            let goal = if *subject == "rouse" { goal } else { Goal::None };
+            let ratio = ratio.map(|ratio| ControlRatio { control, ratio });
+            let goal = if *subject == "rouse" { goal } else { BenchGoal::None };
             row(case, subject, unit, values, ratio, goal)
         })
         .collect()
@@ -92,9 +92,9 @@ pub(super) fn row(
     subject: &str,
     unit: &str,
     values: &[f64],
-    ratio: Option<Against>,
-    goal: Goal,
-) -> Row {
+    ratio: Option<ControlRatio>,
+    goal: BenchGoal,
+) -> BenchRow {
     let sorted = sorted(values);
     let p99 = quantile(&sorted, 0.99);
     let middle = median(values).value;
@@ -102,18 +102,18 @@ pub(super) fn row(
         ratio.map_or((f64::NAN, CONTROLS[0]), |it| (it.ratio.value, it.control));
     // A missing ratio is NaN, with which every comparison fails: such a goal is not reached.
     let (goal, reached) = match goal {
-        Goal::RatioAtMost(most) => (format!("≤ {most} × {control}"), against <= most),
-        Goal::RatioAtLeast(least) => (format!("≥ {least} × {control}"), against >= least),
-        Goal::AtMost(most) => (format!("≤ {most} {unit}"), middle <= most),
-        Goal::AtLeast(least) => (format!("≥ {least} {unit}"), middle >= least),
-        Goal::P50P99AtMost(half, most) => {
+        BenchGoal::RatioAtMost(most) => (format!("≤ {most} × {control}"), against <= most),
+        BenchGoal::RatioAtLeast(least) => (format!("≥ {least} × {control}"), against >= least),
+        BenchGoal::AtMost(most) => (format!("≤ {most} {unit}"), middle <= most),
+        BenchGoal::AtLeast(least) => (format!("≥ {least} {unit}"), middle >= least),
+        BenchGoal::P50P99AtMost(half, most) => {
             (format!("p50 ≤ {half}, p99 ≤ {most} {unit}"), middle <= half && p99 <= most)
         }
-        Goal::P99AtMost(most) => (format!("p99 ≤ {most} {unit}"), p99 <= most),
-        Goal::None => (String::new(), true),
+        BenchGoal::P99AtMost(most) => (format!("p99 ≤ {most} {unit}"), p99 <= most),
+        BenchGoal::None => (String::new(), true),
     };
     let has_goal = !goal.is_empty();
-    Row {
+    BenchRow {
         case: case.to_owned(),
         subject: subject.to_owned(),
         unit: unit.to_owned(),
@@ -128,8 +128,8 @@ pub(super) fn row(
 }
 
 /// Formats the report as a section of BENCHMARKS.md.
-pub(super) fn section(report: &Report) -> String {
-    let Report { name, machine, rows } = report;
+pub(super) fn section(report: &BenchReport) -> String {
+    let BenchReport { name, machine, rows } = report;
     let mut out = format!(
         "## {name}\n\n`cargo xtask bench {name}` · {} · Linux {} · commit {}\n\n",
         machine.machine, machine.kernel, machine.commit
@@ -197,25 +197,25 @@ mod tests {
 
     #[test]
     fn a_goal_is_judged_by_the_median_ratio_of_rouse_only() {
-        let rounds = Rounds::from([
+        let rounds = RoundValues::from([
             ("bare", vec![100.0, 100.0, 100.0]),
             ("rouse", vec![101.0, 104.0, 110.0]),
         ]);
-        let rows = rows("services_1", "us", &rounds, Goal::RatioAtMost(1.05));
+        let rows = rows("services_1", "us", &rounds, BenchGoal::RatioAtMost(1.05));
         let judged: Vec<_> = rows.iter().map(|row| (row.subject.as_str(), row.reached)).collect();
         assert_eq!(judged, [("bare", None), ("rouse", Some(true))]);
     }
 
     #[test]
     fn programs_in_force_are_compared_with_none_where_the_pod_is_the_same() {
-        let rounds = Rounds::from([("off", vec![100.0]), ("rouse", vec![98.0])]);
-        let rows = rows("req_s_h1", "req/s", &rounds, Goal::RatioAtLeast(0.97));
+        let rounds = RoundValues::from([("off", vec![100.0]), ("rouse", vec![98.0])]);
+        let rows = rows("req_s_h1", "req/s", &rounds, BenchGoal::RatioAtLeast(0.97));
         assert_eq!(rows[0].ratio, None);
         assert_eq!(rows[1].goal.as_deref(), Some("≥ 0.97 × off"));
         assert_eq!(rows[1].reached, Some(true));
         let machine =
-            Machine { machine: String::new(), kernel: String::new(), commit: String::new() };
-        let section = section(&Report { name: "count".into(), machine, rows });
+            MachineInfo { machine: String::new(), kernel: String::new(), commit: String::new() };
+        let section = section(&BenchReport { name: "count".into(), machine, rows });
         assert!(section.contains("| ratio to off (95 %) |"), "{section}");
     }
 

@@ -3,12 +3,12 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
-use super::report::{Goal, Row, row};
+use super::report::{BenchGoal, BenchRow, row};
 use crate::sh;
 
 /// Output of `controller/benches/resync`, as JSON.
 #[derive(Debug, Deserialize)]
-struct Printed {
+struct ResyncBenchOutput {
     /// Time from the start of the process until the first agent got an answer, in seconds.
     known_s: f64,
     /// Time until every agent had the whole table, in seconds.
@@ -27,24 +27,24 @@ struct Printed {
 
 /// Runs the bench. It imports the controller, which xtask must not, so it is a program of its own. The variable
 /// `RESYNC=SERVICES,PODS,NODES` chooses another size than the goal's.
-pub(super) fn run() -> Result<Vec<Row>> {
+pub(super) fn run() -> Result<Vec<BenchRow>> {
     let text = sh::capture(
         sh::cargo()
             .args(["bench", "--quiet", "--package", "controller", "--bench", "resync"])
             .current_dir(env!("CARGO_MANIFEST_DIR")),
     )?;
     let line = text.lines().last().context("the bench printed nothing")?;
-    let it: Printed =
+    let it: ResyncBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
     // Times of an incomplete run would look good.
     ensure!(it.is_complete, "the controller came to no rest: {line}");
     let one = |case, unit, value: f64, goal| row(case, "rouse", unit, &[value], None, goal);
     Ok(vec![
-        one("known", "s", it.known_s, Goal::None),
-        one("whole_table", "s", it.whole_s, Goal::None),
-        one("rest", "s", it.rest_s, Goal::AtMost(10.0)),
-        one("cpu", "s", it.cpu_s, Goal::None),
-        one("memory", "MiB", it.peak_mib, Goal::None),
-        one("writes", "count", it.writes, Goal::AtMost(0.0)),
+        one("known", "s", it.known_s, BenchGoal::None),
+        one("whole_table", "s", it.whole_s, BenchGoal::None),
+        one("rest", "s", it.rest_s, BenchGoal::AtMost(10.0)),
+        one("cpu", "s", it.cpu_s, BenchGoal::None),
+        one("memory", "MiB", it.peak_mib, BenchGoal::None),
+        one("writes", "count", it.writes, BenchGoal::AtMost(0.0)),
     ])
 }

@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use super::{
     is_true,
-    peer::Peer,
-    report::{Goal, Row, row},
+    peer::PlainDeployment,
+    report::{BenchGoal, BenchRow, row},
     service,
-    site::{Clusters, Place, Site},
+    site::{BenchClientPod, BenchCluster, ClusterBenchContext},
 };
-use crate::{load::Record, sh};
+use crate::{load::LoadRecord, sh};
 
 /// Number of times that each subject scales from one pod to three and back.
 const TIMES: u32 = 6;
@@ -38,32 +38,32 @@ const PULSE: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
 /// Time without changes after each new number of pods.
 const REST: Duration = Duration::from_secs(3);
 
-pub(super) fn run(clusters: &Clusters) -> Result<Vec<Row>> {
+pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let site = clusters.site(2, "iptables")?;
     site.install("standard")?;
     let places = site.places()?;
     site.services(&service(NAME, &SCALING), &[NAME.to_owned()])?;
     let address = site.address(NAME)?;
-    let ours = Steady::start(clusters, &site, &places[0], &address, "rouse")?;
+    let ours = SteadyLoad::start(clusters, &site, &places[0], &address, "rouse")?;
     for _ in 0..TIMES {
         there_and_back(&site, &places[1], &address)?;
     }
-    let mut rows = ours.rows("rouse", Goal::AtMost(0.0))?;
+    let mut rows = ours.rows("rouse", BenchGoal::AtMost(0.0))?;
     // The peer runs after Rouse, with the same load, so that both have the machine to themselves.
-    let peer = Peer::new(&site, &places[0], NAME, true)?;
+    let peer = PlainDeployment::new(&site, &places[0], NAME, true)?;
     peer.wake(&site, &places[0])?;
-    let theirs = Steady::start(clusters, &site, &places[0], peer.address(), "kube-proxy")?;
+    let theirs = SteadyLoad::start(clusters, &site, &places[0], peer.address(), "kube-proxy")?;
     // Nothing scales the peer by load, so the bench sets its scale.
     for pods in [3, 1].repeat(TIMES as usize) {
         peer.scale(&site, pods)?;
         until(&site, peer.selector(), pods as usize)?;
     }
-    rows.extend(theirs.rows("kube-proxy-iptables", Goal::None)?);
+    rows.extend(theirs.rows("kube-proxy-iptables", BenchGoal::None)?);
     Ok(rows)
 }
 
 /// Adds load until there are three pods, and removes it until there is one.
-fn there_and_back(site: &Site, place: &Place, address: &str) -> Result<()> {
+fn there_and_back(site: &BenchCluster, place: &BenchClientPod, address: &str) -> Result<()> {
     let selector = format!("serving.knative.dev/service={NAME}");
     let mut pulse = load(site, place, address, &PULSE);
     let mut pulse = pulse.stdout(Stdio::null()).spawn().context("cannot start a load")?;
@@ -75,7 +75,7 @@ fn there_and_back(site: &Site, place: &Place, address: &str) -> Result<()> {
 }
 
 /// Waits for exactly `pods` pods, all ready, and for [`REST`] after that.
-fn until(site: &Site, selector: String, pods: usize) -> Result<()> {
+fn until(site: &BenchCluster, selector: String, pods: usize) -> Result<()> {
     site.wait(&format!("{pods} pods"), || {
         let all = site.list(&["pods", "--selector", &selector])?;
         let ready = |pod: &Value| is_true(pod, "Ready");
@@ -85,23 +85,23 @@ fn until(site: &Site, selector: String, pods: usize) -> Result<()> {
     Ok(())
 }
 
-fn load(site: &Site, place: &Place, address: &str, more: &[&str]) -> Command {
+fn load(site: &BenchCluster, place: &BenchClientPod, address: &str, more: &[&str]) -> Command {
     let to = format!("{address}:80");
     let words = ["load", "--addr", &to, "--host", NAME];
     site.asker(place, &[&words[..], more].concat())
 }
 
 /// Steady load in which no request may be lost.
-struct Steady {
+struct SteadyLoad {
     child: Child,
     records: PathBuf,
 }
 
-impl Steady {
+impl SteadyLoad {
     fn start(
-        clusters: &Clusters,
-        site: &Site,
-        place: &Place,
+        clusters: &ClusterBenchContext,
+        site: &BenchCluster,
+        place: &BenchClientPod,
         address: &str,
         subject: &str,
     ) -> Result<Self> {
@@ -114,7 +114,7 @@ impl Steady {
     }
 
     /// Waits for the end of the load. Returns the numbers of requests sent and lost.
-    fn rows(mut self, subject: &str, goal: Goal) -> Result<Vec<Row>> {
+    fn rows(mut self, subject: &str, goal: BenchGoal) -> Result<Vec<BenchRow>> {
         // Changes of the last pods would have met no requests.
         if self.child.try_wait()?.is_some() {
             bail!("the load ended before the last pod did: {}", self.records.display());
@@ -124,17 +124,17 @@ impl Steady {
             bail!("the load failed");
         }
         let text = fs::read_to_string(&self.records)?;
-        let records: Vec<Record> =
+        let records: Vec<LoadRecord> =
             text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let lost = records.iter().filter(|it| !it.is_answered()).count();
         let count = |case: &str, number: usize, goal| {
             row(case, subject, "requests", &[number as f64], None, goal)
         };
-        Ok(vec![count("sent", records.len(), Goal::None), count("lost", lost, goal)])
+        Ok(vec![count("sent", records.len(), BenchGoal::None), count("lost", lost, goal)])
     }
 }
 
-impl Drop for Steady {
+impl Drop for SteadyLoad {
     fn drop(&mut self) {
         // The process has ended already, unless an error came first.
         let _ = self.child.kill();

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{is_true, service};
-use crate::{load::Record, measure::Measured, node::Node, sh};
+use crate::{load::LoadRecord, measure::MeasuredTimes, node::LocalNode, sh};
 
 /// Name of the benches' node. The demo's node may run beside it.
 const NODE: &str = "bench";
@@ -28,7 +28,7 @@ const POLL: Duration = Duration::from_millis(500);
 
 /// Programs and directories of this run.
 #[derive(Debug)]
-pub(super) struct Scene {
+pub(super) struct NodeBenchContext {
     pub(super) rouse: PathBuf,
     pub(super) images: PathBuf,
     /// Optimised build of xtask, which measures from inside the node.
@@ -39,16 +39,23 @@ pub(super) struct Scene {
     pub(super) rounds: u32,
 }
 
-impl Scene {
+impl NodeBenchContext {
     /// Starts a new node without services.
-    pub(super) fn node(&self) -> Result<Node> {
-        Node::start(NODE, &self.rouse, &self.images, GATEWAY, &self.folder.join("rouse.log"), false)
+    pub(super) fn node(&self) -> Result<LocalNode> {
+        LocalNode::start(
+            NODE,
+            &self.rouse,
+            &self.images,
+            GATEWAY,
+            &self.folder.join("rouse.log"),
+            false,
+        )
     }
 
     /// Applies services `PREFIX0` … `PREFIX(count-1)` and waits until all are ready.
     pub(super) fn apply(
         &self,
-        node: &Node,
+        node: &LocalNode,
         prefix: &str,
         count: usize,
         min_scale: u32,
@@ -61,7 +68,7 @@ impl Scene {
     /// Applies services as [`Self::apply`] does, with annotations below `autoscaling.knative.dev`.
     pub(super) fn apply_scaled(
         &self,
-        node: &Node,
+        node: &LocalNode,
         prefix: &str,
         count: usize,
         scaling: &[(&str, &str)],
@@ -92,19 +99,19 @@ impl Scene {
     }
 
     /// Starts the sample application on the node's bridge, in a cgroup without programs of Rouse.
-    pub(super) fn bare(&self, node: &Node) -> Result<Bare> {
-        Bare::start(node, &self.hello)
+    pub(super) fn bare(&self, node: &LocalNode) -> Result<BareServer> {
+        BareServer::start(node, &self.hello)
     }
 
     /// Runs `xtask measure …` as a client in the node's cgroup and network namespace.
-    pub(super) fn measure(&self, node: &Node, args: &[String]) -> Result<Measured> {
+    pub(super) fn measure(&self, node: &LocalNode, args: &[String]) -> Result<MeasuredTimes> {
         let mut command = node.run(&self.client);
         read(command.arg("measure").args(args))
     }
 
     /// Runs `xtask measure …` in the client's network namespace but in xtask's own cgroup, where no program of Rouse
     /// runs.
-    pub(super) fn measure_bare(&self, node: &Node, args: &[String]) -> Result<Measured> {
+    pub(super) fn measure_bare(&self, node: &LocalNode, args: &[String]) -> Result<MeasuredTimes> {
         let mut command = enter(&node.netns("client"));
         command.arg(&self.client);
         read(command.arg("measure").args(args))
@@ -112,7 +119,7 @@ impl Scene {
 }
 
 /// Runs `xtask load` and returns the records that it printed.
-pub(super) fn records(load: &mut Command) -> Result<Vec<Record>> {
+pub(super) fn records(load: &mut Command) -> Result<Vec<LoadRecord>> {
     let text = sh::capture(load)?;
     let read = |line| {
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}` of a load"))
@@ -120,13 +127,13 @@ pub(super) fn records(load: &mut Command) -> Result<Vec<Record>> {
     text.lines().map(read).collect()
 }
 
-fn read(command: &mut Command) -> Result<Measured> {
+fn read(command: &mut Command) -> Result<MeasuredTimes> {
     let text = sh::capture(command)?;
     serde_json::from_str(text.trim()).context("cannot read what `xtask measure` printed")
 }
 
 /// Objects of one kind in the default namespace.
-pub(super) fn get(node: &Node, kind: &str) -> Result<Vec<Value>> {
+pub(super) fn get(node: &LocalNode, kind: &str) -> Result<Vec<Value>> {
     let text = sh::capture(&mut node.rouse(&["get", kind, "-o", "json"]))?;
     let list: Value =
         serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")?;
@@ -134,7 +141,7 @@ pub(super) fn get(node: &Node, kind: &str) -> Result<Vec<Value>> {
 }
 
 /// Returns the address of a service's only pod, and of the service, as a client of the node resolves it.
-pub(super) fn addresses(node: &Node, service: &str) -> Result<(SocketAddr, SocketAddr)> {
+pub(super) fn addresses(node: &LocalNode, service: &str) -> Result<(SocketAddr, SocketAddr)> {
     let pods = get(node, "pods")?;
     let of_service = |pod: &&Value| {
         pod["metadata"]["labels"]["serving.knative.dev/service"].as_str() == Some(service)
@@ -157,13 +164,13 @@ fn enter(netns: &Path) -> Command {
 
 /// Server without any programs of Rouse on its path; killed on drop.
 #[derive(Debug)]
-pub(super) struct Bare {
+pub(super) struct BareServer {
     server: Child,
     netns: String,
 }
 
-impl Bare {
-    fn start(node: &Node, hello: &Path) -> Result<Self> {
+impl BareServer {
+    fn start(node: &LocalNode, hello: &Path) -> Result<Self> {
         let netns = format!("rouse-bench-{}", std::process::id());
         let inside = format!("/run/netns/{netns}");
         let ip = |args: &str| sh::capture(sh::raised("ip").args(args.split(' ')));
@@ -203,7 +210,7 @@ impl Bare {
     }
 }
 
-impl Drop for Bare {
+impl Drop for BareServer {
     fn drop(&mut self) {
         let _ = sh::raised("kill").arg(self.server.id().to_string()).status();
         let _ = self.server.wait();

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{is_true, service};
-use crate::{image, sh, workspace::Workspace};
+use crate::{image, sh, workspace::CargoWorkspace};
 
 /// Timeout of every wait: after this time the expected state is not going to come.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -24,7 +24,7 @@ pub(super) const SYSTEM: &str = "knative-serving";
 
 /// Settings and programs with which clusters are created.
 #[derive(Clone, Debug)]
-pub(super) struct Clusters {
+pub(super) struct ClusterBenchContext {
     /// Name that all clusters of a run use, one after the other.
     pub(super) name: String,
     /// Optimised build of xtask, which sends requests from inside pods.
@@ -36,10 +36,10 @@ pub(super) struct Clusters {
     pub(super) rounds: u32,
 }
 
-impl Clusters {
+impl ClusterBenchContext {
     /// Creates a cluster without Rouse, after removing what a killed run left under the same name.
-    pub(super) fn site(&self, nodes: u8, proxy: &str) -> Result<Site> {
-        Site::up(self, nodes, proxy)
+    pub(super) fn site(&self, nodes: u8, proxy: &str) -> Result<BenchCluster> {
+        BenchCluster::up(self, nodes, proxy)
     }
 
     /// Writes a text file to the results directory.
@@ -51,7 +51,7 @@ impl Clusters {
 
 /// A running cluster, removed on drop.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct BenchCluster {
     name: String,
     /// Output of `cargo xtask cluster status`, as JSON.
     status: Value,
@@ -63,7 +63,7 @@ pub(super) struct Site {
 
 /// An otherwise idle pod that requests are sent from.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct BenchClientPod {
     pub(super) node: String,
     /// Id of one of its processes, as the host sees it.
     id: u32,
@@ -71,8 +71,8 @@ pub(super) struct Place {
     cgroup: PathBuf,
 }
 
-impl Site {
-    fn up(with: &Clusters, nodes: u8, proxy: &str) -> Result<Self> {
+impl BenchCluster {
+    fn up(with: &ClusterBenchContext, nodes: u8, proxy: &str) -> Result<Self> {
         let (name, xtask) = (with.name.as_str(), std::env::current_exe()?);
         let cluster = |args: &[&str]| {
             let mut command = Command::new(&xtask);
@@ -91,7 +91,7 @@ impl Site {
             // Only these two images are needed, and building all of them takes longer.
             None => {
                 up.args(["--image", "hello", "--image", "rouse"]);
-                image::program(&Workspace::load()?, "rouse")
+                image::program(&CargoWorkspace::load()?, "rouse")
             }
         };
         sh::run(&mut up)?;
@@ -291,7 +291,7 @@ impl Site {
     }
 
     /// Creates one pod to send requests from on each node, and waits until all run.
-    pub(super) fn places(&self) -> Result<Vec<Place>> {
+    pub(super) fn places(&self) -> Result<Vec<BenchClientPod>> {
         let nodes = self.nodes();
         self.create(&nodes.iter().map(|node| asker(node)).collect::<String>())?;
         let place = |node: &&str| {
@@ -306,7 +306,7 @@ impl Site {
         nodes.iter().map(place).collect()
     }
 
-    fn place(&self, node: &str, container: &str) -> Result<Place> {
+    fn place(&self, node: &str, container: &str) -> Result<BenchClientPod> {
         let nodes = self.status["nodes"].as_array();
         let here = nodes.into_iter().flatten().find(|it| it["name"] == node);
         let root = here.and_then(|it| it["cgroup"].as_str()).context("a node without a cgroup")?;
@@ -314,7 +314,7 @@ impl Site {
         // Any process of the container will do: all share its network namespace.
         let ids = fs::read_to_string(cgroup.join("cgroup.procs"))?;
         let id = ids.lines().next().and_then(|id| id.parse().ok());
-        Ok(Place {
+        Ok(BenchClientPod {
             node: node.to_owned(),
             id: id.context("a container without a process")?,
             cgroup,
@@ -323,12 +323,12 @@ impl Site {
 
     /// Runs `xtask ARGS` as a process of the pod: in its network namespace, and in its cgroup, where programs see
     /// connects.
-    pub(super) fn ask(&self, place: &Place, args: &[&str]) -> Result<String> {
+    pub(super) fn ask(&self, place: &BenchClientPod, args: &[&str]) -> Result<String> {
         sh::capture(&mut self.asker(place, args))
     }
 
     /// Command `xtask ARGS` as a process of the pod, not yet started.
-    pub(super) fn asker(&self, place: &Place, args: &[&str]) -> Command {
+    pub(super) fn asker(&self, place: &BenchClientPod, args: &[&str]) -> Command {
         // The shell enters the cgroup itself before `exec`: a process keeps the cgroup in which it starts.
         const ENTER: &str =
             r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
@@ -339,7 +339,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for BenchCluster {
     fn drop(&mut self) {
         let Ok(xtask) = std::env::current_exe() else { return };
         let mut down = Command::new(xtask);

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::{coldstart::unix_us_of, load::Record};
+use crate::{coldstart::unix_us_of, load::LoadRecord};
 
 /// State of a pod at the moment of one watch event.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sight {
+pub(super) struct WatchObservation {
     pub(super) at_us: u64,
     pub(super) pod: String,
     /// Name of the node; empty while the pod has none.
@@ -16,7 +16,7 @@ pub(super) struct Sight {
 
 /// Steps of a cold start, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub(super) enum ColdStartStage {
     /// The autoscaler decided to start a pod.
     Decided,
     /// The API server acknowledged the new scale.
@@ -37,10 +37,10 @@ pub(super) enum Stage {
 
 /// One cold start: time of each step, Unix time in µs. Steps without a trace are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Wake {
+pub(super) struct ClusterColdStart {
     pub(super) asked_us: u64,
     pub(super) first_byte_us: u64,
-    pub(super) reached: BTreeMap<Stage, u64>,
+    pub(super) reached: BTreeMap<ColdStartStage, u64>,
     /// Name of the node of the pod that answered.
     pub(super) node: String,
     /// Time at which the watch first showed the pod as ready.
@@ -49,8 +49,8 @@ pub(super) struct Wake {
 
 /// Sources of the steps of all cold starts of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Traces<'a> {
-    pub(super) pods: &'a [Sight],
+pub(super) struct ColdStartTraces<'a> {
+    pub(super) pods: &'a [WatchObservation],
     /// Logs of all autoscaler replicas.
     pub(super) autoscaler: &'a str,
     /// Logs of all controller replicas.
@@ -59,9 +59,9 @@ pub(super) struct Traces<'a> {
     pub(super) containerd: &'a str,
 }
 
-impl Wake {
+impl ClusterColdStart {
     /// Splits the cold start of the request in `record` into its steps.
-    pub(super) fn of(record: &Record, traces: &Traces<'_>) -> Self {
+    pub(super) fn of(record: &LoadRecord, traces: &ColdStartTraces<'_>) -> Self {
         let (from, to) = (record.at_us, record.at_us + record.first_byte_us);
         let revision = record.pod.split("-deployment-").next().unwrap_or_default();
         // A log holds the decisions of the whole run: only a line within this request's time is its own.
@@ -71,17 +71,20 @@ impl Wake {
         };
         let sights = || traces.pods.iter().filter(|it| it.pod == record.pod);
         let bound = sights().find(|it| !it.node.is_empty());
-        let sandbox = Sandbox::of(&record.pod, traces.containerd);
+        let sandbox = SandboxTimes::of(&record.pod, traces.containerd);
         let revision = |end: &str| format!("default/{revision}{end}");
         let found = [
-            (Stage::Decided, logged(traces.autoscaler, "scale decided", &revision(" "))),
-            (Stage::Patched, logged(traces.controller, " scaled ", &revision("-deployment scale"))),
-            (Stage::Created, sights().next().map(|it| it.at_us)),
-            (Stage::Bound, bound.map(|it| it.at_us)),
-            (Stage::SandboxAsked, sandbox.asked),
-            (Stage::SandboxReady, sandbox.ready),
-            (Stage::Started, sandbox.started),
-            (Stage::Listening, Some(record.listening_us)),
+            (ColdStartStage::Decided, logged(traces.autoscaler, "scale decided", &revision(" "))),
+            (
+                ColdStartStage::Patched,
+                logged(traces.controller, " scaled ", &revision("-deployment scale")),
+            ),
+            (ColdStartStage::Created, sights().next().map(|it| it.at_us)),
+            (ColdStartStage::Bound, bound.map(|it| it.at_us)),
+            (ColdStartStage::SandboxAsked, sandbox.asked),
+            (ColdStartStage::SandboxReady, sandbox.ready),
+            (ColdStartStage::Started, sandbox.started),
+            (ColdStartStage::Listening, Some(record.listening_us)),
         ];
         let reached = found.into_iter().filter_map(|(stage, at)| Some((stage, at?)));
         Self {
@@ -94,18 +97,18 @@ impl Wake {
     }
 
     /// Time from the request to `stage`, in ms.
-    pub(super) fn until(&self, stage: Stage) -> Option<f64> {
+    pub(super) fn until(&self, stage: ColdStartStage) -> Option<f64> {
         self.reached.get(&stage).map(|at| ms(self.asked_us, *at))
     }
 
     /// Time from `first` to `second`, in ms; 0 if a late watch event reports `first` after `second`.
-    pub(super) fn between(&self, first: Stage, second: Stage) -> Option<f64> {
+    pub(super) fn between(&self, first: ColdStartStage, second: ColdStartStage) -> Option<f64> {
         Some(ms(*self.reached.get(&first)?, *self.reached.get(&second)?))
     }
 
     /// Time from `listen` to the first byte, in ms.
     pub(super) fn listen_to_first_byte(&self) -> Option<f64> {
-        self.reached.get(&Stage::Listening).map(|at| ms(*at, self.first_byte_us))
+        self.reached.get(&ColdStartStage::Listening).map(|at| ms(*at, self.first_byte_us))
     }
 
     /// Time from the first byte until the API server showed the pod as ready, in ms; negative if ready came first.
@@ -121,7 +124,7 @@ impl Wake {
 
 /// Time at which the container of a pod was started, Unix time in µs.
 pub(super) fn started_of(pod: &str, containerd: &str) -> Option<u64> {
-    Sandbox::of(pod, containerd).started
+    SandboxTimes::of(pod, containerd).started
 }
 
 fn ms(from_us: u64, to_us: u64) -> f64 {
@@ -130,13 +133,13 @@ fn ms(from_us: u64, to_us: u64) -> f64 {
 
 /// Times from containerd's log of a pod's sandbox and its one container, Unix time in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Sandbox {
+struct SandboxTimes {
     asked: Option<u64>,
     ready: Option<u64>,
     started: Option<u64>,
 }
 
-impl Sandbox {
+impl SandboxTimes {
     fn of(pod: &str, log: &str) -> Self {
         let asks = |it: &&str| it.contains("msg=\"RunPodSandbox for ") && it.contains(pod);
         let mut lines = log.lines();
@@ -178,7 +181,7 @@ mod tests {
         unix_us_of("2026-01-01T00:00:00Z").unwrap() + second * 1_000_000 + micros
     }
 
-    fn record() -> Record {
+    fn record() -> LoadRecord {
         serde_json::from_value(serde_json::json!({
             "at_us": at(0, 0), "took_us": 900_000, "first_byte_us": 800_000, "status": 200, "fresh": true,
             "pod": POD, "direct": false, "listening_us": at(0, 799_000),
@@ -202,7 +205,7 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
         let autoscaler = "2025-12-31T00:00:00Z  INFO a: scale decided revision=default/wake0-00001 wanted=0\n\
                           2026-01-01T00:00:00.001Z  INFO a: scale decided revision=default/wake0-00001 wanted=1\n";
         let controller = "2026-01-01T00:00:00.006Z  INFO c: scaled object=deployments/default/wake0-00001-deployment scale replicas=1\n";
-        let sight = |ms: u64, node: &str, is_ready| Sight {
+        let sight = |ms: u64, node: &str, is_ready| WatchObservation {
             at_us: at(0, ms * 1000),
             pod: POD.into(),
             node: node.into(),
@@ -210,31 +213,32 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
         };
         let pods = [sight(10, "", false), sight(12, "node2", false), sight(850, "node2", true)];
         let containerd = containerd();
-        let traces = Traces { pods: &pods, autoscaler, controller, containerd: &containerd };
-        let wake = Wake::of(&record(), &traces);
+        let traces =
+            ColdStartTraces { pods: &pods, autoscaler, controller, containerd: &containerd };
+        let wake = ClusterColdStart::of(&record(), &traces);
         let until = |stage| wake.until(stage).unwrap().round();
         let all = [
-            Stage::Decided,
-            Stage::Patched,
-            Stage::Created,
-            Stage::Bound,
-            Stage::SandboxAsked,
-            Stage::SandboxReady,
-            Stage::Started,
-            Stage::Listening,
+            ColdStartStage::Decided,
+            ColdStartStage::Patched,
+            ColdStartStage::Created,
+            ColdStartStage::Bound,
+            ColdStartStage::SandboxAsked,
+            ColdStartStage::SandboxReady,
+            ColdStartStage::Started,
+            ColdStartStage::Listening,
         ];
         assert_eq!(all.map(until), [1.0, 6.0, 10.0, 12.0, 200.0, 300.0, 500.0, 799.0]);
         assert_eq!(wake.listen_to_first_byte(), Some(1.0));
         assert_eq!((wake.total(), wake.node.as_str()), (800.0, "node2"));
-        assert_eq!(wake.between(Stage::Patched, Stage::Created), Some(4.0));
+        assert_eq!(wake.between(ColdStartStage::Patched, ColdStartStage::Created), Some(4.0));
         assert_eq!(wake.first_byte_to_ready(), Some(50.0));
     }
 
     #[test]
     fn a_step_that_left_no_trace_is_missing_and_not_zero() {
-        let traces = Traces { pods: &[], autoscaler: "", controller: "", containerd: "" };
-        let wake = Wake::of(&record(), &traces);
-        assert_eq!(wake.until(Stage::Decided), None);
-        assert_eq!(wake.between(Stage::Created, Stage::Bound), None);
+        let traces = ColdStartTraces { pods: &[], autoscaler: "", controller: "", containerd: "" };
+        let wake = ClusterColdStart::of(&record(), &traces);
+        assert_eq!(wake.until(ColdStartStage::Decided), None);
+        assert_eq!(wake.between(ColdStartStage::Created, ColdStartStage::Bound), None);
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 /// A median and the bounds of an interval that holds the true one with at least 95 % certainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Median {
+pub(super) struct MedianInterval {
     pub(super) value: f64,
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
 /// Values of each subject, round by round.
-pub(super) type Rounds = BTreeMap<&'static str, Vec<f64>>;
+pub(super) type RoundValues = BTreeMap<&'static str, Vec<f64>>;
 
 /// Value below which `share` of the `sorted` values lie, by the nearest-rank method.
 pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
@@ -30,7 +30,7 @@ pub(super) fn sorted(values: &[f64]) -> Vec<f64> {
 ///
 /// The k-th smallest and k-th largest of n values enclose the true median unless fewer than k of n coin flips fall
 /// on one side. Worked example: n = 15 gives k = 4, for P(fewer than 4 heads of 15) = 576 / 32768 = 1.8 %.
-pub(super) fn median(values: &[f64]) -> Median {
+pub(super) fn median(values: &[f64]) -> MedianInterval {
     let sorted = sorted(values);
     let count = sorted.len();
     let middle = match count % 2 {
@@ -40,7 +40,7 @@ pub(super) fn median(values: &[f64]) -> Median {
     let rank = interval_rank(count);
     let low = sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN);
     let high = sorted.get(count.saturating_sub(rank.max(1))).copied().unwrap_or(f64::NAN);
-    Median { value: middle, low, high }
+    MedianInterval { value: middle, low, high }
 }
 
 /// Largest k with P(fewer than k of `count` fair coins show heads) ≤ 2.5 %; 0 when there are too few values.
@@ -58,7 +58,7 @@ fn interval_rank(count: usize) -> usize {
 }
 
 /// Median ratio of two subjects within each round, in which influences on both cancel out.
-pub(super) fn ratio(rounds: &Rounds, subject: &str, control: &str) -> Option<Median> {
+pub(super) fn ratio(rounds: &RoundValues, subject: &str, control: &str) -> Option<MedianInterval> {
     let (subject, control) = (rounds.get(subject)?, rounds.get(control)?);
     let ratios: Vec<f64> = subject.iter().zip(control).map(|(one, other)| one / other).collect();
     Some(median(&ratios))
@@ -71,12 +71,13 @@ mod tests {
     #[test]
     fn fifteen_rounds_give_the_fourth_and_the_twelfth_as_bounds() {
         let values: Vec<f64> = (1..=15).map(f64::from).collect();
-        assert_eq!(median(&values), Median { value: 8.0, low: 4.0, high: 12.0 });
+        assert_eq!(median(&values), MedianInterval { value: 8.0, low: 4.0, high: 12.0 });
     }
 
     #[test]
     fn a_ratio_is_taken_within_each_round() {
-        let rounds = Rounds::from([("a", vec![2.0, 20.0, 200.0]), ("b", vec![1.0, 10.0, 100.0])]);
+        let rounds =
+            RoundValues::from([("a", vec![2.0, 20.0, 200.0]), ("b", vec![1.0, 10.0, 100.0])]);
         assert_eq!(ratio(&rounds, "a", "b").map(|ratio| ratio.value), Some(2.0));
         assert_eq!(ratio(&rounds, "a", "c"), None);
     }

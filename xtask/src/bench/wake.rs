@@ -3,16 +3,16 @@
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    report::{Goal, Row, row},
-    scene::{Scene, records},
+    report::{BenchGoal, BenchRow, row},
+    scene::{NodeBenchContext, records},
 };
-use crate::coldstart::ColdStart;
+use crate::coldstart::NodeColdStart;
 
 /// Number of sleeping services. Each gets one cold start: a second one would have to wait for the window.
 const WAKES: usize = 200;
 
 /// Measures one cold start after the other, each of another service.
-pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let node = scene.node()?;
     scene.apply(&node, "wake", WAKES, 0)?;
     let mut woken = Vec::new();
@@ -30,18 +30,26 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     }
     let log = node.log();
     node.stop()?;
-    let starts: Vec<ColdStart> = woken.iter().map(|record| ColdStart::of(record, &log)).collect();
+    let starts: Vec<NodeColdStart> =
+        woken.iter().map(|record| NodeColdStart::of(record, &log)).collect();
     // The time of a decision is in the log only, which may lack one; other times come from the client's record.
     let decide: Vec<f64> = starts.iter().filter_map(|start| start.decide).collect();
     if decide.len() < starts.len() {
         println!("wake: {} decisions were not found in the log", starts.len() - decide.len());
     }
-    let of = |value: fn(&ColdStart) -> f64| starts.iter().map(value).collect::<Vec<f64>>();
+    let of = |value: fn(&NodeColdStart) -> f64| starts.iter().map(value).collect::<Vec<f64>>();
     let listen = of(|start| start.listen_to_first_byte);
     Ok(vec![
-        row("decide", "rouse", "ms", &decide, None, Goal::AtMost(1.0)),
-        row("start", "rouse", "ms", &of(|start| start.start), None, Goal::None),
-        row("listen_to_first_byte", "rouse", "ms", &listen, None, Goal::P50P99AtMost(1.0, 5.0)),
-        row("total", "rouse", "ms", &of(|start| start.total), None, Goal::None),
+        row("decide", "rouse", "ms", &decide, None, BenchGoal::AtMost(1.0)),
+        row("start", "rouse", "ms", &of(|start| start.start), None, BenchGoal::None),
+        row(
+            "listen_to_first_byte",
+            "rouse",
+            "ms",
+            &listen,
+            None,
+            BenchGoal::P50P99AtMost(1.0, 5.0),
+        ),
+        row("total", "rouse", "ms", &of(|start| start.total), None, BenchGoal::None),
     ])
 }

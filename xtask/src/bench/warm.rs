@@ -4,23 +4,23 @@ use anyhow::Result;
 
 use super::{
     bpf, interleave,
-    report::{Goal, Row, row, rows},
-    scene::{Scene, addresses},
-    stats::Rounds,
+    report::{BenchGoal, BenchRow, row, rows},
+    scene::{NodeBenchContext, addresses},
+    stats::RoundValues,
 };
-use crate::measure::Measured;
+use crate::measure::MeasuredTimes;
 
 const CASES: [(usize, &str); 3] = [(1, "c1"), (16, "c16"), (64, "c64")];
 /// Length of one measurement in ms; CPU time is counted in ticks of 10 ms.
 const MILLIS: u64 = 2_000;
 
 /// Measures all cases, with the subjects of the bench `connect`.
-pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
+pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let node = scene.node()?;
     let bare = scene.bare(&node)?;
     scene.apply(&node, "awake", 1, 1)?;
     let (pod, service) = addresses(&node, "awake0")?;
-    let measure = |subject: &str, connections: usize| -> Result<Measured> {
+    let measure = |subject: &str, connections: usize| -> Result<MeasuredTimes> {
         let args = |addr: String| {
             let (connections, millis) = (connections.to_string(), MILLIS.to_string());
             ["warm", "--addr", &addr, "--connections", &connections, "--millis", &millis]
@@ -34,7 +34,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
     };
     let subjects = ["bare", "direct", "rouse"];
     let mut all = Vec::new();
-    let mut cpu = Rounds::new();
+    let mut cpu = RoundValues::new();
     for (connections, case) in CASES {
         let mut costs: Vec<(&'static str, f64)> = Vec::new();
         let rounds = interleave(scene.rounds, &subjects, |subject| {
@@ -42,7 +42,7 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
             costs.push((subject, measured.cpu_us / measured.count as f64));
             Ok(measured.count as f64 / measured.elapsed_us * 1e6)
         })?;
-        all.extend(rows(case, "req/s", &rounds, Goal::RatioAtLeast(0.97)));
+        all.extend(rows(case, "req/s", &rounds, BenchGoal::RatioAtLeast(0.97)));
         // The first value of each subject is from the warming round, which `interleave` drops.
         for (subject, cost) in costs.into_iter().skip(subjects.len()) {
             cpu.entry(subject).or_default().push(cost);
@@ -56,25 +56,25 @@ pub(super) fn run(scene: &Scene) -> Result<Vec<Row>> {
 }
 
 /// CPU time of the whole machine a request, in µs, above the bare server's of the same round.
-fn cpu_added(cpu: &Rounds) -> Vec<Row> {
+fn cpu_added(cpu: &RoundValues) -> Vec<BenchRow> {
     let Some(bare) = cpu.get("bare") else { return Vec::new() };
     let subjects = cpu.iter().filter(|(subject, _)| **subject != "bare");
     subjects
         .map(|(subject, costs)| {
             let added: Vec<f64> = costs.iter().zip(bare).map(|(cost, bare)| cost - bare).collect();
-            let goal = if *subject == "rouse" { Goal::AtMost(0.5) } else { Goal::None };
+            let goal = if *subject == "rouse" { BenchGoal::AtMost(0.5) } else { BenchGoal::None };
             row("cpu_added_system", subject, "us", &added, None, goal)
         })
         .collect()
 }
 
 /// Time in programs a request, in µs.
-fn bpf_time(measure: impl Fn() -> Result<Measured>) -> Result<Row> {
+fn bpf_time(measure: impl Fn() -> Result<MeasuredTimes>) -> Result<BenchRow> {
     // Few rounds suffice: the kernel sums up the time of every run exactly.
     let values = (0..5).map(|_| {
         let (measured, spent) = bpf::timed(&measure)?;
         Ok(spent.all_us / measured.count as f64)
     });
     let values: Vec<f64> = values.collect::<Result<_>>()?;
-    Ok(row("cpu_added_bpf", "rouse", "us", &values, None, Goal::AtMost(0.5)))
+    Ok(row("cpu_added_bpf", "rouse", "us", &values, None, BenchGoal::AtMost(0.5)))
 }

@@ -10,28 +10,32 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::{is_true, site::Site, stages::Sight};
+use super::{is_true, site::BenchCluster, stages::WatchObservation};
 use crate::load::unix_us;
 
 /// A running watch and the events so far.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct ObjectWatch {
     curl: Child,
-    seen: Arc<Mutex<Vec<Sight>>>,
+    seen: Arc<Mutex<Vec<WatchObservation>>>,
 }
 
-impl Watched {
+impl ObjectWatch {
     /// Starts a watch of the pods in the default namespace.
-    pub(super) fn pods(site: &Site) -> Result<Self> {
+    pub(super) fn pods(site: &BenchCluster) -> Result<Self> {
         Self::new(site, "/api/v1/namespaces/default/pods?watch=1", pod)
     }
 
     /// Starts a watch of the Deployments there; one counts as ready when its scale is 1.
-    pub(super) fn deployments(site: &Site) -> Result<Self> {
+    pub(super) fn deployments(site: &BenchCluster) -> Result<Self> {
         Self::new(site, "/apis/apps/v1/namespaces/default/deployments?watch=1", deployment)
     }
 
-    fn new(site: &Site, path: &str, read: fn(u64, &Value) -> Option<Sight>) -> Result<Self> {
+    fn new(
+        site: &BenchCluster,
+        path: &str,
+        read: fn(u64, &Value) -> Option<WatchObservation>,
+    ) -> Result<Self> {
         let mut curl = site.api(path);
         let mut curl = curl.stdout(Stdio::piped()).spawn().context("cannot start curl")?;
         let lines = BufReader::new(curl.stdout.take().context("its output was piped")?).lines();
@@ -49,12 +53,12 @@ impl Watched {
     }
 
     /// Copy of all events so far.
-    pub(super) fn seen(&self) -> Vec<Sight> {
+    pub(super) fn seen(&self) -> Vec<WatchObservation> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Drop for Watched {
+impl Drop for ObjectWatch {
     fn drop(&mut self) {
         // Errors mean that curl has already ended, together with the cluster.
         let _ = self.curl.kill();
@@ -62,9 +66,9 @@ impl Drop for Watched {
     }
 }
 
-fn deployment(at_us: u64, event: &Value) -> Option<Sight> {
+fn deployment(at_us: u64, event: &Value) -> Option<WatchObservation> {
     let deployment = &event["object"];
-    Some(Sight {
+    Some(WatchObservation {
         at_us,
         pod: deployment["metadata"]["name"].as_str()?.to_owned(),
         node: String::new(),
@@ -72,9 +76,9 @@ fn deployment(at_us: u64, event: &Value) -> Option<Sight> {
     })
 }
 
-fn pod(at_us: u64, event: &Value) -> Option<Sight> {
+fn pod(at_us: u64, event: &Value) -> Option<WatchObservation> {
     let pod = &event["object"];
-    Some(Sight {
+    Some(WatchObservation {
         at_us,
         pod: pod["metadata"]["name"].as_str()?.to_owned(),
         node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),

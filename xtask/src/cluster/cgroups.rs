@@ -12,13 +12,13 @@ use crate::sh;
 
 /// One mounted cgroup hierarchy of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hierarchy {
+pub(crate) struct CgroupHierarchy {
     pub(crate) mount: PathBuf,
     /// Controllers of a v1 hierarchy, as `-o` of its mount takes them; `None` for v2.
     pub(crate) v1: Option<String>,
 }
 
-impl Hierarchy {
+impl CgroupHierarchy {
     /// Returns true if it is the v1 hierarchy with the controller `cpuset`.
     fn has_cpuset(&self) -> bool {
         self.v1.as_deref().is_some_and(|v1| v1.split(',').any(|word| word == "cpuset"))
@@ -26,13 +26,13 @@ impl Hierarchy {
 }
 
 /// Returns all hierarchies mounted below `/sys/fs/cgroup`.
-pub(crate) fn hierarchies() -> Result<Vec<Hierarchy>> {
+pub(crate) fn hierarchies() -> Result<Vec<CgroupHierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     Ok(parse(&mounts))
 }
 
-fn parse(mountinfo: &str) -> Vec<Hierarchy> {
-    let mut found: Vec<Hierarchy> = Vec::new();
+fn parse(mountinfo: &str) -> Vec<CgroupHierarchy> {
+    let mut found: Vec<CgroupHierarchy> = Vec::new();
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         // proc_pid_mountinfo(5): field 5 is the mount point; after ` - ` come type, source and options.
@@ -47,7 +47,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
             Some("cgroup2") => None,
             _ => continue,
         };
-        found.push(Hierarchy { mount: mount.into(), v1 });
+        found.push(CgroupHierarchy { mount: mount.into(), v1 });
     }
     found
 }
@@ -226,7 +226,7 @@ mod tests {
                     31 30 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
                     32 30 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
                     33 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let v1 = |mount: &str, v1: Option<&str>| Hierarchy {
+        let v1 = |mount: &str, v1: Option<&str>| CgroupHierarchy {
             mount: mount.into(),
             v1: v1.map(str::to_owned),
         };

@@ -11,12 +11,12 @@ pub(crate) const PAUSE: &str = "registry.k8s.io/pause:3.10.1";
 
 /// Mode in which kube-proxy translates addresses of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ProxyMode {
+pub(crate) enum KubeProxyMode {
     Iptables,
     Nftables,
 }
 
-impl ProxyMode {
+impl KubeProxyMode {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -190,7 +190,7 @@ pub(crate) fn kubelet_args(folder: &Path, node: u8) -> Vec<String> {
 }
 
 /// Content of kube-proxy's configuration file.
-pub(crate) fn proxy(folder: &Path, node: u8, mode: ProxyMode) -> Value {
+pub(crate) fn proxy(folder: &Path, node: u8, mode: KubeProxyMode) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "clusterCIDR": PODS.join(","), "hostnameOverride": format!("node{node}"),
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_proxy_leaves_the_machines_tables_alone() {
-        let config = proxy(Path::new("/n"), 1, ProxyMode::Nftables);
+        let config = proxy(Path::new("/n"), 1, KubeProxyMode::Nftables);
         assert_eq!(config["mode"], "nftables");
         assert_eq!(config["conntrack"]["maxPerCore"], 0);
     }

@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 
-use super::{cgroups, network, plan::Process, process, state::State};
+use super::{cgroups, network, plan::ClusterProcess, process, state::ClusterPaths};
 
 /// Kills all processes, then removes cgroups, namespaces and files. A cluster that does not exist is no error.
-pub(crate) fn run(state: &State) -> Result<()> {
+pub(crate) fn run(state: &ClusterPaths) -> Result<()> {
     // The record may be damaged or missing: names alone identify what belongs to the cluster.
-    let _ended = process::end(state, Process::Forward);
+    let _ended = process::end(state, ClusterProcess::Forward);
     let group = state.cgroup();
     cgroups::kill(&group)?;
     cgroups::remove(&group)?;

@@ -8,12 +8,15 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
-use super::{cgroups, network, plan::Process, process, start::Starter, state::State, up, with};
+use super::{
+    cgroups, network, plan::ClusterProcess, process, start::ClusterStarter, state::ClusterPaths,
+    up, with,
+};
 use crate::sh;
 
 /// Fault to inject, or its reversal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Action {
+pub(crate) enum FaultAction {
     /// Suspend a process (SIGSTOP), or a node with all its pods
     Stop,
     /// Continue what `stop` has suspended
@@ -31,35 +34,41 @@ pub(crate) enum Action {
 }
 
 /// Applies `action` to `part` of a cluster that has xtask's record.
-pub(crate) fn run(state: &State, action: Action, part: Process) -> Result<()> {
+pub(crate) fn run(state: &ClusterPaths, action: FaultAction, part: ClusterProcess) -> Result<()> {
     let mark = state.existing()?;
     // A fault in a node that does not exist would be silently without effect.
     if part.node().is_some_and(|node| node > mark.nodes) {
         bail!("{part} is not there: the cluster has {} nodes", mark.nodes);
     }
     match (action, part) {
-        (Action::Stop, Process::Node(node)) => freeze(state, node, true),
-        (Action::Resume, Process::Node(node)) => freeze(state, node, false),
-        (Action::Kill, Process::Node(node)) => cgroups::kill(&group(state, node)),
-        (Action::Start, Process::Node(node)) => with(state, |starter| start_node(starter, node)),
-        (Action::Cut, Process::Node(node)) => network::set_cut(state, node, true),
-        (Action::Join, Process::Node(node)) => network::set_cut(state, node, false),
-        (Action::Cut | Action::Join, _) => bail!("only a node can be cut off; {part} is none"),
-        (Action::Slow, Process::Node(_)) => bail!("only a process can be slow; {part} is a node"),
-        (Action::Slow, _) => slow(state, part),
-        (Action::Stop, _) => process::signal(state, part, Signal::SIGSTOP),
-        (Action::Resume, _) => process::signal(state, part, Signal::SIGCONT),
-        (Action::Kill, _) => {
+        (FaultAction::Stop, ClusterProcess::Node(node)) => freeze(state, node, true),
+        (FaultAction::Resume, ClusterProcess::Node(node)) => freeze(state, node, false),
+        (FaultAction::Kill, ClusterProcess::Node(node)) => cgroups::kill(&group(state, node)),
+        (FaultAction::Start, ClusterProcess::Node(node)) => {
+            with(state, |starter| start_node(starter, node))
+        }
+        (FaultAction::Cut, ClusterProcess::Node(node)) => network::set_cut(state, node, true),
+        (FaultAction::Join, ClusterProcess::Node(node)) => network::set_cut(state, node, false),
+        (FaultAction::Cut | FaultAction::Join, _) => {
+            bail!("only a node can be cut off; {part} is none")
+        }
+        (FaultAction::Slow, ClusterProcess::Node(_)) => {
+            bail!("only a process can be slow; {part} is a node")
+        }
+        (FaultAction::Slow, _) => slow(state, part),
+        (FaultAction::Stop, _) => process::signal(state, part, Signal::SIGSTOP),
+        (FaultAction::Resume, _) => process::signal(state, part, Signal::SIGCONT),
+        (FaultAction::Kill, _) => {
             process::signal(state, part, Signal::SIGKILL)?;
             // Waits until the process is gone, so that a following `start` does not find it.
             process::end(state, part)
         }
-        (Action::Start, _) if process::id(state, part).is_some() => Ok(()),
-        (Action::Start, _) => with(state, |starter| starter.start(part)),
+        (FaultAction::Start, _) if process::id(state, part).is_some() => Ok(()),
+        (FaultAction::Start, _) => with(state, |starter| starter.start(part)),
     }
 }
 
-fn group(state: &State, node: u8) -> String {
+fn group(state: &ClusterPaths, node: u8) -> String {
     format!("{}/node{node}", state.cgroup())
 }
 
@@ -68,7 +77,7 @@ fn group(state: &State, node: u8) -> String {
 const SLOW: (Duration, Duration, Duration) =
     (Duration::from_secs(60), Duration::from_millis(400), Duration::from_millis(100));
 
-fn slow(state: &State, part: Process) -> Result<()> {
+fn slow(state: &ClusterPaths, part: ClusterProcess) -> Result<()> {
     let (whole, still, runs) = SLOW;
     let started = Instant::now();
     while started.elapsed() < whole {
@@ -81,20 +90,20 @@ fn slow(state: &State, part: Process) -> Result<()> {
 }
 
 /// Suspends or continues every process of the node at one moment.
-pub(crate) fn freeze(state: &State, node: u8, is_frozen: bool) -> Result<()> {
+pub(crate) fn freeze(state: &ClusterPaths, node: u8, is_frozen: bool) -> Result<()> {
     let file = cgroups::v2(&group(state, node))?.join("cgroup.freeze");
     fs::write(&file, if is_frozen { "1" } else { "0" })
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Starts the processes of the node that do not run.
-fn start_node(starter: &Starter<'_>, node: u8) -> Result<()> {
-    for part in Process::of_node(node) {
+fn start_node(starter: &ClusterStarter<'_>, node: u8) -> Result<()> {
+    for part in ClusterProcess::of_node(node) {
         if process::id(starter.state, part).is_none() {
             starter.start(part)?;
         }
         // A new namespace has no routes yet, and the kubelet needs the API server from its start.
-        if part == Process::Node(node) {
+        if part == ClusterProcess::Node(node) {
             up::route(starter)?;
         }
     }

@@ -9,18 +9,18 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::versions::{GO, Go};
+use super::versions::{GO, GoVersion};
 use crate::{sh, toolchain};
 
 /// A `go` command of a sufficient version.
 #[derive(Debug)]
-pub(crate) struct Golang {
+pub(crate) struct GoToolchain {
     go: PathBuf,
     /// Build cache of its own, so that it can be deleted after a build.
     cache: PathBuf,
 }
 
-impl Golang {
+impl GoToolchain {
     /// Finds Go on the `PATH` or in `/usr/local/go`; if that is too old, it downloads the right version.
     pub(crate) fn find() -> Result<Self> {
         let cache = toolchain::cache()?.join("go-build");
@@ -65,11 +65,11 @@ fn candidates() -> Vec<PathBuf> {
     sh::which("go").into_iter().chain(local.exists().then_some(local)).collect()
 }
 
-fn version(go: &Path) -> Option<Go> {
+fn version(go: &Path) -> Option<GoVersion> {
     let mut command = Command::new(go);
     command.arg("version").stderr(Stdio::null());
     settings(&mut command);
-    Go::parse(&String::from_utf8_lossy(&command.output().ok()?.stdout))
+    GoVersion::parse(&String::from_utf8_lossy(&command.output().ok()?.stdout))
 }
 
 /// Downloads Go itself through the module proxy, as `go` does since 1.21; an older `go` can also download it.

@@ -9,11 +9,14 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{config::PAUSE, plan::Process, programs::Programs, start::Starter, state::State};
+use super::{
+    config::PAUSE, plan::ClusterProcess, programs::ClusterPrograms, start::ClusterStarter,
+    state::ClusterPaths,
+};
 use crate::{
     image::{self, layout},
     lock, sh,
-    workspace::Workspace,
+    workspace::CargoWorkspace,
 };
 
 const PAUSE_C: &str = include_str!("pause.c");
@@ -21,15 +24,15 @@ const PAUSE_C: &str = include_str!("pause.c");
 pub(crate) const COREDNS: &str = "dev.local/coredns:v1";
 
 /// Images as archives to import, by name: path of the tar file, and digest of the manifest.
-pub(crate) type Images = BTreeMap<String, (PathBuf, String)>;
+pub(crate) type ImageArchives = BTreeMap<String, (PathBuf, String)>;
 
 /// Builds the images of `packages` (all if empty) and those that every node needs, as tar files in `to`.
 pub(crate) fn make(
-    workspace: &Workspace,
-    programs: &Programs,
+    workspace: &CargoWorkspace,
+    programs: &ClusterPrograms,
     packages: &[String],
     to: &Path,
-) -> Result<Images> {
+) -> Result<ImageArchives> {
     check_examples(workspace)?;
     // The lock covers building and packing, so that two clusters do not write the same files.
     let _lock = lock::wait_for(&to.with_extension("lock"))?;
@@ -41,7 +44,7 @@ pub(crate) fn make(
     let layouts = workspace.target.join("images");
     image::make(workspace, &wanted, &layouts)?;
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
-    let mut images = Images::new();
+    let mut images = ImageArchives::new();
     for (package, name) in known.iter().filter(|(package, _)| wanted.contains(package)) {
         images.insert((*name).to_owned(), archive(&layouts.join(package), name, to)?);
     }
@@ -52,7 +55,7 @@ pub(crate) fn make(
 }
 
 /// Fails if an example names an image that nodes do not get: there is no registry to pull it from.
-fn check_examples(workspace: &Workspace) -> Result<()> {
+fn check_examples(workspace: &CargoWorkspace) -> Result<()> {
     let folder = workspace.root.join("examples");
     for entry in fs::read_dir(&folder).with_context(|| format!("no {}", folder.display()))? {
         let file = entry?.path();
@@ -91,7 +94,7 @@ fn pause(to: &Path) -> Result<PathBuf> {
 fn single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf, String)> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let folder = to.join(format!("{short}.layout"));
-    layout::write(&layout::Image { name, program: short, bytes: &bytes }, &folder)?;
+    layout::write(&layout::ProgramImage { name, program: short, bytes: &bytes }, &folder)?;
     archive(&folder, name, to)
 }
 
@@ -120,13 +123,13 @@ fn archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
 }
 
 /// Returns true if `node` has all `images` in their present version.
-pub(crate) fn is_loaded(state: &State, node: u8, images: &Images) -> bool {
+pub(crate) fn is_loaded(state: &ClusterPaths, node: u8, images: &ImageArchives) -> bool {
     let have = noted(state, node);
     images.iter().all(|(name, (_, digest))| have.get(name) == Some(digest))
 }
 
 /// Imports the images that `node` lacks, or has in another version.
-pub(crate) fn load(starter: &Starter<'_>, node: u8, images: &Images) -> Result<()> {
+pub(crate) fn load(starter: &ClusterStarter<'_>, node: u8, images: &ImageArchives) -> Result<()> {
     let mut have = noted(starter.state, node);
     for (name, (file, digest)) in images {
         if have.get(name) == Some(digest) {
@@ -139,7 +142,7 @@ pub(crate) fn load(starter: &Starter<'_>, node: u8, images: &Images) -> Result<(
         let done = ctr.stdin(tar).output().context("cannot start ctr")?;
         if !done.status.success() {
             let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            bail!("{} does not take {name}: {said}", Process::Containerd(node));
+            bail!("{} does not take {name}: {said}", ClusterProcess::Containerd(node));
         }
         have.insert(name.clone(), digest.clone());
         // Noted after each image, so that an interrupted load continues with the next one.
@@ -150,7 +153,7 @@ pub(crate) fn load(starter: &Starter<'_>, node: u8, images: &Images) -> Result<(
 }
 
 /// Digests of the images that `node` has, by name.
-fn noted(state: &State, node: u8) -> BTreeMap<String, String> {
+fn noted(state: &ClusterPaths, node: u8) -> BTreeMap<String, String> {
     let text = fs::read_to_string(state.node(node).join("images.json")).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }

@@ -12,9 +12,9 @@ use anyhow::{Context as _, Result, bail};
 use super::{
     addresses::{DNS, of_node, pods_of},
     config, network,
-    plan::Process,
-    start::Starter,
-    state::{State, write},
+    plan::ClusterProcess,
+    start::ClusterStarter,
+    state::{ClusterPaths, write},
 };
 use crate::sh;
 
@@ -22,7 +22,7 @@ const COREDNS: &str = include_str!("coredns.yaml");
 /// Timeout until all nodes are Ready.
 const READY_WITHIN: Duration = Duration::from_secs(180);
 
-impl Starter<'_> {
+impl ClusterStarter<'_> {
     /// Command `kubectl ARGS` against this cluster.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<Command> {
         let netns = self.state.netns(None);
@@ -67,7 +67,7 @@ impl Starter<'_> {
     pub(crate) fn wait_for_answer(&self) -> Result<()> {
         let started = Instant::now();
         while self.ask(&["get", "--raw", "/readyz"])?.is_none() {
-            self.check(Process::ApiServer, started, Duration::from_secs(120))?;
+            self.check(ClusterProcess::ApiServer, started, Duration::from_secs(120))?;
             sh::pause(Duration::from_millis(200));
         }
         Ok(())
@@ -91,9 +91,9 @@ impl Starter<'_> {
     /// Waits until every node is Ready and has its pod range, and the name server is available.
     ///
     /// A restarted kubelet must have sent a new heartbeat: the one in `before` is from its predecessor.
-    pub(crate) fn wait_until_ready(&self, before: &[Node]) -> Result<()> {
+    pub(crate) fn wait_until_ready(&self, before: &[RegisteredNode]) -> Result<()> {
         let started = Instant::now();
-        let is_news = |node: &Node| {
+        let is_news = |node: &RegisteredNode| {
             before.iter().all(|old| old.name != node.name || old.heartbeat != node.heartbeat)
         };
         loop {
@@ -105,7 +105,7 @@ impl Starter<'_> {
             }
             // A process that has ended never becomes ready: the error then has the end of its log.
             for node in 1..=self.mark.nodes {
-                for process in Process::of_node(node) {
+                for process in ClusterProcess::of_node(node) {
                     self.check(process, started, READY_WITHIN)?;
                 }
             }
@@ -133,17 +133,17 @@ impl Starter<'_> {
     }
 
     /// Nodes that the API server has registered; none if it does not answer.
-    pub(crate) fn nodes(&self) -> Result<Vec<Node>> {
+    pub(crate) fn nodes(&self) -> Result<Vec<RegisteredNode>> {
         let text = self.ask(&["get", "nodes", "--output", "json"])?.unwrap_or_default();
         let list: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let items = list["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.iter().map(Node::read).collect())
+        Ok(items.iter().map(RegisteredNode::read).collect())
     }
 }
 
 /// A node as the API server reports it.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct RegisteredNode {
     pub(crate) name: String,
     pub(crate) is_ready: bool,
     /// Time of the kubelet's last status update.
@@ -152,7 +152,7 @@ pub(crate) struct Node {
     pub(crate) version: String,
 }
 
-impl Node {
+impl RegisteredNode {
     fn read(object: &serde_json::Value) -> Self {
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -180,7 +180,10 @@ fn hand_over(file: &Path) -> Result<()> {
 }
 
 /// Describes a running cluster, as JSON for `status` and for the table of `up`.
-pub(crate) fn describe(starter: &Starter<'_>, state: &State) -> Result<serde_json::Value> {
+pub(crate) fn describe(
+    starter: &ClusterStarter<'_>,
+    state: &ClusterPaths,
+) -> Result<serde_json::Value> {
     let mark = starter.mark;
     let nodes: Vec<serde_json::Value> = starter
         .nodes()?

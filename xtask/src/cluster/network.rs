@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{
     addresses::{HUB, SERVICES, of_node, pods_of},
-    state::State,
+    state::ClusterPaths,
 };
 use crate::sh;
 
@@ -38,7 +38,7 @@ pub(crate) fn inside(netns: &Path, program: &str) -> Command {
 }
 
 /// Creates the namespace of a node, or of the control plane (`None`), with its devices and addresses.
-pub(crate) fn make(state: &State, node: Option<u8>) -> Result<()> {
+pub(crate) fn make(state: &ClusterPaths, node: Option<u8>) -> Result<()> {
     let netns = state.netns(node);
     // Written last: a namespace without this file is incomplete, left by a killed `up`, and is created again.
     let laid = netns.with_extension("laid");
@@ -86,7 +86,7 @@ fn hub_lines() -> Vec<String> {
 }
 
 /// Creates a pair of devices from the bridge to the node.
-fn join(state: &State, node: u8) -> Result<()> {
+fn join(state: &ClusterPaths, node: u8) -> Result<()> {
     let far = state.netns(Some(node));
     // The kernel removes the device of a deleted namespace, but a little later than `up` needs the name.
     let device = format!("node{node}");
@@ -117,7 +117,7 @@ fn node_lines(node: u8) -> Vec<String> {
 }
 
 /// Sets the routes to all nodes' pods in every namespace, and the control plane's route to Services.
-pub(crate) fn route(state: &State, nodes: u8) -> Result<()> {
+pub(crate) fn route(state: &ClusterPaths, nodes: u8) -> Result<()> {
     for from in std::iter::once(None).chain((1..=nodes).map(Some)) {
         let mut lines = Vec::new();
         // A node's own pods are behind its bridge already.
@@ -136,7 +136,7 @@ pub(crate) fn route(state: &State, nodes: u8) -> Result<()> {
 }
 
 /// Disconnects the node from all others, or connects it again.
-pub(crate) fn set_cut(state: &State, node: u8, is_cut: bool) -> Result<()> {
+pub(crate) fn set_cut(state: &ClusterPaths, node: u8, is_cut: bool) -> Result<()> {
     let word = if is_cut { "down" } else { "up" };
     batch(&state.netns(None), &[format!("link set node{node} {word}")])
 }
@@ -160,7 +160,7 @@ fn batch(netns: &Path, lines: &[String]) -> Result<()> {
 }
 
 /// Removes all network namespaces of the cluster.
-pub(crate) fn remove(state: &State) -> Result<()> {
+pub(crate) fn remove(state: &ClusterPaths) -> Result<()> {
     let folder = state.run_folder().join("netns");
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         unmount(&entry.path())?;
@@ -178,6 +178,6 @@ fn unmount(file: &Path) -> Result<()> {
 }
 
 /// Returns true if the control plane's namespace exists.
-pub(crate) fn exists(state: &State) -> bool {
+pub(crate) fn exists(state: &ClusterPaths) -> bool {
     is_namespace(&state.netns(None))
 }

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Subject of a certificate: file name, common name, group, and the names and addresses of a server.
-struct Subject<'a> {
+struct CertificateSubject<'a> {
     file: String,
     name: String,
     group: &'a str,
@@ -42,8 +42,8 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
     save(folder, "service-account.pub", &accounts.public_key_pem())
 }
 
-fn subjects() -> Vec<Subject<'static>> {
-    let user = |file: &str, name: &str, group| Subject {
+fn subjects() -> Vec<CertificateSubject<'static>> {
+    let user = |file: &str, name: &str, group| CertificateSubject {
         file: file.to_owned(),
         name: name.to_owned(),
         group,
@@ -59,7 +59,7 @@ fn subjects() -> Vec<Subject<'static>> {
         user("kube-proxy", "system:kube-proxy", ""),
         user("apiserver-kubelet-client", "kube-apiserver", "system:masters"),
         user("front-proxy-client", "front-proxy-client", ""),
-        Subject {
+        CertificateSubject {
             serves: names.chain(HUB).chain(KUBERNETES).map(str::to_owned).collect(),
             ..user("apiserver", "kube-apiserver", "")
         },
@@ -71,12 +71,16 @@ fn subjects() -> Vec<Subject<'static>> {
         all.push(user(&format!("node{node}"), &name, "system:nodes"));
         let serves = of_node(node).into_iter().chain([format!("node{node}")]).collect();
         let file = format!("node{node}-serving");
-        all.push(Subject { serves, ..user(&file, &name, "system:nodes") });
+        all.push(CertificateSubject { serves, ..user(&file, &name, "system:nodes") });
     }
     all
 }
 
-fn sign(folder: &Path, subject: &Subject<'_>, issuer: &Issuer<'_, KeyPair>) -> Result<()> {
+fn sign(
+    folder: &Path,
+    subject: &CertificateSubject<'_>,
+    issuer: &Issuer<'_, KeyPair>,
+) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(subject.serves.clone())?;
     params.distinguished_name.push(DnType::CommonName, subject.name.as_str());

@@ -7,7 +7,7 @@ pub(crate) const MOST_NODES: u8 = 20;
 
 /// A process of the cluster that xtask itself starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Process {
+pub(crate) enum ClusterProcess {
     Etcd,
     ApiServer,
     ControllerManager,
@@ -21,7 +21,7 @@ pub(crate) enum Process {
     Proxy(u8),
 }
 
-impl Process {
+impl ClusterProcess {
     /// Processes of one node, in the order of their start.
     pub(crate) fn of_node(node: u8) -> [Self; 4] {
         [Self::Node(node), Self::Containerd(node), Self::Kubelet(node), Self::Proxy(node)]
@@ -42,7 +42,7 @@ impl Process {
     }
 }
 
-impl fmt::Display for Process {
+impl fmt::Display for ClusterProcess {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Etcd => out.write_str("etcd"),
@@ -58,7 +58,7 @@ impl fmt::Display for Process {
     }
 }
 
-impl FromStr for Process {
+impl FromStr for ClusterProcess {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -79,24 +79,24 @@ impl FromStr for Process {
     }
 }
 
-fn on_node(text: &str) -> Option<Process> {
+fn on_node(text: &str) -> Option<ClusterProcess> {
     let rest = text.strip_prefix("node")?;
     let (number, part) = rest.split_once('/').map_or((rest, None), |(n, part)| (n, Some(part)));
     let node = number.parse().ok().filter(|node| (1..=MOST_NODES).contains(node))?;
     match part {
-        None => Some(Process::Node(node)),
-        Some("containerd") => Some(Process::Containerd(node)),
-        Some("kubelet") => Some(Process::Kubelet(node)),
-        Some("kube-proxy") => Some(Process::Proxy(node)),
+        None => Some(ClusterProcess::Node(node)),
+        Some("containerd") => Some(ClusterProcess::Containerd(node)),
+        Some("kubelet") => Some(ClusterProcess::Kubelet(node)),
+        Some("kube-proxy") => Some(ClusterProcess::Proxy(node)),
         Some(_) => None,
     }
 }
 
 /// Present state of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Have {
+pub(crate) struct ObservedCluster {
     /// Processes that run now.
-    pub(crate) alive: BTreeSet<Process>,
+    pub(crate) alive: BTreeSet<ClusterProcess>,
     /// Nodes whose containerd has all images in their present version.
     pub(crate) loaded: BTreeSet<u8>,
     /// True if certificates, network and cgroups of the control plane exist.
@@ -107,10 +107,10 @@ pub(crate) struct Have {
 
 /// One step of `up`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ClusterUpStep {
     /// Create certificates, cgroups and the network between nodes.
     Lay,
-    Start(Process),
+    Start(ClusterProcess),
     /// Wait until the API server answers.
     Answer,
     /// Import the images into a node's containerd.
@@ -121,7 +121,7 @@ pub(crate) enum Step {
     Ready,
 }
 
-impl Step {
+impl ClusterUpStep {
     /// Expected time on two cores, in seconds, for the displayed time left.
     pub(crate) fn seconds(self) -> u32 {
         match self {
@@ -134,7 +134,7 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for ClusterUpStep {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lay => out.write_str("certificates, cgroups and network"),
@@ -151,23 +151,23 @@ impl fmt::Display for Step {
 ///
 /// A node without its namespaces has lost all processes in them, so all of them start again. Without nodes, the
 /// cluster is an API server without other writers: no controllers, no scheduler, no addons.
-pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
+pub(crate) fn plan(have: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> {
     let mut steps = Vec::new();
     if !have.is_laid {
-        steps.push(Step::Lay);
+        steps.push(ClusterUpStep::Lay);
     }
-    let dead = |process: &Process| !have.alive.contains(process);
+    let dead = |process: &ClusterProcess| !have.alive.contains(process);
     for &process in control(nodes) {
         if dead(&process) {
-            steps.push(Step::Start(process));
+            steps.push(ClusterUpStep::Start(process));
         }
         // A running API server answers only after it has connected to a restarted etcd.
-        let is_upset = dead(&Process::Etcd) || dead(&Process::ApiServer);
-        if process == Process::ApiServer && is_upset {
-            steps.push(Step::Answer);
+        let is_upset = dead(&ClusterProcess::Etcd) || dead(&ClusterProcess::ApiServer);
+        if process == ClusterProcess::ApiServer && is_upset {
+            steps.push(ClusterUpStep::Answer);
         }
     }
-    steps.extend(Some(Process::Forward).filter(dead).map(Step::Start));
+    steps.extend(Some(ClusterProcess::Forward).filter(dead).map(ClusterUpStep::Start));
     // Without nodes no pod can run, so CoreDNS would never be ready.
     if nodes == 0 {
         return steps;
@@ -176,32 +176,37 @@ pub(crate) fn plan(have: &Have, nodes: u8) -> Vec<Step> {
         steps.extend(node_steps(have, node));
     }
     if !have.has_addons {
-        steps.push(Step::Addons);
+        steps.push(ClusterUpStep::Addons);
     }
-    steps.push(Step::Ready);
+    steps.push(ClusterUpStep::Ready);
     steps
 }
 
 /// Processes of the control plane, in the order of their start.
-fn control(nodes: u8) -> &'static [Process] {
+fn control(nodes: u8) -> &'static [ClusterProcess] {
     match nodes {
-        0 => &[Process::Etcd, Process::ApiServer],
-        _ => &[Process::Etcd, Process::ApiServer, Process::ControllerManager, Process::Scheduler],
+        0 => &[ClusterProcess::Etcd, ClusterProcess::ApiServer],
+        _ => &[
+            ClusterProcess::Etcd,
+            ClusterProcess::ApiServer,
+            ClusterProcess::ControllerManager,
+            ClusterProcess::Scheduler,
+        ],
     }
 }
 
-fn node_steps(have: &Have, node: u8) -> Vec<Step> {
-    let all = Process::of_node(node);
-    let is_gone = !have.alive.contains(&Process::Node(node));
+fn node_steps(have: &ObservedCluster, node: u8) -> Vec<ClusterUpStep> {
+    let all = ClusterProcess::of_node(node);
+    let is_gone = !have.alive.contains(&ClusterProcess::Node(node));
     let mut steps = Vec::new();
     for process in all {
         // Processes of a lost namespace may still be alive, but cannot reach the new one.
         if is_gone || !have.alive.contains(&process) {
-            steps.push(Step::Start(process));
+            steps.push(ClusterUpStep::Start(process));
         }
         // Images come before the kubelet, which would otherwise try to pull them from a registry.
-        if matches!(process, Process::Containerd(_)) && !have.loaded.contains(&node) {
-            steps.push(Step::Load(node));
+        if matches!(process, ClusterProcess::Containerd(_)) && !have.loaded.contains(&node) {
+            steps.push(ClusterUpStep::Load(node));
         }
     }
     steps
@@ -211,16 +216,19 @@ fn node_steps(have: &Have, node: u8) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    fn whole(nodes: u8) -> Have {
+    fn whole(nodes: u8) -> ObservedCluster {
         let control = [
-            Process::Etcd,
-            Process::ApiServer,
-            Process::ControllerManager,
-            Process::Scheduler,
-            Process::Forward,
+            ClusterProcess::Etcd,
+            ClusterProcess::ApiServer,
+            ClusterProcess::ControllerManager,
+            ClusterProcess::Scheduler,
+            ClusterProcess::Forward,
         ];
-        Have {
-            alive: control.into_iter().chain((1..=nodes).flat_map(Process::of_node)).collect(),
+        ObservedCluster {
+            alive: control
+                .into_iter()
+                .chain((1..=nodes).flat_map(ClusterProcess::of_node))
+                .collect(),
             loaded: (1..=nodes).collect(),
             is_laid: true,
             has_addons: true,
@@ -229,21 +237,21 @@ mod tests {
 
     #[test]
     fn a_whole_cluster_needs_nothing_but_a_look() {
-        assert_eq!(plan(&whole(2), 2), [Step::Ready]);
+        assert_eq!(plan(&whole(2), 2), [ClusterUpStep::Ready]);
     }
 
     #[test]
     fn a_node_without_namespaces_is_started_from_its_beginning() {
         let mut have = whole(2);
-        have.alive.remove(&Process::Node(2));
+        have.alive.remove(&ClusterProcess::Node(2));
         assert_eq!(
             plan(&have, 2),
             [
-                Step::Start(Process::Node(2)),
-                Step::Start(Process::Containerd(2)),
-                Step::Start(Process::Kubelet(2)),
-                Step::Start(Process::Proxy(2)),
-                Step::Ready
+                ClusterUpStep::Start(ClusterProcess::Node(2)),
+                ClusterUpStep::Start(ClusterProcess::Containerd(2)),
+                ClusterUpStep::Start(ClusterProcess::Kubelet(2)),
+                ClusterUpStep::Start(ClusterProcess::Proxy(2)),
+                ClusterUpStep::Ready
             ]
         );
     }
@@ -251,38 +259,49 @@ mod tests {
     #[test]
     fn a_new_etcd_is_waited_for_through_the_api_server() {
         let mut have = whole(1);
-        have.alive.remove(&Process::Etcd);
-        assert_eq!(plan(&have, 1), [Step::Start(Process::Etcd), Step::Answer, Step::Ready]);
+        have.alive.remove(&ClusterProcess::Etcd);
+        assert_eq!(
+            plan(&have, 1),
+            [
+                ClusterUpStep::Start(ClusterProcess::Etcd),
+                ClusterUpStep::Answer,
+                ClusterUpStep::Ready
+            ]
+        );
     }
 
     #[test]
     fn images_are_there_before_the_kubelet() {
         let steps = plan(&whole(1), 2);
         let at = |step| steps.iter().position(|&found| found == step).unwrap();
-        assert!(at(Step::Load(2)) < at(Step::Start(Process::Kubelet(2))));
-        assert!(at(Step::Load(2)) > at(Step::Start(Process::Containerd(2))));
+        assert!(at(ClusterUpStep::Load(2)) < at(ClusterUpStep::Start(ClusterProcess::Kubelet(2))));
+        assert!(
+            at(ClusterUpStep::Load(2)) > at(ClusterUpStep::Start(ClusterProcess::Containerd(2)))
+        );
     }
 
     #[test]
     fn from_nothing_the_api_server_answers_before_anyone_asks_it() {
-        let steps = plan(&Have::default(), 1);
-        assert_eq!(steps.first(), Some(&Step::Lay));
+        let steps = plan(&ObservedCluster::default(), 1);
+        assert_eq!(steps.first(), Some(&ClusterUpStep::Lay));
         let at = |step| steps.iter().position(|&found| found == step).unwrap();
-        assert!(at(Step::Answer) < at(Step::Start(Process::ControllerManager)));
-        assert!(at(Step::Answer) < at(Step::Start(Process::Kubelet(1))));
+        assert!(
+            at(ClusterUpStep::Answer) < at(ClusterUpStep::Start(ClusterProcess::ControllerManager))
+        );
+        assert!(at(ClusterUpStep::Answer) < at(ClusterUpStep::Start(ClusterProcess::Kubelet(1))));
     }
 
     #[test]
     fn without_nodes_nobody_but_us_writes_to_the_api_server() {
-        let steps = plan(&Have::default(), 0);
+        let steps = plan(&ObservedCluster::default(), 0);
         assert_eq!(
             steps,
             [
-                Step::Lay,
-                Step::Start(Process::Etcd),
-                Step::Start(Process::ApiServer),
-                Step::Answer,
-                Step::Start(Process::Forward)
+                ClusterUpStep::Lay,
+                ClusterUpStep::Start(ClusterProcess::Etcd),
+                ClusterUpStep::Start(ClusterProcess::ApiServer),
+                ClusterUpStep::Answer,
+                ClusterUpStep::Start(ClusterProcess::Forward)
             ]
         );
     }
@@ -293,7 +312,7 @@ mod tests {
             assert_eq!(process.to_string().parse(), Ok(process));
         }
         for bad in ["", "node0", "node21", "node1/etcd", "nodeX", "sshd"] {
-            assert!(bad.parse::<Process>().is_err(), "{bad}");
+            assert!(bad.parse::<ClusterProcess>().is_err(), "{bad}");
         }
     }
 }

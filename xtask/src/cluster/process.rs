@@ -15,7 +15,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{plan::Process, state::State};
+use super::{plan::ClusterProcess, state::ClusterPaths};
 use crate::sh;
 
 /// Shell script that enters the cgroups named before `--`, then executes the program after it.
@@ -24,7 +24,7 @@ const ENTER: &str =
 
 /// Command line and environment of a process to start.
 #[derive(Debug)]
-pub(crate) struct Launch {
+pub(crate) struct ProcessLaunch {
     /// Paths of `cgroup.procs` files to enter before the start.
     pub(crate) cgroups: Vec<PathBuf>,
     pub(crate) argv: Vec<OsString>,
@@ -34,7 +34,11 @@ pub(crate) struct Launch {
 }
 
 /// Starts `process` in a session of its own, and records its id and start time.
-pub(crate) fn start(state: &State, process: Process, launch: Launch) -> Result<()> {
+pub(crate) fn start(
+    state: &ClusterPaths,
+    process: ClusterProcess,
+    launch: ProcessLaunch,
+) -> Result<()> {
     let log = state.log(process);
     let out = File::options()
         .create(true)
@@ -77,7 +81,7 @@ fn fields(id: u32) -> Option<Vec<String>> {
 }
 
 /// Process id of `process`; `None` if it does not run.
-pub(crate) fn id(state: &State, process: Process) -> Option<u32> {
+pub(crate) fn id(state: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
     let text = fs::read_to_string(state.pid_file(process)).ok()?;
     let (id, born) = text.split_once(' ')?;
     let id = id.parse().ok()?;
@@ -91,14 +95,14 @@ pub(crate) fn is_stopped(id: u32) -> bool {
 }
 
 /// Sends `signal` to `process`. Fails if it does not run.
-pub(crate) fn signal(state: &State, process: Process, signal: Signal) -> Result<()> {
+pub(crate) fn signal(state: &ClusterPaths, process: ClusterProcess, signal: Signal) -> Result<()> {
     let Some(id) = id(state, process) else { bail!("{process} does not run") };
     let pid = Pid::from_raw(i32::try_from(id).context("a process id is small")?);
     kill(pid, signal).with_context(|| format!("cannot send {signal} to {process}"))
 }
 
 /// Ends `process` by SIGTERM, then SIGKILL, and waits until it is gone. Succeeds if it does not run.
-pub(crate) fn end(state: &State, process: Process) -> Result<()> {
+pub(crate) fn end(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
     if id(state, process).is_none() {
         return Ok(());
     }

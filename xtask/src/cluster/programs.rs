@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    golang::Golang,
-    recipes::Recipe,
-    versions::{NEWEST, Version},
+    golang::GoToolchain,
+    recipes::BuildRecipe,
+    versions::{KubernetesVersion, NEWEST},
 };
 use crate::{sh, toolchain};
 
@@ -24,12 +24,12 @@ const SUPPLIED: [&str; 3] = ["kube-apiserver", "etcd", "kubectl"];
 
 /// Paths of the programs, by name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Programs {
+pub(crate) struct ClusterPrograms {
     files: BTreeMap<String, PathBuf>,
 }
 
-impl Programs {
-    /// Path of the program `name`, as [`Programs::find`] has found it.
+impl ClusterPrograms {
+    /// Path of the program `name`, as [`ClusterPrograms::find`] has found it.
     pub(crate) fn file(&self, name: &str) -> Result<&Path> {
         let file = self.files.get(name).map(PathBuf::as_path);
         file.with_context(|| format!("the program {name} was neither found nor built"))
@@ -45,7 +45,7 @@ impl Programs {
     }
 
     /// Finds the programs in the cache and in `assets`, without building.
-    pub(crate) fn find(version: Version, assets: Option<&Path>) -> Result<Self> {
+    pub(crate) fn find(version: KubernetesVersion, assets: Option<&Path>) -> Result<Self> {
         let mut programs = Self::default();
         for recipe in recipes(version, assets) {
             programs.add(&recipe, &folder(&recipe)?);
@@ -61,7 +61,7 @@ impl Programs {
         Ok(programs)
     }
 
-    fn add(&mut self, recipe: &Recipe, folder: &Path) {
+    fn add(&mut self, recipe: &BuildRecipe, folder: &Path) {
         for (_, program) in &recipe.programs {
             let file = folder.join(program);
             if file.is_file() {
@@ -72,7 +72,7 @@ impl Programs {
 }
 
 /// Directory that `KUBEBUILDER_ASSETS` names; an error if its API server has another minor version.
-pub(crate) fn assets(version: Version) -> Result<Option<PathBuf>> {
+pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
     let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) else { return Ok(None) };
     let held = version_of(&assets)?;
     if held.minor != version.minor {
@@ -84,14 +84,14 @@ pub(crate) fn assets(version: Version) -> Result<Option<PathBuf>> {
 }
 
 /// Version to run if none is named: the API server's in `KUBEBUILDER_ASSETS`, or the newest.
-pub(crate) fn default_version() -> Result<Version> {
+pub(crate) fn default_version() -> Result<KubernetesVersion> {
     match std::env::var_os(ASSETS) {
         Some(assets) => version_of(Path::new(&assets)),
         None => Ok(NEWEST),
     }
 }
 
-fn version_of(assets: &Path) -> Result<Version> {
+fn version_of(assets: &Path) -> Result<KubernetesVersion> {
     let says = sh::capture(Command::new(assets.join("kube-apiserver")).arg("--version"))
         .with_context(|| format!("{ASSETS} is {}, where no API server runs", assets.display()))?;
     let word = says.split_whitespace().last().unwrap_or_default();
@@ -99,10 +99,10 @@ fn version_of(assets: &Path) -> Result<Version> {
 }
 
 /// Recipes of all programs that `assets` does not supply.
-fn recipes(version: Version, assets: Option<&Path>) -> Vec<Recipe> {
-    let mut all = Recipe::others().to_vec();
+fn recipes(version: KubernetesVersion, assets: Option<&Path>) -> Vec<BuildRecipe> {
+    let mut all = BuildRecipe::others().to_vec();
     // The API server and kubectl are needed before the others, so Kubernetes comes right after etcd.
-    all.insert(1, Recipe::kubernetes(version));
+    all.insert(1, BuildRecipe::kubernetes(version));
     let is_supplied = |program: &str| {
         assets.is_some_and(|assets| SUPPLIED.contains(&program) && assets.join(program).is_file())
     };
@@ -114,7 +114,10 @@ fn recipes(version: Version, assets: Option<&Path>) -> Vec<Recipe> {
 }
 
 /// Recipes whose programs are not in the cache.
-pub(crate) fn missing(version: Version, assets: Option<&Path>) -> Result<Vec<Recipe>> {
+pub(crate) fn missing(
+    version: KubernetesVersion,
+    assets: Option<&Path>,
+) -> Result<Vec<BuildRecipe>> {
     let mut missing = Vec::new();
     for recipe in recipes(version, assets) {
         let folder = folder(&recipe)?;
@@ -129,33 +132,33 @@ pub(crate) fn missing(version: Version, assets: Option<&Path>) -> Result<Vec<Rec
     Ok(missing)
 }
 
-fn folder(recipe: &Recipe) -> Result<PathBuf> {
+fn folder(recipe: &BuildRecipe) -> Result<PathBuf> {
     Ok(toolchain::cache()?.join("cluster").join(recipe.folder(std::env::consts::ARCH)))
 }
 
 /// Path of the note that an optional recipe could not be built, which prevents another attempt.
-fn refusal(recipe: &Recipe) -> Result<PathBuf> {
+fn refusal(recipe: &BuildRecipe) -> Result<PathBuf> {
     let folder = folder(recipe)?;
     Ok(folder.with_file_name(format!("{}.refused", recipe.folder(std::env::consts::ARCH))))
 }
 
 /// Program of a recipe with one program: from the `PATH`, from the cache, or built now.
-pub(crate) fn one(recipe: &Recipe) -> Result<PathBuf> {
+pub(crate) fn one(recipe: &BuildRecipe) -> Result<PathBuf> {
     let (program, file) = place(recipe)?;
     if !file.is_file() {
         println!("building {program} once, about {} s", recipe.seconds);
-        build_whole(recipe, &Golang::find()?)?;
+        build_whole(recipe, &GoToolchain::find()?)?;
     }
     Ok(file)
 }
 
 /// Returns true if the program of a recipe with one program need not be built.
-pub(crate) fn is_at_hand(recipe: &Recipe) -> Result<bool> {
+pub(crate) fn is_at_hand(recipe: &BuildRecipe) -> Result<bool> {
     Ok(place(recipe)?.1.is_file())
 }
 
 /// Name and path of a recipe's only program: on the `PATH`, or in the cache, where the file may not exist yet.
-fn place(recipe: &Recipe) -> Result<(&'static str, PathBuf)> {
+fn place(recipe: &BuildRecipe) -> Result<(&'static str, PathBuf)> {
     let (_, program) = recipe.programs.first().context("a recipe has a program")?;
     let file = match sh::which(program) {
         Some(own) => own,
@@ -165,7 +168,7 @@ fn place(recipe: &Recipe) -> Result<(&'static str, PathBuf)> {
 }
 
 /// Builds `recipe` into the cache. Failure of an optional recipe is reported, noted, and no error.
-pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
+pub(crate) fn build(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
     match build_whole(recipe, go) {
         Err(error) if recipe.is_optional => {
             let note = refusal(recipe)?;
@@ -176,7 +179,7 @@ pub(crate) fn build(recipe: &Recipe, go: &Golang) -> Result<()> {
     }
 }
 
-fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
+fn build_whole(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
     let folder = folder(recipe)?;
     let base = folder.parent().context("the cache has folders")?;
     // A killed build cannot remove its own directory.
@@ -196,7 +199,7 @@ fn build_whole(recipe: &Recipe, go: &Golang) -> Result<()> {
 }
 
 /// Removes leftovers of killed builds beside the directory.
-fn sweep(base: &Path, recipe: &Recipe) {
+fn sweep(base: &Path, recipe: &BuildRecipe) {
     let prefix = format!("{}.new-", recipe.folder(std::env::consts::ARCH));
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -208,7 +211,7 @@ fn sweep(base: &Path, recipe: &Recipe) {
     }
 }
 
-fn build_into(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<()> {
+fn build_into(recipe: &BuildRecipe, go: &GoToolchain, folder: &Path) -> Result<()> {
     let published = published_go_mod(recipe, go, folder)?;
     fs::write(folder.join("go.mod"), recipe.go_mod(&published))?;
     if let Some(main) = recipe.main {
@@ -223,7 +226,7 @@ fn build_into(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<()> {
 }
 
 /// Content of the module's published `go.mod`.
-fn published_go_mod(recipe: &Recipe, go: &Golang, folder: &Path) -> Result<String> {
+fn published_go_mod(recipe: &BuildRecipe, go: &GoToolchain, folder: &Path) -> Result<String> {
     let module = format!("{}@{}", recipe.module, recipe.version);
     let args = ["mod", "download", "-json", &module].map(str::to_owned);
     // Run outside of any module, so that only this module is fetched.

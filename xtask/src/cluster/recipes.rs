@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::versions::{CONTAINERD, COREDNS, ETCD, HELM, KN, PROMETHEUS, Version};
+use super::versions::{CONTAINERD, COREDNS, ETCD, HELM, KN, KubernetesVersion, PROMETHEUS};
 
 /// Main package of CoreDNS with the plugins of a cluster only; all plugins would add libraries of three clouds.
 const COREDNS_MAIN: &str = include_str!("coredns.go");
@@ -23,7 +23,7 @@ pub(crate) const KUBERNETES_PROGRAMS: [&str; 6] = [
 
 /// Programs that are built from one version of one module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Recipe {
+pub(crate) struct BuildRecipe {
     /// Short name, shown to users and used for directories.
     pub(crate) name: &'static str,
     pub(crate) module: &'static str,
@@ -42,9 +42,9 @@ pub(crate) struct Recipe {
     pub(crate) seconds: u32,
 }
 
-impl Recipe {
+impl BuildRecipe {
     /// Recipe of the Kubernetes programs of one version.
-    pub(crate) fn kubernetes(version: Version) -> Self {
+    pub(crate) fn kubernetes(version: KubernetesVersion) -> Self {
         let stamp = "k8s.io/component-base/version";
         let ldflags = format!(
             "-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor=1 -X {stamp}.gitMinor={} \
@@ -155,8 +155,8 @@ fn plain(
     version: &str,
     programs: Vec<(String, &'static str)>,
     seconds: u32,
-) -> Recipe {
-    Recipe {
+) -> BuildRecipe {
+    BuildRecipe {
         name,
         module,
         version: version.to_owned(),
@@ -186,9 +186,9 @@ mod tests {
 
     #[test]
     fn staged_modules_are_replaced_by_the_published_ones() {
-        let version = Version { minor: 36, patch: 3 };
+        let version = KubernetesVersion { minor: 36, patch: 3 };
         assert_eq!(
-            Recipe::kubernetes(version).go_mod(PUBLISHED),
+            BuildRecipe::kubernetes(version).go_mod(PUBLISHED),
             "module rouse.dev/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\
              replace k8s.io/api => k8s.io/api v0.36.3\n"
         );
@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn each_version_has_a_folder_of_its_own() {
-        let folder = |minor| Recipe::kubernetes(Version { minor, patch: 1 }).folder("x86_64");
+        let folder =
+            |minor| BuildRecipe::kubernetes(KubernetesVersion { minor, patch: 1 }).folder("x86_64");
         assert_ne!(folder(35), folder(36));
         assert_eq!(folder(36), folder(36));
         assert!(folder(36).starts_with("kubernetes-v1.36.1-"));
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_version_is_stamped_into_the_programs() {
-        let recipe = Recipe::kubernetes(Version { minor: 33, patch: 13 });
+        let recipe = BuildRecipe::kubernetes(KubernetesVersion { minor: 33, patch: 13 });
         let args = recipe.build_args("k8s.io/kubernetes/cmd/kubelet", "/x/kubelet");
         assert!(args.iter().any(|arg| arg.contains("gitVersion=v1.33.13")));
         assert_eq!(args.last().map(String::as_str), Some("k8s.io/kubernetes/cmd/kubelet"));

@@ -14,12 +14,12 @@ use anyhow::{Context as _, Result, bail};
 use super::{
     addresses::HUB,
     cgroups,
-    config::{self, ProxyMode},
+    config::{self, KubeProxyMode},
     network,
-    plan::Process,
-    process::{self, Launch},
-    programs::Programs,
-    state::{Mark, State, write},
+    plan::ClusterProcess,
+    process::{self, ProcessLaunch},
+    programs::ClusterPrograms,
+    state::{ClusterPaths, ClusterRecord, write},
 };
 use crate::sh;
 
@@ -27,38 +27,38 @@ const NODE: &str = include_str!("node.sh");
 
 /// State of a cluster, and the programs to start.
 #[derive(Debug)]
-pub(crate) struct Starter<'a> {
-    pub(crate) state: &'a State,
-    pub(crate) mark: &'a Mark,
-    pub(crate) programs: &'a Programs,
+pub(crate) struct ClusterStarter<'a> {
+    pub(crate) state: &'a ClusterPaths,
+    pub(crate) mark: &'a ClusterRecord,
+    pub(crate) programs: &'a ClusterPrograms,
 }
 
-impl Starter<'_> {
+impl ClusterStarter<'_> {
     /// Starts `process`, regardless of leftovers of an earlier one.
-    pub(crate) fn start(&self, process: Process) -> Result<()> {
+    pub(crate) fn start(&self, process: ClusterProcess) -> Result<()> {
         match process {
-            Process::Etcd => {
+            ClusterProcess::Etcd => {
                 let data = self.state.folder().join("etcd");
                 self.hub(process, "etcd", config::etcd(&data))
             }
-            Process::ApiServer => {
+            ClusterProcess::ApiServer => {
                 let args = config::api_server(&self.state.pki(), self.mark.port);
                 self.hub(process, "kube-apiserver", args)
             }
-            Process::ControllerManager => {
+            ClusterProcess::ControllerManager => {
                 let program = "kube-controller-manager";
                 let args = config::controller_manager(&self.state.pki(), &self.access(program)?);
                 self.hub(process, program, args)
             }
-            Process::Scheduler => {
+            ClusterProcess::Scheduler => {
                 let program = "kube-scheduler";
                 self.hub(process, program, config::scheduler(&self.access(program)?))
             }
-            Process::Forward => self.forward(),
-            Process::Node(node) => self.node(node),
-            Process::Containerd(node) => self.containerd(node),
-            Process::Kubelet(node) => self.kubelet(node),
-            Process::Proxy(node) => self.proxy(node),
+            ClusterProcess::Forward => self.forward(),
+            ClusterProcess::Node(node) => self.node(node),
+            ClusterProcess::Containerd(node) => self.containerd(node),
+            ClusterProcess::Kubelet(node) => self.kubelet(node),
+            ClusterProcess::Proxy(node) => self.proxy(node),
         }
     }
 
@@ -74,7 +74,7 @@ impl Starter<'_> {
         write(file, &config::kubeconfig(&self.state.pki(), user, &server).to_string())
     }
 
-    fn hub(&self, process: Process, program: &str, args: Vec<String>) -> Result<()> {
+    fn hub(&self, process: ClusterProcess, program: &str, args: Vec<String>) -> Result<()> {
         let netns = format!("--net={}", self.state.netns(None).display());
         let mut argv: Vec<OsString> = vec!["nsenter".into(), netns.into()];
         argv.push(self.programs.file(program)?.into());
@@ -84,7 +84,7 @@ impl Starter<'_> {
 
     fn launch(
         &self,
-        process: Process,
+        process: ClusterProcess,
         argv: Vec<OsString>,
         stdin: Option<std::os::fd::OwnedFd>,
     ) -> Result<()> {
@@ -94,7 +94,7 @@ impl Starter<'_> {
         let path = format!("{}/{place}", self.state.cgroup());
         cgroups::make(&path)?;
         let cgroups = cgroups::entries(&path)?;
-        let launch = Launch { cgroups, argv, stdin, path: self.programs.folders() };
+        let launch = ProcessLaunch { cgroups, argv, stdin, path: self.programs.folders() };
         process::start(self.state, process, launch)
     }
 
@@ -118,7 +118,7 @@ impl Starter<'_> {
             "carry".into(),
             to.into(),
         ];
-        self.launch(Process::Forward, argv.to_vec(), Some(listener.into()))
+        self.launch(ClusterProcess::Forward, argv.to_vec(), Some(listener.into()))
     }
 
     /// Creates the namespaces of a node. Kills the processes that are left in its old ones.
@@ -147,15 +147,16 @@ impl Starter<'_> {
         argv.extend(mounts()?.into_iter().map(OsString::from));
         // In the node's cgroup itself: this cgroup becomes the root of the node's cgroup namespace.
         let cgroups = cgroups::entries(&group)?;
-        let launch = Launch { cgroups, argv, stdin: None, path: Vec::new() };
-        process::start(self.state, Process::Node(node), launch)?;
-        self.wait(Process::Node(node), || ready.exists())?;
+        let launch = ProcessLaunch { cgroups, argv, stdin: None, path: Vec::new() };
+        process::start(self.state, ClusterProcess::Node(node), launch)?;
+        self.wait(ClusterProcess::Node(node), || ready.exists())?;
         self.settle_keeper(node)
     }
 
     /// Moves the keeper below the node's cgroup, because a cgroup that delegates controllers may hold no process.
     fn settle_keeper(&self, node: u8) -> Result<()> {
-        let id = process::id(self.state, Process::Node(node)).context("the node's keeper ended")?;
+        let id = process::id(self.state, ClusterProcess::Node(node))
+            .context("the node's keeper ended")?;
         let group = format!("{}/node{node}", self.state.cgroup());
         cgroups::make_leaf(&group, "daemons")?;
         for file in cgroups::entries(&format!("{group}/daemons"))? {
@@ -167,7 +168,7 @@ impl Starter<'_> {
 
     /// Command line `nsenter …` into the namespaces of a node.
     pub(crate) fn enter(&self, node: u8) -> Result<Vec<OsString>> {
-        let Some(id) = process::id(self.state, Process::Node(node)) else {
+        let Some(id) = process::id(self.state, ClusterProcess::Node(node)) else {
             bail!("node{node} does not run: `cargo xtask cluster up` starts it");
         };
         // The keeper's namespaces, because mount, UTS and cgroup namespaces have no files of their own.
@@ -177,7 +178,13 @@ impl Starter<'_> {
             .to_vec())
     }
 
-    fn on_node(&self, process: Process, node: u8, program: &str, args: Vec<String>) -> Result<()> {
+    fn on_node(
+        &self,
+        process: ClusterProcess,
+        node: u8,
+        program: &str,
+        args: Vec<String>,
+    ) -> Result<()> {
         let mut argv = self.enter(node)?;
         argv.push(self.programs.file(program)?.into());
         argv.extend(args.into_iter().map(OsString::from));
@@ -191,11 +198,11 @@ impl Starter<'_> {
         let file = folder.join("containerd.toml");
         write(&file, &config::containerd(&cni))?;
         let args = vec!["--config".to_owned(), file.display().to_string()];
-        self.on_node(Process::Containerd(node), node, "containerd", args)?;
+        self.on_node(ClusterProcess::Containerd(node), node, "containerd", args)?;
         // The kubelet would start without containerd as well, but then retries at long intervals.
         let started = Instant::now();
         while !self.ctr(node, &["version"])?.output().is_ok_and(|done| done.status.success()) {
-            self.check(Process::Containerd(node), started, Duration::from_secs(60))?;
+            self.check(ClusterProcess::Containerd(node), started, Duration::from_secs(60))?;
             sh::pause(Duration::from_millis(100));
         }
         Ok(())
@@ -215,23 +222,28 @@ impl Starter<'_> {
         let config = config::kubelet(&self.state.pki(), node);
         write(&folder.join("kubelet.json"), &config.to_string())?;
         self.write_access(&folder.join("kubeconfig"), &format!("node{node}"))?;
-        self.on_node(Process::Kubelet(node), node, "kubelet", config::kubelet_args(&folder, node))
+        self.on_node(
+            ClusterProcess::Kubelet(node),
+            node,
+            "kubelet",
+            config::kubelet_args(&folder, node),
+        )
     }
 
     fn proxy(&self, node: u8) -> Result<()> {
         let folder = self.state.node(node);
         let mode = match self.mark.proxy.as_str() {
-            "nftables" => ProxyMode::Nftables,
-            _ => ProxyMode::Iptables,
+            "nftables" => KubeProxyMode::Nftables,
+            _ => KubeProxyMode::Iptables,
         };
         let file = folder.join("kube-proxy.json");
         write(&file, &config::proxy(&folder, node, mode).to_string())?;
         self.write_access(&folder.join("kube-proxy.kubeconfig"), "kube-proxy")?;
         let args = vec![format!("--config={}", file.display())];
-        self.on_node(Process::Proxy(node), node, "kube-proxy", args)
+        self.on_node(ClusterProcess::Proxy(node), node, "kube-proxy", args)
     }
 
-    fn wait(&self, process: Process, is_done: impl Fn() -> bool) -> Result<()> {
+    fn wait(&self, process: ClusterProcess, is_done: impl Fn() -> bool) -> Result<()> {
         let started = Instant::now();
         while !is_done() {
             self.check(process, started, Duration::from_secs(30))?;
@@ -241,7 +253,12 @@ impl Starter<'_> {
     }
 
     /// Fails if `process` has ended or `patience` is over, with the last lines of its log.
-    pub(crate) fn check(&self, process: Process, since: Instant, patience: Duration) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        process: ClusterProcess,
+        since: Instant,
+        patience: Duration,
+    ) -> Result<()> {
         let log = self.state.log(process);
         let what = match process::id(self.state, process) {
             None => "ended",

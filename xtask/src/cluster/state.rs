@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::{config::ProxyMode, plan::Process};
+use super::{config::KubeProxyMode, plan::ClusterProcess};
 
 /// Directory of all files, with a subdirectory for each cluster.
 const BASE: &str = "/var/lib/rouse-cluster";
@@ -19,7 +19,7 @@ pub(crate) const MAKER: &str = "cargo xtask cluster";
 
 /// Record of a cluster's properties, stored in `cluster.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Mark {
+pub(crate) struct ClusterRecord {
     made_by: String,
     pub(crate) kubernetes: String,
     pub(crate) nodes: u8,
@@ -31,8 +31,8 @@ pub(crate) struct Mark {
     pub(crate) assets: Option<PathBuf>,
 }
 
-impl Mark {
-    pub(crate) fn new(kubernetes: String, nodes: u8, proxy: ProxyMode, port: u16) -> Self {
+impl ClusterRecord {
+    pub(crate) fn new(kubernetes: String, nodes: u8, proxy: KubeProxyMode, port: u16) -> Self {
         let proxy = proxy.name().to_owned();
         Self { made_by: MAKER.to_owned(), kubernetes, nodes, proxy, port, assets: None }
     }
@@ -48,11 +48,11 @@ impl Mark {
 
 /// Directories and file names of one cluster.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct ClusterPaths {
     pub(crate) name: String,
 }
 
-impl State {
+impl ClusterPaths {
     /// Paths of the cluster `name`, which need not exist.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let is_plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
@@ -88,11 +88,11 @@ impl State {
         self.folder().join("admin.kubeconfig")
     }
 
-    pub(crate) fn log(&self, process: Process) -> PathBuf {
+    pub(crate) fn log(&self, process: ClusterProcess) -> PathBuf {
         self.folder().join("log").join(format!("{}.log", process.to_string().replace('/', "-")))
     }
 
-    pub(crate) fn pid_file(&self, process: Process) -> PathBuf {
+    pub(crate) fn pid_file(&self, process: ClusterProcess) -> PathBuf {
         self.folder().join("pid").join(process.to_string().replace('/', "-"))
     }
 
@@ -108,13 +108,13 @@ impl State {
     }
 
     /// Reads the cluster's record; `None` if there is no cluster of this name.
-    pub(crate) fn mark(&self) -> Result<Option<Mark>> {
+    pub(crate) fn mark(&self) -> Result<Option<ClusterRecord>> {
         let file = self.folder().join("cluster.json");
         let text = match fs::read_to_string(&file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.with_context(|| format!("cannot read {}", file.display()))?,
         };
-        let mark: Mark = serde_json::from_str(&text).with_context(|| {
+        let mark: ClusterRecord = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged: run `cargo xtask cluster down`", file.display())
         })?;
         if mark.made_by != MAKER {
@@ -124,7 +124,7 @@ impl State {
     }
 
     /// Writes the record, atomically by a rename.
-    pub(crate) fn set_mark(&self, mark: &Mark) -> Result<()> {
+    pub(crate) fn set_mark(&self, mark: &ClusterRecord) -> Result<()> {
         let folder = self.folder();
         for name in ["log", "pid", "pki"] {
             fs::create_dir_all(folder.join(name))
@@ -137,7 +137,7 @@ impl State {
     }
 
     /// Reads the record of a cluster that must exist.
-    pub(crate) fn existing(&self) -> Result<Mark> {
+    pub(crate) fn existing(&self) -> Result<ClusterRecord> {
         self.mark()?.with_context(|| {
             format!(
                 "there is no cluster `{}` made by {MAKER}: run `cargo xtask cluster up`",

@@ -12,36 +12,36 @@ use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
 use super::{
-    ProxyMode, State, Version, cgroups, fault,
-    golang::Golang,
-    images::{self, Images},
+    ClusterPaths, KubeProxyMode, KubernetesVersion, cgroups, fault,
+    golang::GoToolchain,
+    images::{self, ImageArchives},
     kubectl, network, pki,
-    plan::{self, Have, MOST_NODES, Process, Step},
+    plan::{self, ClusterProcess, ClusterUpStep, MOST_NODES, ObservedCluster},
     process,
-    programs::{self, Programs},
-    start::Starter,
-    state::Mark,
+    programs::{self, ClusterPrograms},
+    start::ClusterStarter,
+    state::ClusterRecord,
     with,
 };
 use crate::{
     lock,
-    setup::{self, Purpose},
+    setup::{self, SetupPurpose},
     sh, toolchain,
-    workspace::Workspace,
+    workspace::CargoWorkspace,
 };
 
 /// Properties of the cluster to start.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct UpArgs {
+pub(crate) struct ClusterUpArgs {
     /// Number of nodes; 0 is an API server alone [default: 2, or the present number]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST_NODES)))]
     pub(crate) nodes: Option<u8>,
     /// Version of Kubernetes: newest, oldest or vX.Y.Z [default: the version in KUBEBUILDER_ASSETS, or newest]
     #[arg(long)]
-    pub(crate) kubernetes: Option<Version>,
+    pub(crate) kubernetes: Option<KubernetesVersion>,
     /// Mode in which kube-proxy translates addresses of Services [default: iptables]
     #[arg(long, value_enum)]
-    pub(crate) proxy: Option<ProxyMode>,
+    pub(crate) proxy: Option<KubeProxyMode>,
     /// Packages whose images the nodes get; all when none is named
     #[arg(long = "image", value_name = "PACKAGE")]
     pub(crate) images: Vec<String>,
@@ -57,7 +57,7 @@ pub(crate) struct UpArgs {
 }
 
 /// Runs `cargo xtask cluster up`: builds as the user, then starts processes as root.
-pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
+pub(crate) fn run(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<()> {
     if let Some(file) = &args.prepared {
         return raise_cluster(state, args, wanted(state, args)?, &read_images(file)?);
     }
@@ -69,25 +69,29 @@ pub(crate) fn run(state: &State, args: &UpArgs) -> Result<()> {
 }
 
 /// Builds all programs and images, without root. It is also `cargo xtask cluster build`.
-pub(crate) fn prepare(state: &State, args: &UpArgs) -> Result<Images> {
+pub(crate) fn prepare(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<ImageArchives> {
     let version = wanted(state, args)?;
-    setup::prepare(&[Purpose::Build, Purpose::Cluster], args.yes)?;
+    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Cluster], args.yes)?;
     let assets = programs::assets(version)?;
     build(version, assets.as_deref())?;
-    let programs = Programs::find(version, assets.as_deref())?;
+    let programs = ClusterPrograms::find(version, assets.as_deref())?;
     match args.nodes {
-        Some(0) => Ok(Images::new()),
+        Some(0) => Ok(ImageArchives::new()),
         _ => build_images(&programs, &args.images),
     }
 }
 
 /// Runs `cargo xtask cluster load`: builds images and imports them into all nodes.
-pub(crate) fn load(state: &State, packages: &[String], prepared: Option<&Path>) -> Result<()> {
+pub(crate) fn load(
+    state: &ClusterPaths,
+    packages: &[String],
+    prepared: Option<&Path>,
+) -> Result<()> {
     let mark = state.existing()?;
-    let version: Version = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
+    let version: KubernetesVersion = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let images = match prepared {
         Some(file) => read_images(file)?,
-        None => build_images(&Programs::find(version, mark.assets.as_deref())?, packages)?,
+        None => build_images(&ClusterPrograms::find(version, mark.assets.as_deref())?, packages)?,
     };
     if !sh::is_root() {
         return again_as_root(&images);
@@ -102,8 +106,8 @@ pub(crate) fn load(state: &State, packages: &[String], prepared: Option<&Path>) 
 }
 
 /// Version to run: the named one, else the existing cluster's, else the default.
-fn wanted(state: &State, args: &UpArgs) -> Result<Version> {
-    let running = state.mark()?.map(|mark| mark.kubernetes.parse::<Version>());
+fn wanted(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
+    let running = state.mark()?.map(|mark| mark.kubernetes.parse::<KubernetesVersion>());
     match (args.kubernetes, running) {
         (Some(version), _) => Ok(version),
         (None, Some(running)) => running.map_err(anyhow::Error::msg),
@@ -111,13 +115,13 @@ fn wanted(state: &State, args: &UpArgs) -> Result<Version> {
     }
 }
 
-fn build(version: Version, assets: Option<&Path>) -> Result<()> {
+fn build(version: KubernetesVersion, assets: Option<&Path>) -> Result<()> {
     let _lock = lock::wait_for(&toolchain::cache()?.join("cluster.lock"))?;
     let missing = programs::missing(version, assets)?;
     if missing.is_empty() {
         return Ok(());
     }
-    let go = Golang::find()?;
+    let go = GoToolchain::find()?;
     println!("The cluster's programs are built once, from their Go modules:");
     let mut left: u32 = missing.iter().map(|recipe| recipe.seconds).sum();
     for (number, recipe) in missing.iter().enumerate() {
@@ -132,20 +136,20 @@ fn build(version: Version, assets: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-fn build_images(programs: &Programs, packages: &[String]) -> Result<Images> {
-    let workspace = Workspace::load()?;
+fn build_images(programs: &ClusterPrograms, packages: &[String]) -> Result<ImageArchives> {
+    let workspace = CargoWorkspace::load()?;
     let to = workspace.target.join("cluster-images");
     images::make(&workspace, programs, packages, &to)
 }
 
-fn read_images(file: &Path) -> Result<Images> {
+fn read_images(file: &Path) -> Result<ImageArchives> {
     let text = fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
     Ok(serde_json::from_str(&text)?)
 }
 
 /// Runs this command again through sudo, with the images that were built as the user.
-fn again_as_root(images: &Images) -> Result<()> {
-    let folder = Workspace::load()?.target.join("cluster-images");
+fn again_as_root(images: &ImageArchives) -> Result<()> {
+    let folder = CargoWorkspace::load()?.target.join("cluster-images");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let file = folder.join("images.json");
     // Images are built before, as the user; root gets their paths in a file.
@@ -158,13 +162,18 @@ fn again_as_root(images: &Images) -> Result<()> {
 }
 
 /// Starts everything that needs root.
-fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images) -> Result<()> {
+fn raise_cluster(
+    state: &ClusterPaths,
+    args: &ClusterUpArgs,
+    version: KubernetesVersion,
+    images: &ImageArchives,
+) -> Result<()> {
     let mark = mark(state, args, version)?;
     state.set_mark(&mark)?;
     // Only now: the lock file is in the cluster's directory, which `set_mark` creates.
     let _lock = lock::wait_for(&state.folder().join("lock"))?;
-    let programs = Programs::find(version, mark.assets.as_deref())?;
-    let starter = Starter { state, mark: &mark, programs: &programs };
+    let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
+    let starter = ClusterStarter { state, mark: &mark, programs: &programs };
     resume(state, &mark);
     let steps = plan::plan(&have(&starter, images), mark.nodes);
     // Read before any start: afterwards a heartbeat of the old kubelet would look like one of the new kubelet.
@@ -182,12 +191,16 @@ fn raise_cluster(state: &State, args: &UpArgs, version: Version, images: &Images
 }
 
 /// Record of the cluster after this `up`. Refuses changes that need another cluster.
-fn mark(state: &State, args: &UpArgs, version: Version) -> Result<Mark> {
+fn mark(
+    state: &ClusterPaths,
+    args: &ClusterUpArgs,
+    version: KubernetesVersion,
+) -> Result<ClusterRecord> {
     let Some(old) = state.mark()? else {
         // A port that is free now. Another program may take it before the forwarder starts, which then reports it.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let proxy = args.proxy.unwrap_or(ProxyMode::Iptables);
-        let mark = Mark::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
+        let proxy = args.proxy.unwrap_or(KubeProxyMode::Iptables);
+        let mark = ClusterRecord::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
         return Ok(mark.with_assets(programs::assets(version)?));
     };
     let name = &state.name;
@@ -208,7 +221,7 @@ fn mark(state: &State, args: &UpArgs, version: Version) -> Result<Mark> {
 }
 
 /// Continues suspended processes, and connects nodes that were cut off.
-fn resume(state: &State, mark: &Mark) {
+fn resume(state: &ClusterPaths, mark: &ClusterRecord) {
     for node in 1..=mark.nodes {
         let _not_there = fault::freeze(state, node, false);
         if state.netns(Some(node)).exists() {
@@ -223,59 +236,59 @@ fn resume(state: &State, mark: &Mark) {
     }
 }
 
-fn processes(nodes: u8) -> impl Iterator<Item = Process> {
+fn processes(nodes: u8) -> impl Iterator<Item = ClusterProcess> {
     let control = [
-        Process::Etcd,
-        Process::ApiServer,
-        Process::ControllerManager,
-        Process::Scheduler,
-        Process::Forward,
+        ClusterProcess::Etcd,
+        ClusterProcess::ApiServer,
+        ClusterProcess::ControllerManager,
+        ClusterProcess::Scheduler,
+        ClusterProcess::Forward,
     ];
-    control.into_iter().chain((1..=nodes).flat_map(Process::of_node))
+    control.into_iter().chain((1..=nodes).flat_map(ClusterProcess::of_node))
 }
 
-fn have(starter: &Starter<'_>, images: &Images) -> Have {
+fn have(starter: &ClusterStarter<'_>, images: &ImageArchives) -> ObservedCluster {
     let state = starter.state;
-    let alive: BTreeSet<Process> =
+    let alive: BTreeSet<ClusterProcess> =
         processes(starter.mark.nodes).filter(|&one| process::id(state, one).is_some()).collect();
     let nodes = 1..=starter.mark.nodes;
-    Have {
+    ObservedCluster {
         loaded: nodes.filter(|&node| images::is_loaded(state, node, images)).collect(),
         is_laid: state.folder().join("laid").exists() && network::exists(state),
-        has_addons: alive.contains(&Process::ApiServer) && starter.has_addons(),
+        has_addons: alive.contains(&ClusterProcess::ApiServer) && starter.has_addons(),
         alive,
     }
 }
 
-fn starts_kubelet(step: Step, name: &str) -> bool {
-    matches!(step, Step::Start(Process::Kubelet(node)) if name == format!("node{node}"))
+fn starts_kubelet(step: ClusterUpStep, name: &str) -> bool {
+    matches!(step, ClusterUpStep::Start(ClusterProcess::Kubelet(node)) if name == format!("node{node}"))
 }
 
 fn carry_out(
-    step: Step,
-    starter: &Starter<'_>,
-    images: &Images,
-    stale: &[kubectl::Node],
+    step: ClusterUpStep,
+    starter: &ClusterStarter<'_>,
+    images: &ImageArchives,
+    stale: &[kubectl::RegisteredNode],
 ) -> Result<()> {
     match step {
-        Step::Lay => lay(starter),
-        Step::Start(process) => {
+        ClusterUpStep::Lay => lay(starter),
+        ClusterUpStep::Start(process) => {
             starter.start(process)?;
             match process {
-                Process::Node(_) => route(starter),
+                ClusterProcess::Node(_) => route(starter),
                 // Only a new namespace lacks routes.
                 _ => Ok(()),
             }
         }
-        Step::Answer => starter.wait_for_answer(),
-        Step::Load(node) => images::load(starter, node, images),
-        Step::Addons => starter.apply_addons(),
-        Step::Ready => starter.wait_until_ready(stale),
+        ClusterUpStep::Answer => starter.wait_for_answer(),
+        ClusterUpStep::Load(node) => images::load(starter, node, images),
+        ClusterUpStep::Addons => starter.apply_addons(),
+        ClusterUpStep::Ready => starter.wait_until_ready(stale),
     }
 }
 
 /// Creates the base of the control plane. Existing keys stay, because kubelets and pods trust them.
-fn lay(starter: &Starter<'_>) -> Result<()> {
+fn lay(starter: &ClusterStarter<'_>) -> Result<()> {
     let state = starter.state;
     cgroups::make(&format!("{}/hub", state.cgroup()))?;
     network::make(state, None)?;
@@ -288,14 +301,14 @@ fn lay(starter: &Starter<'_>) -> Result<()> {
 }
 
 /// Sets routes between the nodes that have a namespace by now.
-pub(crate) fn route(starter: &Starter<'_>) -> Result<()> {
+pub(crate) fn route(starter: &ClusterStarter<'_>) -> Result<()> {
     let state = starter.state;
     let there = (1..=starter.mark.nodes).take_while(|&node| state.netns(Some(node)).exists());
     network::route(state, there.last().unwrap_or(0))
 }
 
 /// Prints the nodes and the commands that users may need next.
-fn show(starter: &Starter<'_>, json: Option<&Path>) -> Result<()> {
+fn show(starter: &ClusterStarter<'_>, json: Option<&Path>) -> Result<()> {
     let state = starter.state;
     let described = kubectl::describe(starter, state)?;
     if let Some(file) = json {

@@ -3,9 +3,9 @@
 use std::{fmt, str::FromStr};
 
 /// Newest version of Kubernetes that the cluster is tested with.
-pub(crate) const NEWEST: Version = Version { minor: 36, patch: 3 };
+pub(crate) const NEWEST: KubernetesVersion = KubernetesVersion { minor: 36, patch: 3 };
 /// Oldest version: the last patch of the oldest of the four newest minors, which Kubernetes and Knative support.
-pub(crate) const OLDEST: Version = Version { minor: 33, patch: 13 };
+pub(crate) const OLDEST: KubernetesVersion = KubernetesVersion { minor: 33, patch: 13 };
 
 pub(crate) const CONTAINERD: &str = "v2.4.2";
 pub(crate) const ETCD: &str = "v3.7.3";
@@ -17,29 +17,29 @@ pub(crate) const PROMETHEUS: &str = "v0.309.1";
 /// Version of Helm that the chart is checked with.
 pub(crate) const HELM: &str = "v4.3.1";
 /// Version of Go that builds all of them, downloaded if the machine's own is older.
-pub(crate) const GO: Go = Go { major: 1, minor: 26, patch: 8 };
+pub(crate) const GO: GoVersion = GoVersion { major: 1, minor: 26, patch: 8 };
 
 /// A release of Kubernetes: `v1.<minor>.<patch>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
+pub(crate) struct KubernetesVersion {
     pub(crate) minor: u32,
     pub(crate) patch: u32,
 }
 
-impl Version {
+impl KubernetesVersion {
     /// Version of the modules that Kubernetes is staged from: `v0.<minor>.<patch>`.
     pub(crate) fn staging(self) -> String {
         format!("v0.{}.{}", self.minor, self.patch)
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for KubernetesVersion {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "v1.{}.{}", self.minor, self.patch)
     }
 }
 
-impl FromStr for Version {
+impl FromStr for KubernetesVersion {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -58,13 +58,13 @@ impl FromStr for Version {
 
 /// A release of Go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Go {
+pub(crate) struct GoVersion {
     major: u32,
     minor: u32,
     patch: u32,
 }
 
-impl Go {
+impl GoVersion {
     /// Parses the output of `go version`: `go version go1.26.8 linux/amd64`.
     pub(crate) fn parse(printed: &str) -> Option<Self> {
         let word = printed.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
@@ -80,7 +80,7 @@ impl Go {
     }
 }
 
-impl fmt::Display for Go {
+impl fmt::Display for GoVersion {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "go{}.{}.{}", self.major, self.minor, self.patch)
     }
@@ -94,9 +94,9 @@ mod tests {
     fn a_version_is_named_or_written_out() {
         assert_eq!("newest".parse(), Ok(NEWEST));
         assert_eq!("oldest".parse(), Ok(OLDEST));
-        assert_eq!("v1.34.2".parse(), Ok(Version { minor: 34, patch: 2 }));
+        assert_eq!("v1.34.2".parse(), Ok(KubernetesVersion { minor: 34, patch: 2 }));
         for bad in ["", "1.34.2", "v1.34", "v2.0.0", "v1.x.1"] {
-            assert!(bad.parse::<Version>().is_err(), "{bad}");
+            assert!(bad.parse::<KubernetesVersion>().is_err(), "{bad}");
         }
     }
 
@@ -108,10 +108,10 @@ mod tests {
 
     #[test]
     fn go_says_which_it_is() {
-        let go = Go::parse("go version go1.26.8 linux/amd64").unwrap();
+        let go = GoVersion::parse("go version go1.26.8 linux/amd64").unwrap();
         assert!(go.is_enough());
         assert_eq!(go.to_string(), "go1.26.8");
-        assert!(!Go::parse("go version go1.19.8 linux/amd64").unwrap().is_enough());
-        assert!(Go::parse("go version go1.27rc1 linux/amd64").unwrap().is_enough());
+        assert!(!GoVersion::parse("go version go1.19.8 linux/amd64").unwrap().is_enough());
+        assert!(GoVersion::parse("go version go1.27rc1 linux/amd64").unwrap().is_enough());
     }
 }

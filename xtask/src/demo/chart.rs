@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::tally::{Phase, Run};
-use crate::load::Record;
+use super::tally::{DemoRun, RequestPurpose};
+use crate::load::LoadRecord;
 
 /// Size of the chart and of the frame around its two plots, in SVG's units.
 const WIDTH: f64 = 960.0;
@@ -22,8 +22,8 @@ const POD: &str = "#264653";
 const FAINT: &str = "#cccccc";
 
 /// Draws the chart of a run.
-pub(super) fn svg(run: &Run) -> String {
-    let records: Vec<&Record> = run.records.iter().map(|(_, record)| record).collect();
+pub(super) fn svg(run: &DemoRun) -> String {
+    let records: Vec<&LoadRecord> = run.records.iter().map(|(_, record)| record).collect();
     let first = records.iter().map(|record| record.at_us).min().unwrap_or(0);
     let last_look = run.samples.last().map_or(first, |sample| sample.at_us);
     let steps = (last_look.saturating_sub(first) / STEP_US + 1) as usize;
@@ -49,7 +49,7 @@ pub(super) fn svg(run: &Run) -> String {
             }
         }
     }
-    for (_, wake) in run.records.iter().filter(|(phase, _)| *phase == Phase::Wake) {
+    for (_, wake) in run.records.iter().filter(|(phase, _)| *phase == RequestPurpose::Wake) {
         // As above: writing to a string cannot fail.
         let at = x((wake.at_us - first) as f64 / STEP_US as f64);
         let _ = writeln!(
@@ -75,14 +75,14 @@ pub(super) fn svg(run: &Run) -> String {
 
 /// Requests in flight during one step, by their path.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Bar {
+struct ChartBar {
     direct: f64,
     activator: f64,
 }
 
 /// Adds each request to the steps that it spans, weighted by its share of the step's time.
-fn bars(records: &[&Record], first: u64, steps: usize) -> Vec<Bar> {
-    let mut bars = vec![Bar::default(); steps];
+fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
+    let mut bars = vec![ChartBar::default(); steps];
     for record in records {
         let start = record.at_us - first;
         let end = start + record.took_us.max(1);
@@ -100,7 +100,7 @@ fn bars(records: &[&Record], first: u64, steps: usize) -> Vec<Bar> {
     bars
 }
 
-fn pods_line(run: &Run, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
+fn pods_line(run: &DemoRun, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
     let mut line = String::new();
     let mut last = PODS.1;
     for sample in &run.samples {
@@ -158,8 +158,8 @@ fn seconds(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
 mod tests {
     use super::*;
 
-    fn record(at_us: u64, took_us: u64, direct: bool) -> Record {
-        Record {
+    fn record(at_us: u64, took_us: u64, direct: bool) -> LoadRecord {
+        LoadRecord {
             at_us,
             took_us,
             first_byte_us: took_us,
@@ -176,13 +176,13 @@ mod tests {
     fn a_request_counts_in_each_step_by_the_time_it_lasted_there() {
         let (one, two) = (record(1_000_000, 150_000, true), record(1_050_000, 50_000, false));
         let bars = bars(&[&one, &two], 1_000_000, 3);
-        let bar = |direct, activator| Bar { direct, activator };
+        let bar = |direct, activator| ChartBar { direct, activator };
         assert_eq!(bars, [bar(1.0, 0.5), bar(0.5, 0.0), bar(0.0, 0.0)]);
     }
 
     #[test]
     fn an_empty_run_still_gives_a_picture() {
-        let svg = svg(&Run::default());
+        let svg = svg(&DemoRun::default());
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     }
 }

@@ -7,14 +7,14 @@ use std::{
 
 /// Terminal or log file that the story is printed to.
 #[derive(Debug)]
-pub(super) struct Screen {
+pub(super) struct DemoScreen {
     started: Instant,
     is_terminal: bool,
     /// Time when the live line was last printed, for output that cannot be redrawn.
     printed: Option<Instant>,
 }
 
-impl Screen {
+impl DemoScreen {
     pub(super) fn new() -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         Self { started: Instant::now(), is_terminal, printed: None }

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{
-    screen::Screen,
-    tally::{Phase, Run, Sample},
+    screen::DemoScreen,
+    tally::{DemoRun, PodSample, RequestPurpose},
 };
-use crate::{load::Record, node::Node, sh};
+use crate::{load::LoadRecord, node::LocalNode, sh};
 
 /// Name by which the client inside the node reaches the service: the node's DNS resolves it to the ClusterIP.
 const SERVICE: &str = "hello.default.svc.cluster.local";
@@ -30,8 +30,8 @@ const ASLEEP_WITHIN: Duration = Duration::from_secs(40);
 const EMPTY_LOOKS: u32 = 3;
 
 /// Runs the demonstration and returns its requests and samples.
-pub(super) fn tell(node: &Node, manifest: &Path) -> Result<Run> {
-    let mut teller = Teller { node, screen: Screen::new(), run: Run::default() };
+pub(super) fn tell(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
+    let mut teller = DemoRunner { node, screen: DemoScreen::new(), run: DemoRun::default() };
     teller.screen.say("the node is up");
     sh::capture(node.rouse(&["apply", "-f"]).arg(manifest))?;
     teller.wait_for_service()?;
@@ -41,7 +41,7 @@ pub(super) fn tell(node: &Node, manifest: &Path) -> Result<Run> {
 
     teller.wake("a request comes")?;
     teller.screen.say("load rises to 40 requests at once");
-    teller.send(Phase::Load, STAGES, "/?sleep=100", None)?;
+    teller.send(RequestPurpose::Load, STAGES, "/?sleep=100", None)?;
     teller.screen.say("load stops");
     teller.fall_asleep()?;
     teller.wake("another request comes")?;
@@ -49,13 +49,13 @@ pub(super) fn tell(node: &Node, manifest: &Path) -> Result<Run> {
     Ok(teller.run)
 }
 
-struct Teller<'a> {
-    node: &'a Node,
-    screen: Screen,
-    run: Run,
+struct DemoRunner<'a> {
+    node: &'a LocalNode,
+    screen: DemoScreen,
+    run: DemoRun,
 }
 
-impl Teller<'_> {
+impl DemoRunner<'_> {
     fn wait_for_service(&self) -> Result<()> {
         let mut last = String::new();
         for _ in 0..100 {
@@ -76,7 +76,7 @@ impl Teller<'_> {
 
     fn wake(&mut self, what: &str) -> Result<()> {
         self.screen.say(&format!("{what} while no pod runs; it waits"));
-        self.send(Phase::Wake, "1x60s", "/", Some("1"))?;
+        self.send(RequestPurpose::Wake, "1x60s", "/", Some("1"))?;
         let record = self.run.records.last().map(|(_, record)| record);
         let record = record.context("the load generator reported nothing")?;
         let text = match record.is_answered() {
@@ -113,7 +113,7 @@ impl Teller<'_> {
     /// Sends load from the client's namespace, samples the pods meanwhile, and stores the records.
     fn send(
         &mut self,
-        phase: Phase,
+        phase: RequestPurpose,
         stages: &str,
         path: &str,
         requests: Option<&str>,
@@ -144,7 +144,7 @@ impl Teller<'_> {
     }
 
     /// Stores the records that the load generator has printed so far. Returns true if it has ended.
-    fn take(&mut self, phase: Phase, records: &Receiver<Record>) -> bool {
+    fn take(&mut self, phase: RequestPurpose, records: &Receiver<LoadRecord>) -> bool {
         loop {
             match records.try_recv() {
                 Ok(record) => self.run.records.push((phase, record)),
@@ -167,7 +167,7 @@ impl Teller<'_> {
             })
         };
         let ready = pods.iter().filter(is_ready).count();
-        self.run.samples.push(Sample { at_us: unix_us(), pods: pods.len(), ready });
+        self.run.samples.push(PodSample { at_us: unix_us(), pods: pods.len(), ready });
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl Teller<'_> {
     }
 }
 
-fn read_records(load: &mut Child) -> Result<Receiver<Record>> {
+fn read_records(load: &mut Child) -> Result<Receiver<LoadRecord>> {
     let stdout = load.stdout.take().context("the load generator's output was piped")?;
     // Bounded: the demo reads several times a second, and a full channel only delays the printing.
     let (sender, records) = mpsc::sync_channel(65_536);

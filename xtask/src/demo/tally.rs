@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{coldstart::ColdStart, load::Record};
+use crate::{coldstart::NodeColdStart, load::LoadRecord};
 
 /// Least share of the load's requests on the direct path.
 const DIRECT_SHARE: f64 = 0.95;
@@ -13,7 +13,7 @@ const PODS: usize = 3;
 
 /// Purpose of a request in the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum RequestPurpose {
     /// Wake-up of the sleeping service.
     Wake,
     /// Part of the load, while pods are ready.
@@ -22,7 +22,7 @@ pub(super) enum Phase {
 
 /// Number of pods at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sample {
+pub(super) struct PodSample {
     pub(super) at_us: u64,
     pub(super) pods: usize,
     pub(super) ready: usize,
@@ -30,14 +30,14 @@ pub(super) struct Sample {
 
 /// All requests and samples of a run.
 #[derive(Debug, Default)]
-pub(super) struct Run {
-    pub(super) records: Vec<(Phase, Record)>,
-    pub(super) samples: Vec<Sample>,
+pub(super) struct DemoRun {
+    pub(super) records: Vec<(RequestPurpose, LoadRecord)>,
+    pub(super) samples: Vec<PodSample>,
     /// Number of times that the service scaled to zero pods.
     pub(super) times_asleep: u32,
 }
 
-impl Run {
+impl DemoRun {
     /// Number of pods in the last sample.
     pub(super) fn pods_now(&self) -> usize {
         self.samples.last().map_or(0, |sample| sample.pods)
@@ -47,7 +47,7 @@ impl Run {
     pub(super) fn live(&self, now_us: u64) -> String {
         let since = now_us.saturating_sub(1_000_000);
         // Records are only roughly in order of their end, so the search goes half a second further back.
-        let recent: Vec<&Record> = (self.records.iter().rev())
+        let recent: Vec<&LoadRecord> = (self.records.iter().rev())
             .map(|(_, record)| record)
             .take_while(|record| record.at_us + record.took_us + 500_000 > since)
             .filter(|record| record.at_us + record.took_us > since)
@@ -71,13 +71,13 @@ impl Run {
 
 /// Distribution of one quantity over several cold starts, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Spread {
+pub(super) struct LatencyDistribution {
     p50: f64,
     p99: f64,
     n: usize,
 }
 
-impl Spread {
+impl LatencyDistribution {
     fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         // Nearest rank, so that each figure is a measured value.
@@ -91,33 +91,33 @@ impl Spread {
 
 /// Figures of a run, as the table and the JSON file show them.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Figures {
+pub(super) struct DemoFigures {
     sent: usize,
     answered: usize,
     lost: usize,
-    cold_start_ms: Spread,
-    listen_to_first_byte_ms: Spread,
+    cold_start_ms: LatencyDistribution,
+    listen_to_first_byte_ms: LatencyDistribution,
     direct_share: f64,
     max_pods: usize,
     returned_to_zero: bool,
-    cold_starts: Vec<ColdStart>,
+    cold_starts: Vec<NodeColdStart>,
     /// Number of pods over time: ms since the first request, pods.
     pods: Vec<(u64, usize)>,
     #[serde(skip)]
     first_loss: Option<String>,
 }
 
-impl Figures {
+impl DemoFigures {
     /// Computes the figures of a run; `log` is the node's log, with the times of scale decisions.
-    pub(super) fn of(run: &Run, log: &str) -> Self {
+    pub(super) fn of(run: &DemoRun, log: &str) -> Self {
         let sent = run.records.len();
         let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
-        let cold_starts: Vec<ColdStart> = (run.records.iter())
-            .filter(|(phase, record)| *phase == Phase::Wake && record.is_answered())
-            .map(|(_, record)| ColdStart::of(record, log))
+        let cold_starts: Vec<NodeColdStart> = (run.records.iter())
+            .filter(|(phase, record)| *phase == RequestPurpose::Wake && record.is_answered())
+            .map(|(_, record)| NodeColdStart::of(record, log))
             .collect();
-        let load: Vec<&Record> = (run.records.iter())
-            .filter(|(phase, _)| *phase == Phase::Load)
+        let load: Vec<&LoadRecord> = (run.records.iter())
+            .filter(|(phase, _)| *phase == RequestPurpose::Load)
             .map(|(_, record)| record)
             .collect();
         // The requests that wake the service cannot be direct, so they do not count.
@@ -127,8 +127,10 @@ impl Figures {
             sent,
             answered,
             lost: sent - answered,
-            cold_start_ms: Spread::of(cold_starts.iter().map(|cold| cold.total).collect()),
-            listen_to_first_byte_ms: Spread::of(
+            cold_start_ms: LatencyDistribution::of(
+                cold_starts.iter().map(|cold| cold.total).collect(),
+            ),
+            listen_to_first_byte_ms: LatencyDistribution::of(
                 cold_starts.iter().map(|cold| cold.listen_to_first_byte).collect(),
             ),
             direct_share: direct as f64 / load.len().max(1) as f64,
@@ -164,7 +166,7 @@ impl Figures {
 }
 
 /// Number of pods at each change: ms since the first request, pods.
-fn pods_over_time(run: &Run) -> Vec<(u64, usize)> {
+fn pods_over_time(run: &DemoRun) -> Vec<(u64, usize)> {
     let start = run.records.first().map_or(0, |(_, record)| record.at_us);
     let mut pods: Vec<(u64, usize)> = (run.samples.iter())
         .map(|sample| (sample.at_us.saturating_sub(start) / 1000, sample.ready))
@@ -173,7 +175,7 @@ fn pods_over_time(run: &Run) -> Vec<(u64, usize)> {
     pods
 }
 
-impl fmt::Display for Figures {
+impl fmt::Display for DemoFigures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "cold start        decide      start   listen → first byte      total")?;
         for (index, cold) in self.cold_starts.iter().enumerate() {
@@ -204,8 +206,8 @@ impl fmt::Display for Figures {
 mod tests {
     use super::*;
 
-    fn record(at_us: u64, direct: bool) -> Record {
-        Record {
+    fn record(at_us: u64, direct: bool) -> LoadRecord {
+        LoadRecord {
             at_us,
             took_us: 2_000,
             first_byte_us: 1_900,
@@ -218,14 +220,14 @@ mod tests {
         }
     }
 
-    fn run() -> Run {
+    fn run() -> DemoRun {
         let start = crate::coldstart::unix_us_of("2026-11-21T10:00:00.000000Z").unwrap();
-        let mut run = Run { times_asleep: 2, ..Run::default() };
-        run.records.push((Phase::Wake, record(start, false)));
+        let mut run = DemoRun { times_asleep: 2, ..DemoRun::default() };
+        run.records.push((RequestPurpose::Wake, record(start, false)));
         for index in 1..=100 {
-            run.records.push((Phase::Load, record(start + index * 10_000, index > 4)));
+            run.records.push((RequestPurpose::Load, record(start + index * 10_000, index > 4)));
         }
-        let sample = |at_us, ready| Sample { at_us, pods: ready, ready };
+        let sample = |at_us, ready| PodSample { at_us, pods: ready, ready };
         run.samples = vec![sample(start, 0), sample(start + 2_000, 3), sample(start + 9_000, 3)];
         run
     }
@@ -235,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_good_run_has_no_failure_and_its_cold_start_is_split() {
-        let figures = Figures::of(&run(), LOG);
+        let figures = DemoFigures::of(&run(), LOG);
         assert_eq!(figures.failures(), [""; 0]);
         let split =
-            ColdStart { decide: Some(0.4), start: 1.1, listen_to_first_byte: 0.4, total: 1.9 };
+            NodeColdStart { decide: Some(0.4), start: 1.1, listen_to_first_byte: 0.4, total: 1.9 };
         assert_eq!(figures.cold_starts, [split]);
         assert_eq!(figures.pods, [(0, 0), (2, 3)]);
     }
@@ -252,7 +254,7 @@ mod tests {
             record.direct = false;
         }
         run.records[5].1.status = 503;
-        let failures = Figures::of(&run, "").failures();
+        let failures = DemoFigures::of(&run, "").failures();
         assert_eq!(
             failures,
             [

@@ -23,7 +23,7 @@ const USER: &str = "65532";
 
 /// One static program that becomes an image.
 #[derive(Debug)]
-pub(crate) struct Image<'a> {
+pub(crate) struct ProgramImage<'a> {
     /// Full name with tag, as manifests write it.
     pub(crate) name: &'a str,
     /// File name of the program in the image's root directory.
@@ -36,7 +36,7 @@ pub(crate) struct Image<'a> {
 ///
 /// A directory that already holds the image is not touched: compression takes long, and other processes may read
 /// there.
-pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
+pub(crate) fn write(image: &ProgramImage<'_>, folder: &Path) -> Result<String> {
     let tar = layer(image)?;
     let configuration = configuration(image, &tar)?;
     if let Some(digest) = digest_of(image, &configuration, folder) {
@@ -76,7 +76,7 @@ pub(crate) fn write(image: &Image<'_>, folder: &Path) -> Result<String> {
 }
 
 /// Configuration of the image: entrypoint, user, and digest of the layer.
-fn configuration(image: &Image<'_>, tar: &[u8]) -> Result<String> {
+fn configuration(image: &ProgramImage<'_>, tar: &[u8]) -> Result<String> {
     let config = ConfigBuilder::default()
         .user(USER)
         .env(vec!["PATH=/".to_owned()])
@@ -97,7 +97,7 @@ fn configuration(image: &Image<'_>, tar: &[u8]) -> Result<String> {
 }
 
 /// Digest of the manifest, if `folder` already holds the whole image.
-fn digest_of(image: &Image<'_>, configuration: &str, folder: &Path) -> Option<String> {
+fn digest_of(image: &ProgramImage<'_>, configuration: &str, folder: &Path) -> Option<String> {
     let index = ImageIndex::from_file(folder.join("index.json")).ok()?;
     let listed = index.manifests().first()?;
     let has_name = listed.annotations().as_ref()?.get(REF_NAME)? == image.name;
@@ -115,7 +115,7 @@ fn digest_of(image: &Image<'_>, configuration: &str, folder: &Path) -> Option<St
 }
 
 /// Content of the only layer: the program, `/tmp`, and the users' names.
-fn layer(image: &Image<'_>) -> io::Result<Vec<u8>> {
+fn layer(image: &ProgramImage<'_>) -> io::Result<Vec<u8>> {
     let passwd = "root:x:0:0:root:/:/\nnonroot:x:65532:65532:nonroot:/:/\n";
     let group = "root:x:0:\nnonroot:x:65532:\n";
     let mut tar = tar::Builder::new(Vec::new());
@@ -176,7 +176,7 @@ mod tests {
     }
 
     fn written_of(bytes: &[u8], folder: &Path) -> (String, String) {
-        let image = Image { name: "dev.local/x:v1", program: "x", bytes };
+        let image = ProgramImage { name: "dev.local/x:v1", program: "x", bytes };
         let digest = write(&image, folder).unwrap();
         let index = fs::read_to_string(folder.join("index.json")).unwrap();
         (digest, index)

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use crate::test::Tally;
+use crate::test::TestCounts;
 
 /// Prefix of the job's own lines among those of the tests: `rouse: begin load`, `rouse: end load 0`.
 const OURS: &str = "rouse: ";
@@ -17,7 +17,7 @@ const RESULT: &str = "test result: ";
 /// Result of loading one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
+pub(crate) enum VerifierVerdict {
     /// Accepted; the number of instructions that the verifier walked.
     Walked(u64),
     /// Refused by the verifier.
@@ -26,7 +26,7 @@ pub(crate) enum Verdict {
     Later,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for VerifierVerdict {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Walked(count) => out.pad(&count.to_string()),
@@ -38,18 +38,18 @@ impl fmt::Display for Verdict {
 
 /// Results parsed from the lines so far.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Heard {
+pub(crate) struct ConsoleResults {
     /// Result of the verifier for each program.
-    pub(crate) programs: BTreeMap<String, Verdict>,
+    pub(crate) programs: BTreeMap<String, VerifierVerdict>,
     /// Exit code of each completed run, by the run's name.
     pub(crate) ended: BTreeMap<String, i32>,
     /// Test results of each run, by the run's name.
-    pub(crate) tallies: BTreeMap<String, Tally>,
+    pub(crate) tallies: BTreeMap<String, TestCounts>,
     /// Name of the present run, and its test results since the last summary.
-    run: Option<(String, Tally)>,
+    run: Option<(String, TestCounts)>,
 }
 
-impl Heard {
+impl ConsoleResults {
     /// Parses one more line of the serial output.
     pub(crate) fn absorb(&mut self, line: &str) {
         let line = line.trim_end();
@@ -73,7 +73,7 @@ impl Heard {
         let mut words = said.split(' ');
         match (words.next(), words.next(), words.next().map(str::parse)) {
             (Some("begin"), Some(run), None) => {
-                self.run = Some((run.to_owned(), Tally::default()));
+                self.run = Some((run.to_owned(), TestCounts::default()));
             }
             (Some("end"), Some(run), Some(Ok(code))) => {
                 // Lines after the end belong to no run, even if they look like results.
@@ -87,10 +87,10 @@ impl Heard {
     fn absorb_verdict(&mut self, said: &str) {
         let Some((name, said)) = said.split_once(' ') else { return };
         let verdict = match said {
-            "refused" => Verdict::Refused,
-            "is for later kernels" => Verdict::Later,
+            "refused" => VerifierVerdict::Refused,
+            "is for later kernels" => VerifierVerdict::Later,
             count => match count.parse() {
-                Ok(count) => Verdict::Walked(count),
+                Ok(count) => VerifierVerdict::Walked(count),
                 Err(_) => return,
             },
         };
@@ -102,8 +102,8 @@ impl Heard {
 mod tests {
     use super::*;
 
-    fn heard(lines: &[&str]) -> Heard {
-        let mut heard = Heard::default();
+    fn heard(lines: &[&str]) -> ConsoleResults {
+        let mut heard = ConsoleResults::default();
         lines.iter().for_each(|line| heard.absorb(line));
         heard
     }
@@ -124,9 +124,9 @@ mod tests {
         assert_eq!(
             programs,
             [
-                ("bind6", Verdict::Walked(122)),
-                ("egress", Verdict::Refused),
-                ("end", Verdict::Later)
+                ("bind6", VerifierVerdict::Walked(122)),
+                ("egress", VerifierVerdict::Refused),
+                ("end", VerifierVerdict::Later)
             ]
         );
         assert_eq!(heard.ended, [("load".to_owned(), 101)].into());

@@ -3,7 +3,7 @@
 
 /// An archive under construction.
 #[derive(Debug, Default)]
-pub(crate) struct Archive {
+pub(crate) struct CpioArchive {
     bytes: Vec<u8>,
     /// Inode number of the last entry.
     next: u32,
@@ -17,7 +17,7 @@ const ALIGNED: usize = 4;
 /// Name of the entry that ends an archive.
 const END: &str = "TRAILER!!!";
 
-impl Archive {
+impl CpioArchive {
     /// Adds a directory. Its files must be added after it.
     pub(crate) fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn an_archive_is_headers_names_and_contents_at_multiples_of_four() {
-        let mut archive = Archive::default();
+        let mut archive = CpioArchive::default();
         archive.folder("bin");
         archive.file("init", b"hello");
         let text = String::from_utf8(archive.finish()).unwrap();

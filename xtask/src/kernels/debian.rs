@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{
     modules,
-    packages::{self, Package},
-    supported::Kernel,
+    packages::{self, DebianPackage},
+    supported::SupportedKernel,
 };
 use crate::{sh, toolchain};
 
@@ -25,7 +25,7 @@ const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A kernel in the cache.
 #[derive(Debug)]
-pub(crate) struct Fetched {
+pub(crate) struct CachedKernel {
     /// Version of the package, `5.10.262-1`.
     pub(crate) version: String,
     /// Kernel release as `uname -r` prints it, `5.10.0-41-amd64`.
@@ -38,12 +38,12 @@ pub(crate) struct Fetched {
 
 /// Mirrors that packages are downloaded from.
 #[derive(Debug)]
-pub(crate) struct Mirrors {
+pub(crate) struct DebianMirrors {
     archive: String,
     security: Option<String>,
 }
 
-impl Mirrors {
+impl DebianMirrors {
     /// Returns `given` as the only mirror, or else the mirrors in this machine's apt sources.
     pub(crate) fn find(given: Option<&str>) -> Result<Self> {
         if let Some(given) = given {
@@ -60,9 +60,9 @@ impl Mirrors {
 }
 
 /// Returns the newest package of a kernel, from the cache or from the mirror.
-pub(crate) fn fetch(kernel: &Kernel, mirrors: &Mirrors) -> Result<Fetched> {
+pub(crate) fn fetch(kernel: &SupportedKernel, mirrors: &DebianMirrors) -> Result<CachedKernel> {
     let cache = toolchain::cache()?.join("kernels");
-    let apt = Apt { folder: cache.join(format!("apt-{}", kernel.name)) };
+    let apt = AptInstance { folder: cache.join(format!("apt-{}", kernel.name)) };
     apt.update(kernel, mirrors)?;
     let listed = sh::capture(apt.command("apt-cache").args(["madison", META]))?;
     let version = packages::highest(&listed)
@@ -84,17 +84,17 @@ pub(crate) fn fetch(kernel: &Kernel, mirrors: &Mirrors) -> Result<Fetched> {
 }
 
 /// Describes the kernel in a directory of the cache.
-fn found(version: String, folder: &Path) -> Result<Fetched> {
+fn found(version: String, folder: &Path) -> Result<CachedKernel> {
     let (image, modules) = (folder.join("vmlinuz"), folder.join("lib/modules"));
     let broken = || format!("{} is broken: remove it", folder.display());
     let mut entries = fs::read_dir(&modules).with_context(broken)?.flatten();
     let release = entries.next().with_context(broken)?.file_name().to_string_lossy().into_owned();
     let modules = modules.join(&release);
-    Ok(Fetched { version, release, image, modules })
+    Ok(CachedKernel { version, release, image, modules })
 }
 
 /// Downloads all packages of a kernel, and leaves in `folder` the files that a machine needs.
-fn fill(apt: &Apt, version: &str, folder: &Path) -> Result<()> {
+fn fill(apt: &AptInstance, version: &str, folder: &Path) -> Result<()> {
     let debs = folder.join("debs");
     fs::create_dir_all(&debs).with_context(|| format!("cannot make {}", debs.display()))?;
     let parts = apt.parts(version)?;
@@ -154,11 +154,11 @@ fn place(path: &str) -> Option<PathBuf> {
 
 /// An instance of apt with the sources of one kernel.
 #[derive(Debug)]
-struct Apt {
+struct AptInstance {
     folder: PathBuf,
 }
 
-impl Apt {
+impl AptInstance {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         let at = self.folder.display();
@@ -183,7 +183,7 @@ impl Apt {
     }
 
     /// Updates the lists of the kernel's suites, unless they are younger than a day.
-    fn update(&self, kernel: &Kernel, mirrors: &Mirrors) -> Result<()> {
+    fn update(&self, kernel: &SupportedKernel, mirrors: &DebianMirrors) -> Result<()> {
         if !Path::new(KEYS).exists() {
             bail!(
                 "{KEYS} is missing, by which packages are checked: install debian-archive-keyring"
@@ -221,8 +221,8 @@ impl Apt {
     }
 
     /// All packages of the kernel with this version.
-    fn parts(&self, version: &str) -> Result<Vec<Package>> {
-        let mut parts = vec![Package { name: META.to_owned(), version: version.to_owned() }];
+    fn parts(&self, version: &str) -> Result<Vec<DebianPackage>> {
+        let mut parts = vec![DebianPackage { name: META.to_owned(), version: version.to_owned() }];
         // The list grows while it is read: each package may depend on more packages.
         let mut next = 0;
         while let Some(part) = parts.get(next) {

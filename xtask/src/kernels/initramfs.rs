@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{cpio::Archive, debian::Fetched, modules};
+use super::{cpio::CpioArchive, debian::CachedKernel, modules};
 /// Script of the first process.
 const INIT: &str = include_str!("init.sh");
 /// Modules that the host's files need. All others are loaded from there on demand.
@@ -20,8 +20,8 @@ const FOLDERS: [&str; 9] =
 const BUSYBOX: &str = "/bin/busybox";
 
 /// Builds the initramfs for a kernel. The job is a script that runs the tests of `program`.
-pub(crate) fn make(kernel: &Fetched, program: &Path, job: &str) -> Result<Vec<u8>> {
-    let mut archive = Archive::default();
+pub(crate) fn make(kernel: &CachedKernel, program: &Path, job: &str) -> Result<Vec<u8>> {
+    let mut archive = CpioArchive::default();
     FOLDERS.iter().for_each(|folder| archive.folder(folder));
     archive.file("bin/busybox", &busybox()?);
     for (number, file) in first_modules(kernel)?.iter().enumerate() {
@@ -56,7 +56,7 @@ fn has_interpreter(program: &[u8]) -> bool {
     (0..count).any(|index| number(at + index * size, 4) as u32 == INTERPRETER)
 }
 
-fn first_modules(kernel: &Fetched) -> Result<Vec<String>> {
+fn first_modules(kernel: &CachedKernel) -> Result<Vec<String>> {
     let list = |name: &str| -> Result<String> {
         Ok(String::from_utf8_lossy(&read(&kernel.modules.join(name))?).into_owned())
     };
@@ -76,7 +76,7 @@ fn module(file: &Path) -> Result<Vec<u8>> {
     Ok(unpacked.stdout)
 }
 
-fn settings(kernel: &Fetched, program: &Path) -> Result<String> {
+fn settings(kernel: &CachedKernel, program: &Path) -> Result<String> {
     let folder = |path: &Path| -> Result<PathBuf> {
         fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))
     };

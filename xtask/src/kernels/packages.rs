@@ -2,7 +2,7 @@
 
 /// A package in one version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Package {
+pub(crate) struct DebianPackage {
     pub(crate) name: String,
     pub(crate) version: String,
 }
@@ -14,17 +14,17 @@ pub(crate) fn highest(madison: &str) -> Option<String> {
 }
 
 /// Packages of the same kernel build that a package depends on, from `apt-cache show`: those of exactly one version.
-pub(crate) fn parts(show: &str) -> Vec<Package> {
+pub(crate) fn parts(show: &str) -> Vec<DebianPackage> {
     let depends = show.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
     depends.split(',').filter_map(part).collect()
 }
 
 /// Parses one dependency of an exact version: `linux-image-6.1.0-50-amd64 (= 6.1.176-1)`.
-fn part(depend: &str) -> Option<Package> {
+fn part(depend: &str) -> Option<DebianPackage> {
     let (name, version) = depend.trim().split_once(" (= ")?;
     let version = version.strip_suffix(')')?;
     name.starts_with("linux-")
-        .then(|| Package { name: name.to_owned(), version: version.to_owned() })
+        .then(|| DebianPackage { name: name.to_owned(), version: version.to_owned() })
 }
 
 /// URIs of two mirrors in apt's sources: of the archive, and of security fixes. Debian always keeps these in
@@ -55,7 +55,7 @@ mod tests {
                     Depends: dracut | initramfs-tools (>= 0.120), linux-base (>= 4), \
                     linux-modules-7.3.4+deb13-amd64 (= 7.3.4-1~bpo13+1)\n";
         let name = "linux-modules-7.3.4+deb13-amd64".to_owned();
-        assert_eq!(parts(show), [Package { name, version: "7.3.4-1~bpo13+1".to_owned() }]);
+        assert_eq!(parts(show), [DebianPackage { name, version: "7.3.4-1~bpo13+1".to_owned() }]);
         assert_eq!(parts("Package: x\n"), []);
     }
 

@@ -7,23 +7,23 @@ use std::{
 
 use serde::Serialize;
 
-use super::console::{Heard, Verdict};
-use crate::test::Tally;
+use super::console::{ConsoleResults, VerifierVerdict};
+use crate::test::TestCounts;
 
 /// Highest number of instructions for a program: half of the verifier's limit of one million.
 pub(crate) const MOST: u64 = 500_000;
 
 /// Results on one kernel.
 #[derive(Debug, Serialize)]
-pub(crate) struct Outcome {
+pub(crate) struct KernelOutcome {
     /// Name of the kernel on the command line.
     pub(crate) kernel: &'static str,
     /// Version of the kernel's package; empty if it could not be downloaded.
     pub(crate) version: String,
     /// Result of the verifier for each program.
-    pub(crate) programs: BTreeMap<String, Verdict>,
+    pub(crate) programs: BTreeMap<String, VerifierVerdict>,
     #[serde(flatten)]
-    pub(crate) tally: Tally,
+    pub(crate) tally: TestCounts,
     /// Tests that cannot pass on this kernel, each with the reason.
     pub(crate) left_out: Vec<(String, &'static str)>,
     pub(crate) seconds: u64,
@@ -33,9 +33,9 @@ pub(crate) struct Outcome {
 
 /// Planned work on one kernel, and the output of the machine.
 #[derive(Debug)]
-pub(crate) struct Done<'a> {
+pub(crate) struct KernelRunOutput<'a> {
     pub(crate) version: &'a str,
-    pub(crate) heard: Heard,
+    pub(crate) heard: ConsoleResults,
     /// Number of tests to run, without those of the verifier.
     pub(crate) asked: usize,
     pub(crate) left_out: Vec<(String, &'static str)>,
@@ -48,14 +48,14 @@ pub(crate) struct Done<'a> {
 pub(crate) const LOAD: &str = "load";
 pub(crate) const TESTS: &str = "tests";
 
-impl Outcome {
+impl KernelOutcome {
     /// Result of a kernel on which nothing could run.
     pub(crate) fn nothing(kernel: &'static str, why: String) -> Self {
         Self {
             kernel,
             version: String::new(),
             programs: BTreeMap::new(),
-            tally: Tally::default(),
+            tally: TestCounts::default(),
             left_out: vec![],
             seconds: 0,
             wrong: vec![format!("cannot run: {why}")],
@@ -63,8 +63,8 @@ impl Outcome {
     }
 
     /// Result of a machine that has ended.
-    pub(crate) fn of(kernel: &'static str, done: Done<'_>) -> Self {
-        let Heard { programs, ended, tallies, .. } = done.heard;
+    pub(crate) fn of(kernel: &'static str, done: KernelRunOutput<'_>) -> Self {
+        let ConsoleResults { programs, ended, tallies, .. } = done.heard;
         let mut wrong = Vec::new();
         for (run, asked) in [(LOAD, 1), (TESTS, done.asked)] {
             let counted = tallies.get(run).map_or(0, |tally| tally.passed + tally.failed);
@@ -79,16 +79,16 @@ impl Outcome {
                 Some(code) => wrong.push(format!("its {run} failed ({code})")),
             }
         }
-        if !programs.values().any(|verdict| matches!(verdict, Verdict::Walked(_))) {
+        if !programs.values().any(|verdict| matches!(verdict, VerifierVerdict::Walked(_))) {
             wrong.push("no program was loaded".to_owned());
         }
         for (name, verdict) in &programs {
             match verdict {
-                Verdict::Refused => wrong.push(format!("{name} is refused")),
-                Verdict::Walked(count) if *count > MOST => {
+                VerifierVerdict::Refused => wrong.push(format!("{name} is refused")),
+                VerifierVerdict::Walked(count) if *count > MOST => {
                     wrong.push(format!("{name} takes {count} instructions, of {MOST} it may"));
                 }
-                Verdict::Walked(_) | Verdict::Later => {}
+                VerifierVerdict::Walked(_) | VerifierVerdict::Later => {}
             }
         }
         Self {
@@ -96,7 +96,7 @@ impl Outcome {
             version: done.version.to_owned(),
             programs,
             // The verifier's tests count together with the others.
-            tally: tallies.into_values().fold(Tally::default(), Tally::and),
+            tally: tallies.into_values().fold(TestCounts::default(), TestCounts::and),
             left_out: done.left_out,
             seconds: done.seconds,
             wrong,
@@ -106,16 +106,16 @@ impl Outcome {
     /// Accepted programs: number of instructions and name.
     fn accepted(&self) -> impl Iterator<Item = (u64, &str)> {
         self.programs.iter().filter_map(|(name, verdict)| match verdict {
-            Verdict::Walked(count) => Some((*count, name.as_str())),
-            Verdict::Refused | Verdict::Later => None,
+            VerifierVerdict::Walked(count) => Some((*count, name.as_str())),
+            VerifierVerdict::Refused | VerifierVerdict::Later => None,
         })
     }
 }
 
 /// Tables of all kernels, for display.
-pub(crate) struct Tables<'a>(pub(crate) &'a [Outcome]);
+pub(crate) struct KernelTables<'a>(pub(crate) &'a [KernelOutcome]);
 
-impl fmt::Display for Tables<'_> {
+impl fmt::Display for KernelTables<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.instructions(out)?;
         self.left_out(out)?;
@@ -123,7 +123,7 @@ impl fmt::Display for Tables<'_> {
     }
 }
 
-impl Tables<'_> {
+impl KernelTables<'_> {
     fn instructions(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{:<18}", "instructions")?;
         self.0.iter().try_for_each(|it| write!(out, " {:>10}", it.kernel))?;
@@ -193,13 +193,20 @@ impl Tables<'_> {
 mod tests {
     use super::*;
 
-    fn outcome(lines: &[&str], asked: usize) -> Outcome {
-        let mut heard = Heard::default();
+    fn outcome(lines: &[&str], asked: usize) -> KernelOutcome {
+        let mut heard = ConsoleResults::default();
         lines.iter().for_each(|line| heard.absorb(line));
         let last_words = "panic".to_owned();
-        Outcome::of(
+        KernelOutcome::of(
             "6.1",
-            Done { version: "6.1-1", heard, asked, left_out: vec![], last_words, seconds: 9 },
+            KernelRunOutput {
+                version: "6.1-1",
+                heard,
+                asked,
+                left_out: vec![],
+                last_words,
+                seconds: 9,
+            },
         )
     }
 
@@ -219,7 +226,7 @@ mod tests {
         let good = outcome(&[&OK[..], &ends].concat(), 2);
         assert_eq!(good.wrong, [""; 0]);
         assert_eq!((good.tally.passed, good.tally.failed), (5, 0));
-        let shown = Tables(&[good]).to_string();
+        let shown = KernelTables(&[good]).to_string();
         assert!(shown.contains("500000 egress"), "{shown}");
         assert!(shown.contains("end                         -"), "{shown}");
     }
@@ -240,7 +247,7 @@ mod tests {
     fn a_refused_program_and_one_that_takes_too_much_are_named() {
         let lines = ["rouse: begin load", "verifier: egress 500001", "verifier: x refused"];
         let bad = outcome(&lines, 0);
-        assert!(Tables(std::slice::from_ref(&bad)).to_string().contains("REFUSED"));
+        assert!(KernelTables(std::slice::from_ref(&bad)).to_string().contains("REFUSED"));
         let wrong = bad.wrong.join("; ");
         assert!(wrong.contains("egress takes 500001 instructions"), "{wrong}");
         assert!(wrong.contains("x is refused"), "{wrong}");

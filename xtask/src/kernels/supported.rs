@@ -1,11 +1,11 @@
 //! Pure: supported kernels, their Debian suites, and the tests that a kernel cannot pass.
 
 /// Major and minor number of a kernel.
-pub(crate) type Series = (u32, u32);
+pub(crate) type KernelSeries = (u32, u32);
 
 /// A kernel on which all programs must load and all tests must pass.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Kernel {
+pub(crate) struct SupportedKernel {
     /// Name on the command line.
     pub(crate) name: &'static str,
     /// Debian suites with this kernel. The highest version among them counts.
@@ -15,37 +15,37 @@ pub(crate) struct Kernel {
 }
 
 /// All supported kernels, the oldest first.
-pub(crate) const KERNELS: [Kernel; 4] = [
-    Kernel { name: "5.10", suites: &["bullseye"], security: Some("bullseye-security") },
-    Kernel { name: "6.1", suites: &["bookworm"], security: Some("bookworm-security") },
-    Kernel { name: "6.12", suites: &["trixie"], security: Some("trixie-security") },
-    Kernel { name: "newest", suites: &["trixie-backports", "unstable"], security: None },
+pub(crate) const KERNELS: [SupportedKernel; 4] = [
+    SupportedKernel { name: "5.10", suites: &["bullseye"], security: Some("bullseye-security") },
+    SupportedKernel { name: "6.1", suites: &["bookworm"], security: Some("bookworm-security") },
+    SupportedKernel { name: "6.12", suites: &["trixie"], security: Some("trixie-security") },
+    SupportedKernel { name: "newest", suites: &["trixie-backports", "unstable"], security: None },
 ];
 
 /// Finds a kernel by its name.
-pub(crate) fn named(name: &str) -> Result<&'static Kernel, String> {
+pub(crate) fn named(name: &str) -> Result<&'static SupportedKernel, String> {
     let names = || KERNELS.map(|kernel| kernel.name).join(", ");
     KERNELS.iter().find(|kernel| kernel.name == name).ok_or_else(|| format!("one of {}", names()))
 }
 
 /// Tests that need at least a certain kernel.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct LeftOut {
+pub(crate) struct UnsupportedTests {
     /// First kernel with the feature that the tests need.
-    since: Series,
+    since: KernelSeries,
     /// Missing feature of older kernels.
     pub(crate) why: &'static str,
     tests: &'static [&'static str],
 }
 
 /// Table of all such tests. A listed test that no longer exists is an error, so that no old name hides a gap.
-const LEFT_OUT: [LeftOut; 2] = [
-    LeftOut {
+const LEFT_OUT: [UnsupportedTests; 2] = [
+    UnsupportedTests {
         since: (5, 15),
         why: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
         tests: &["count::an_upgrade_to_another_abi_loses_no_connection_and_no_count"],
     },
-    LeftOut {
+    UnsupportedTests {
         since: (6, 5),
         why: "no bpf_sock_destroy (6.5): connections are ended without their locks",
         tests: &[
@@ -59,7 +59,7 @@ const LEFT_OUT: [LeftOut; 2] = [
 
 /// Tests of the kernel tier, divided by what a kernel supports.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct TestSelection {
     /// Names of the tests to run.
     pub(crate) run: Vec<String>,
     /// Names of the tests that are left out, with the reason.
@@ -77,8 +77,8 @@ pub(crate) fn check(tests: &[String]) -> Result<(), String> {
 }
 
 /// Divides tests by what a kernel of this series supports.
-pub(crate) fn choose(tests: &[String], kernel: Series) -> Choice {
-    let mut choice = Choice::default();
+pub(crate) fn choose(tests: &[String], kernel: KernelSeries) -> TestSelection {
+    let mut choice = TestSelection::default();
     for test in tests {
         match why_not(test, kernel) {
             Some(why) => choice.left_out.push((test.clone(), why)),
@@ -88,13 +88,13 @@ pub(crate) fn choose(tests: &[String], kernel: Series) -> Choice {
     choice
 }
 
-fn why_not(test: &str, kernel: Series) -> Option<&'static str> {
+fn why_not(test: &str, kernel: KernelSeries) -> Option<&'static str> {
     let found = LEFT_OUT.iter().find(|entry| entry.tests.contains(&test))?;
     (kernel < found.since).then_some(found.why)
 }
 
 /// Parses the series of a release: `6.1.0-50-amd64` → 6.1.
-pub(crate) fn series(release: &str) -> Option<Series> {
+pub(crate) fn series(release: &str) -> Option<KernelSeries> {
     let mut numbers = release.split(['.', '-']).map(|text| text.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }

@@ -13,14 +13,14 @@ use crate::sh;
 
 /// Accelerator of a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Accel {
+pub(crate) enum VmAccelerator {
     /// Hardware virtualisation by the processor
     Kvm,
     /// Emulation in software, ten times as slow and available everywhere
     Tcg,
 }
 
-impl Accel {
+impl VmAccelerator {
     /// Finds the faster one that this machine supports. `/dev/kvm` alone is no proof: without the processor's own
     /// virtualisation behind it, it may run only kernels that are built for that.
     pub(crate) fn find() -> Self {
@@ -48,13 +48,13 @@ impl Accel {
 
 /// A machine that runs once.
 #[derive(Debug)]
-pub(crate) struct Machine<'a> {
+pub(crate) struct VirtualMachine<'a> {
     pub(crate) kernel: &'a Path,
     /// Path of its initramfs.
     pub(crate) initramfs: &'a Path,
     /// Path of the log that receives the kernel's console.
     pub(crate) console: PathBuf,
-    pub(crate) accel: Accel,
+    pub(crate) accel: VmAccelerator,
     /// Time after which it is stopped in any case.
     pub(crate) limit: Duration,
 }
@@ -66,7 +66,7 @@ const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 rdinit=/init";
 /// Share of all host files with the machine, read only.
 const FILES: &str = "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap";
 
-impl Machine<'_> {
+impl VirtualMachine<'_> {
     /// Runs the machine to its end, and passes on each line of its job. Only these lines show if the job was done.
     pub(crate) fn run(&self, line: impl FnMut(&str)) -> Result<()> {
         let seconds = self.limit.as_secs().to_string();

@@ -4,9 +4,9 @@ use std::{str::FromStr, time::Duration};
 
 /// Stages of a run: level and length of each.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stages(Vec<(u32, Duration)>);
+pub(crate) struct LoadStages(Vec<(u32, Duration)>);
 
-impl FromStr for Stages {
+impl FromStr for LoadStages {
     type Err = String;
 
     /// Parses `4x3s,40x15s`: 4 for 3 s, then 40 for 15 s. Milliseconds are written `500ms`.
@@ -29,7 +29,7 @@ fn stage(text: &str) -> Result<(u32, Duration), String> {
     Ok((level, Duration::from_millis(millis)))
 }
 
-impl Stages {
+impl LoadStages {
     /// Level at `elapsed` since the start; `None` after the end of the run.
     pub(crate) fn level(&self, elapsed: Duration) -> Option<u32> {
         let mut end = Duration::ZERO;
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn levels_follow_one_another() {
-        let stages: Stages = "4x1s,40x500ms".parse().unwrap();
+        let stages: LoadStages = "4x1s,40x500ms".parse().unwrap();
         assert_eq!(stages.level(at(0)), Some(4));
         assert_eq!(stages.level(at(1000)), Some(40));
         assert_eq!(stages.level(at(1500)), None);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_worker_waits_for_its_stage() {
-        let stages: Stages = "4x1s,40x1s,2x1s".parse().unwrap();
+        let stages: LoadStages = "4x1s,40x1s,2x1s".parse().unwrap();
         assert_eq!(stages.until_above(0, at(500)), Some(at(0)));
         assert_eq!(stages.until_above(30, at(500)), Some(at(500)));
         assert_eq!(stages.until_above(30, at(2500)), None);
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_stage_without_a_unit_is_refused() {
         assert_eq!(
-            "40x15".parse::<Stages>(),
+            "40x15".parse::<LoadStages>(),
             Err("40x15: write LEVELxSECONDSs, such as 40x15s or 1x500ms".into())
         );
     }

@@ -14,24 +14,24 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, sync::mpsc};
 use tokio_util::io::InspectWriter;
 
-use super::{Args, Record};
+use super::{LoadArgs, LoadRecord};
 
 /// Pause after a failed request, so that a refused connection causes no busy loop.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// State that all workers of a run share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    args: Args,
+pub(super) struct LoadWorkerState {
+    args: LoadArgs,
     started: Instant,
     sent: Cell<u64>,
     /// Idle connections for further requests of the open loop.
-    idle: RefCell<Vec<Connection>>,
+    idle: RefCell<Vec<LoadConnection>>,
 }
 
 /// An open connection to the server.
 #[derive(Debug)]
-struct Connection {
+struct LoadConnection {
     sender: SendRequest<Empty<Bytes>>,
     /// Local address of the connection.
     local: SocketAddr,
@@ -39,8 +39,8 @@ struct Connection {
     written: Rc<Cell<usize>>,
 }
 
-impl Shared {
-    pub(super) fn new(args: &Args, started: Instant) -> Self {
+impl LoadWorkerState {
+    pub(super) fn new(args: &LoadArgs, started: Instant) -> Self {
         let (sent, idle) = (Cell::new(0), RefCell::new(Vec::new()));
         Self { args: args.clone(), started, sent, idle }
     }
@@ -63,7 +63,11 @@ impl Shared {
 }
 
 /// One client of the closed loop: it sends a request when the previous one is complete.
-pub(super) async fn closed(shared: Rc<Shared>, index: u32, records: mpsc::Sender<Record>) {
+pub(super) async fn closed(
+    shared: Rc<LoadWorkerState>,
+    index: u32,
+    records: mpsc::Sender<LoadRecord>,
+) {
     let mut kept = None;
     // Each client is of one kind: by default half of them keep their connection, as pools do.
     let keeps = !shared.is_fresh(index.into());
@@ -87,7 +91,7 @@ pub(super) async fn closed(shared: Rc<Shared>, index: u32, records: mpsc::Sender
 }
 
 /// Sends requests at the stage's rate. Each request is a task, so a slow response does not delay others.
-pub(super) async fn open(shared: Rc<Shared>, records: mpsc::Sender<Record>) {
+pub(super) async fn open(shared: Rc<LoadWorkerState>, records: mpsc::Sender<LoadRecord>) {
     let mut due = Duration::ZERO;
     while let Some(rate) = shared.args.stages.level(due) {
         tokio::time::sleep_until((shared.started + due).into()).await;
@@ -101,7 +105,7 @@ pub(super) async fn open(shared: Rc<Shared>, records: mpsc::Sender<Record>) {
     }
 }
 
-async fn open_one(shared: Rc<Shared>, number: u64, records: mpsc::Sender<Record>) {
+async fn open_one(shared: Rc<LoadWorkerState>, number: u64, records: mpsc::Sender<LoadRecord>) {
     let kept = match shared.is_fresh(number) {
         true => None,
         false => shared.idle.borrow_mut().pop(),
@@ -116,9 +120,12 @@ async fn open_one(shared: Rc<Shared>, number: u64, records: mpsc::Sender<Record>
 }
 
 /// Sends one request. Returns the record, and the connection if it can carry another request.
-async fn send(shared: &Shared, kept: Option<Connection>) -> (Record, Option<Connection>) {
+async fn send(
+    shared: &LoadWorkerState,
+    kept: Option<LoadConnection>,
+) -> (LoadRecord, Option<LoadConnection>) {
     let at = Instant::now();
-    let mut record = Record {
+    let mut record = LoadRecord {
         at_us: unix_us(),
         took_us: 0,
         first_byte_us: 0,
@@ -135,28 +142,28 @@ async fn send(shared: &Shared, kept: Option<Connection>) -> (Record, Option<Conn
     record.took_us = micros(at.elapsed());
     match outcome {
         Ok(Ok(connection)) => (record, connection),
-        Ok(Err(error)) => (Record { error, ..record }, None),
+        Ok(Err(error)) => (LoadRecord { error, ..record }, None),
         Err(_) => {
             let error = format!("no answer within {} s", shared.args.timeout_s);
-            (Record { error, ..record }, None)
+            (LoadRecord { error, ..record }, None)
         }
     }
 }
 
 async fn exchange(
-    args: &Args,
-    kept: Option<Connection>,
+    args: &LoadArgs,
+    kept: Option<LoadConnection>,
     at: Instant,
-    record: &mut Record,
-) -> Result<Option<Connection>, String> {
+    record: &mut LoadRecord,
+) -> Result<Option<LoadConnection>, String> {
     if let Some(mut connection) = kept {
         record.fresh = false;
         // Like any connection pool: a connection that the server closed while it was idle is not used.
         if connection.sender.ready().await.is_ok() {
             match answer(args, &mut connection, at, record).await {
                 // No byte of the request was sent, so sending it again on a new connection is safe.
-                Err(Failure::NotSent) => {}
-                Err(Failure::Lost(error)) => return Err(error),
+                Err(LoadFailure::NotSent) => {}
+                Err(LoadFailure::Lost(error)) => return Err(error),
                 Ok(keep) => return Ok(keep.then_some(connection)),
             }
         }
@@ -165,21 +172,21 @@ async fn exchange(
     let mut connection = connect(args.addr).await?;
     match answer(args, &mut connection, at, record).await {
         Ok(keep) => Ok(keep.then_some(connection)),
-        Err(Failure::NotSent) => Err("the connection ended before the request was sent".into()),
-        Err(Failure::Lost(error)) => Err(error),
+        Err(LoadFailure::NotSent) => Err("the connection ended before the request was sent".into()),
+        Err(LoadFailure::Lost(error)) => Err(error),
     }
 }
 
 /// Reason that a request has no response.
 #[derive(Debug)]
-enum Failure {
+enum LoadFailure {
     /// No byte of it was sent, so that a client may send it again.
     NotSent,
     /// Possibly served; the error as text.
     Lost(String),
 }
 
-async fn connect(addr: SocketAddr) -> Result<Connection, String> {
+async fn connect(addr: SocketAddr) -> Result<LoadConnection, String> {
     let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
     // Small requests on a persistent connection must not wait for the previous acknowledgement (Nagle's algorithm).
     let _ = stream.set_nodelay(true);
@@ -195,36 +202,36 @@ async fn connect(addr: SocketAddr) -> Result<Connection, String> {
         // The same error reaches the request, which reports it.
         let _ = driver.await;
     });
-    Ok(Connection { sender, local, written })
+    Ok(LoadConnection { sender, local, written })
 }
 
 /// Sends one request and reads the whole response. Returns true if the connection can carry another request.
 async fn answer(
-    args: &Args,
-    connection: &mut Connection,
+    args: &LoadArgs,
+    connection: &mut LoadConnection,
     at: Instant,
-    record: &mut Record,
-) -> Result<bool, Failure> {
+    record: &mut LoadRecord,
+) -> Result<bool, LoadFailure> {
     let request = Request::get(&args.path)
         .header(HOST, &args.host)
         .body(Empty::new())
-        .map_err(|error| Failure::Lost(format!("cannot make the request: {error}")))?;
+        .map_err(|error| LoadFailure::Lost(format!("cannot make the request: {error}")))?;
     let before = connection.written.get();
     let response = connection.sender.send_request(request).await.map_err(|error| {
         // On a connection that ended after the check above no byte is sent; the library reports a failed write.
         let unsent = error.is_canceled() || connection.written.get() == before;
-        if unsent { Failure::NotSent } else { Failure::Lost(chain(&error)) }
+        if unsent { LoadFailure::NotSent } else { LoadFailure::Lost(chain(&error)) }
     })?;
     // hyper returns the response when its head is complete; the heads here fit into one packet.
     record.first_byte_us = micros(at.elapsed());
     record.status = response.status().as_u16();
     read_signature(response.headers(), connection.local, record);
-    response.into_body().collect().await.map_err(|error| Failure::Lost(chain(&error)))?;
+    response.into_body().collect().await.map_err(|error| LoadFailure::Lost(chain(&error)))?;
     Ok(connection.sender.ready().await.is_ok())
 }
 
 /// Reads the headers with which the `hello` application identifies itself.
-fn read_signature(headers: &HeaderMap, local: SocketAddr, record: &mut Record) {
+fn read_signature(headers: &HeaderMap, local: SocketAddr, record: &mut LoadRecord) {
     let text = |name: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
@@ -265,9 +272,9 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct LoadTestCli {
         #[command(flatten)]
-        args: Args,
+        args: LoadArgs,
     }
 
     /// Answers the first request on each of two connections, and resets the first connection when `reset` fires.
@@ -301,7 +308,7 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         let server = std::thread::spawn(move || serve(&listener, &reset, &done));
         let words = ["load", "--addr", &address, "--host", "it", "--stages", "1x1s"];
-        let shared = Shared::new(&Line::parse_from(words).args, Instant::now());
+        let shared = LoadWorkerState::new(&LoadTestCli::parse_from(words).args, Instant::now());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         LocalSet::new().block_on(&runtime.expect("a runtime"), async {
             let (first, kept) = send(&shared, None).await;

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::{agreed, install_packages};
 use crate::{
     sh,
-    toolchain::{self, Lack},
+    toolchain::{self, MissingTool},
 };
 
 /// Installs missing tools, one after the other, until none is missing.
@@ -16,7 +16,7 @@ pub(super) fn prepare(yes: bool) -> Result<()> {
     while let Some(lack) = toolchain::lack() {
         if before == Some(lack) {
             // The installed package did not help: `find` fails with a message about what would.
-            return toolchain::Toolchain::find().map(drop);
+            return toolchain::EbpfToolchain::find().map(drop);
         }
         install(lack, yes)?;
         before = Some(lack);
@@ -24,12 +24,12 @@ pub(super) fn prepare(yes: bool) -> Result<()> {
     Ok(())
 }
 
-fn install(lack: Lack, yes: bool) -> Result<()> {
+fn install(lack: MissingTool, yes: bool) -> Result<()> {
     let recent = candidate("rustc-web").as_deref().is_some_and(toolchain::is_recent);
     match lack {
-        Lack::Compiler if recent => install_system(yes),
-        Lack::Compiler => install_nightly(yes),
-        Lack::Llvm(version) => {
+        MissingTool::Compiler if recent => install_system(yes),
+        MissingTool::Compiler => install_nightly(yes),
+        MissingTool::Llvm(version) => {
             let package = format!("llvm-{version}-dev");
             if recent && candidate(&package).is_none() {
                 println!("There is no package {package} for the nightly compiler's LLVM.");

@@ -2,7 +2,7 @@
 
 /// Task that the machine is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum SetupPurpose {
     /// Build the user space programs.
     Build,
     /// Load eBPF programs into the running kernel.
@@ -19,7 +19,7 @@ pub(crate) enum Purpose {
     Kernels,
 }
 
-impl Purpose {
+impl SetupPurpose {
     /// Purposes of the tests of all tiers.
     pub(crate) const TESTS: [Self; 5] =
         [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Cluster];
@@ -50,131 +50,156 @@ impl Purpose {
 
 /// A Debian package and its use.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct RequiredPackage {
     pub(crate) package: &'static str,
     /// Alternative programs, of which one suffices. A package without programs has the path of a file.
     programs: &'static [&'static str],
     pub(crate) why: &'static str,
-    purposes: &'static [Purpose],
+    purposes: &'static [SetupPurpose],
 }
 
 const fn need(
-    purposes: &'static [Purpose],
+    purposes: &'static [SetupPurpose],
     package: &'static str,
     programs: &'static [&'static str],
     why: &'static str,
-) -> Need {
-    Need { package, programs, why, purposes }
+) -> RequiredPackage {
+    RequiredPackage { package, programs, why, purposes }
 }
 
 /// All requirements that packages meet. The compiler of the eBPF programs is found by `toolchain.rs`.
-const NEEDS: &[Need] = &[
-    need(&[Purpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
-    need(&[Purpose::Build], "make", &["make"], "builds the allocator"),
-    need(&[Purpose::Build], "git", &["git"], "names the commit in figures"),
-    need(&[Purpose::Node], "crun", &["crun", "runc"], "starts containers"),
+const NEEDS: &[RequiredPackage] = &[
+    need(&[SetupPurpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
+    need(&[SetupPurpose::Build], "make", &["make"], "builds the allocator"),
+    need(&[SetupPurpose::Build], "git", &["git"], "names the commit in figures"),
+    need(&[SetupPurpose::Node], "crun", &["crun", "runc"], "starts containers"),
     need(
-        &[Purpose::Node, Purpose::Test, Purpose::Cluster],
+        &[SetupPurpose::Node, SetupPurpose::Test, SetupPurpose::Cluster],
         "curl",
         &["curl"],
         "sends requests by hand: rouse run -- curl …",
     ),
     need(
-        &[Purpose::Test, Purpose::Bench, Purpose::Cluster],
+        &[SetupPurpose::Test, SetupPurpose::Bench, SetupPurpose::Cluster],
         "iproute2",
         &["ip"],
         "makes network namespaces for tests and controls",
     ),
     need(
-        &[Purpose::Test, Purpose::Bench],
+        &[SetupPurpose::Test, SetupPurpose::Bench],
         "nginx-light",
         &["nginx"],
         "a server whose reload and deferred accept the kernel tests meet, and a proxy as a sidecar",
     ),
     need(
-        &[Purpose::Test, Purpose::Bench],
+        &[SetupPurpose::Test, SetupPurpose::Bench],
         "nghttp2-client",
         &["h2load"],
         "an HTTP/2 client of other people's for the gateway and for figures",
     ),
     need(
-        &[Purpose::Test, Purpose::Bench],
+        &[SetupPurpose::Test, SetupPurpose::Bench],
         "wrk",
         &["wrk"],
         "a client whose requests the kernel tests count",
     ),
-    need(&[Purpose::Bench], "linux-perf", &["perf"], "counts cycles, where the machine does"),
-    need(&[Purpose::Test], "ethtool", &["ethtool"], "lets a pod's device join packets in a test"),
-    need(&[Purpose::Test], "haproxy", &["haproxy"], "a server whose requests they count"),
-    need(&[Purpose::Test], "apache2-bin", &["apache2"], "another"),
-    need(&[Purpose::Test], "nodejs", &["node"], "another"),
-    need(&[Purpose::Test], "node-ws", &["/usr/share/nodejs/ws/package.json"], "its WebSockets"),
-    need(&[Purpose::Test], "gunicorn", &["/usr/bin/gunicorn"], "another, in Python"),
-    need(&[Purpose::Test], "uvicorn", &["/usr/bin/uvicorn"], "another, in Python"),
-    need(&[Purpose::Test], "python3-hypercorn", &["/usr/bin/hypercorn"], "another, in Python"),
+    need(&[SetupPurpose::Bench], "linux-perf", &["perf"], "counts cycles, where the machine does"),
     need(
-        &[Purpose::Test],
+        &[SetupPurpose::Test],
+        "ethtool",
+        &["ethtool"],
+        "lets a pod's device join packets in a test",
+    ),
+    need(&[SetupPurpose::Test], "haproxy", &["haproxy"], "a server whose requests they count"),
+    need(&[SetupPurpose::Test], "apache2-bin", &["apache2"], "another"),
+    need(&[SetupPurpose::Test], "nodejs", &["node"], "another"),
+    need(
+        &[SetupPurpose::Test],
+        "node-ws",
+        &["/usr/share/nodejs/ws/package.json"],
+        "its WebSockets",
+    ),
+    need(&[SetupPurpose::Test], "gunicorn", &["/usr/bin/gunicorn"], "another, in Python"),
+    need(&[SetupPurpose::Test], "uvicorn", &["/usr/bin/uvicorn"], "another, in Python"),
+    need(&[SetupPurpose::Test], "python3-hypercorn", &["/usr/bin/hypercorn"], "another, in Python"),
+    need(
+        &[SetupPurpose::Test],
         "python3-websockets",
         &["/usr/lib/python3/dist-packages/websockets/__init__.py"],
         "uvicorn's WebSockets, and a client of them",
     ),
     need(
-        &[Purpose::Test],
+        &[SetupPurpose::Test],
         "python3-grpcio",
         &["/usr/lib/python3/dist-packages/grpc/__init__.py"],
         "a server of gRPC that is neither in Go nor in Rust",
     ),
-    need(&[Purpose::Test], "default-jdk-headless", &["javac"], "compiles servers in Java"),
+    need(&[SetupPurpose::Test], "default-jdk-headless", &["javac"], "compiles servers in Java"),
     need(
-        &[Purpose::Test],
+        &[SetupPurpose::Test],
         "libjetty9-java",
         &["/usr/share/java/jetty9-http2-server.jar"],
         "one of those servers",
     ),
     need(
-        &[Purpose::Test],
+        &[SetupPurpose::Test],
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",
     ),
-    need(&[Purpose::Test], "faketime", &["faketime"], "a clock that a test sets for one process"),
-    need(&[Purpose::Test], "crun", &["crun"], "the runtime that a node takes where it has both"),
-    need(&[Purpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
     need(
-        &[Purpose::Test, Purpose::Cluster],
+        &[SetupPurpose::Test],
+        "faketime",
+        &["faketime"],
+        "a clock that a test sets for one process",
+    ),
+    need(
+        &[SetupPurpose::Test],
+        "crun",
+        &["crun"],
+        "the runtime that a node takes where it has both",
+    ),
+    need(&[SetupPurpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
+    need(
+        &[SetupPurpose::Test, SetupPurpose::Cluster],
         "runc",
         &["runc"],
         "starts the containers of the cluster's pods, and a local node's where it is chosen",
     ),
     need(
-        &[Purpose::Cluster],
+        &[SetupPurpose::Cluster],
         "containernetworking-plugins",
         &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"],
         "gives pods their network",
     ),
     need(
-        &[Purpose::Kernels],
+        &[SetupPurpose::Kernels],
         "qemu-system-x86",
         &["qemu-system-x86_64"],
         "runs other kernels in virtual machines",
     ),
     need(
-        &[Purpose::Kernels],
+        &[SetupPurpose::Kernels],
         "busybox-static",
         &["/bin/busybox"],
         "the shell that starts such a machine",
     ),
     need(
-        &[Purpose::Kernels],
+        &[SetupPurpose::Kernels],
         "debian-archive-keyring",
         &["/usr/share/keyrings/debian-archive-keyring.gpg"],
         "the keys by which Debian's kernels are checked",
     ),
-    need(&[Purpose::Kernels], "kmod", &["depmod"], "finds and loads other kernels' modules"),
-    need(&[Purpose::Cluster], "iptables", &["iptables"], "rules of kube-proxy and of host ports"),
-    need(&[Purpose::Cluster], "nftables", &["nft"], "rules of kube-proxy in its newer mode"),
+    need(&[SetupPurpose::Kernels], "kmod", &["depmod"], "finds and loads other kernels' modules"),
     need(
-        &[Purpose::Cluster, Purpose::Test],
+        &[SetupPurpose::Cluster],
+        "iptables",
+        &["iptables"],
+        "rules of kube-proxy and of host ports",
+    ),
+    need(&[SetupPurpose::Cluster], "nftables", &["nft"], "rules of kube-proxy in its newer mode"),
+    need(
+        &[SetupPurpose::Cluster, SetupPurpose::Test],
         "golang-go",
         &["go", "/usr/local/go/bin/go"],
         "builds Kubernetes, and servers in Go; fetches a newer Go by itself where it is too old",
@@ -182,7 +207,10 @@ const NEEDS: &[Need] = &[
 ];
 
 /// Returns the packages that `purposes` need and the machine lacks. Needs of other purposes are ignored.
-pub(crate) fn missing(purposes: &[Purpose], has: impl Fn(&str) -> bool) -> Vec<&'static Need> {
+pub(crate) fn missing(
+    purposes: &[SetupPurpose],
+    has: impl Fn(&str) -> bool,
+) -> Vec<&'static RequiredPackage> {
     NEEDS
         .iter()
         .filter(|need| need.purposes.iter().any(|purpose| purposes.contains(purpose)))
@@ -193,7 +221,7 @@ pub(crate) fn missing(purposes: &[Purpose], has: impl Fn(&str) -> bool) -> Vec<&
 
 /// Properties of a machine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct MachineProperties {
     /// Kernel release: major and minor number.
     pub(crate) kernel: Option<(u32, u32)>,
     /// True if cgroup v2 is mounted, alone or beside v1.
@@ -217,7 +245,7 @@ const CAPABILITIES: [(u32, &str, &str); 4] = [
 ];
 
 /// Describes each reason that the eBPF programs cannot run, one line each.
-pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
+pub(crate) fn lacking(facts: &MachineProperties) -> Vec<String> {
     let mut lines = Vec::new();
     match facts.kernel {
         Some(kernel) if kernel < OLDEST => lines.push(format!(
@@ -250,7 +278,7 @@ pub(crate) fn lacking(facts: &Facts) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const GOOD: Facts = Facts {
+    const GOOD: MachineProperties = MachineProperties {
         kernel: Some((6, 1)),
         has_cgroup2: true,
         capabilities: u64::MAX,
@@ -265,7 +293,7 @@ mod tests {
 
     #[test]
     fn each_lack_is_named_with_what_to_do() {
-        let facts = Facts {
+        let facts = MachineProperties {
             kernel: Some((4, 19)),
             has_cgroup2: false,
             capabilities: !(1 << 21),
@@ -282,7 +310,7 @@ mod tests {
 
     #[test]
     fn any_one_of_the_programs_will_do() {
-        let missing = missing(&[Purpose::Node], |program| program == "runc");
+        let missing = missing(&[SetupPurpose::Node], |program| program == "runc");
         let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
         assert_eq!(packages, ["curl"]);
     }

@@ -8,18 +8,18 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::workspace::Workspace;
+use crate::workspace::CargoWorkspace;
 
 /// A build in progress. Other processes that build the same wait for its end.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct ImagePrebuild {
     child: Child,
     log: PathBuf,
 }
 
-impl Ahead {
+impl ImagePrebuild {
     /// Starts the build in another process.
-    pub(super) fn start(workspace: &Workspace) -> Result<Self> {
+    pub(super) fn start(workspace: &CargoWorkspace) -> Result<Self> {
         let log = workspace.target.join("cluster-build.log");
         let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
         let mut command = Command::new(std::env::current_exe()?);

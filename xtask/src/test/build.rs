@@ -10,22 +10,22 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{build_ebpf, sh, workspace::Workspace};
+use crate::{build_ebpf, sh, workspace::CargoWorkspace};
 
 /// Builder of all test programs of a run.
 #[derive(Debug)]
-pub(super) struct Builder {
+pub(super) struct TestBuilder {
     /// Workspace that the programs are built from.
-    pub(super) workspace: Workspace,
+    pub(super) workspace: CargoWorkspace,
     /// Path of the eBPF object, or the reason that there is none.
     object: Result<PathBuf, String>,
     /// Test programs that another process has built; `None` where this one builds them.
-    built: Option<Vec<Built>>,
+    built: Option<Vec<TestProgram>>,
 }
 
 /// A test program that cargo built.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Built {
+pub(super) struct TestProgram {
     /// Name of the test, as `cargo test --test` takes it.
     name: String,
     /// Directory of its package.
@@ -35,15 +35,15 @@ pub(super) struct Built {
     pub(super) executable: String,
 }
 
-impl Builder {
+impl TestBuilder {
     /// Creates a builder without the eBPF programs, which need a compiler of their own.
-    pub(super) fn plain(workspace: Workspace) -> Self {
+    pub(super) fn plain(workspace: CargoWorkspace) -> Self {
         Self { workspace, object: Err("nothing that runs needs it".to_owned()), built: None }
     }
 
     /// Creates a builder with the eBPF programs, built here if `prepared` is no error. On errors, only their users
     /// fail.
-    pub(super) fn with_kernel_half(workspace: Workspace, prepared: Result<()>) -> Self {
+    pub(super) fn with_kernel_half(workspace: CargoWorkspace, prepared: Result<()>) -> Self {
         let object = prepared.and_then(|()| build_ebpf::object(&workspace));
         Self { workspace, object: object.map_err(|error| format!("{error:#}")), built: None }
     }
@@ -71,7 +71,7 @@ impl Builder {
     }
 
     /// Builds the tests that `words` choose, or all tests, with the programs that they start.
-    pub(super) fn tests(&self, words: &[&str]) -> Result<Vec<Built>> {
+    pub(super) fn tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
         if let Some(built) = &self.built {
             let wanted = built.iter().filter(|it| words.contains(&it.name.as_str()));
             return Ok(wanted.cloned().collect());
@@ -86,7 +86,7 @@ impl Builder {
             // Cargo also reports ordinary programs and examples that tests need.
             let is_test = message["profile"]["test"] == true;
             if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
-                built.push(Built {
+                built.push(TestProgram {
                     name: text(&message["target"]["name"]).unwrap_or_default(),
                     folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
                     source: text(&message["target"]["src_path"]).unwrap_or_default(),

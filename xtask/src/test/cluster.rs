@@ -5,15 +5,15 @@ use std::{ffi::OsStr, path::Path, process::Command};
 use anyhow::{Result, bail};
 
 use super::{
-    Args, Outcome,
-    build::{Builder, Built},
+    TestArgs, TierOutcome,
+    build::{TestBuilder, TestProgram},
     privileged, run_counted,
-    tally::Tally,
+    tally::TestCounts,
 };
 use crate::{
-    chart::{CHECKS, Chart},
+    chart::{CHECKS, HelmChart},
     cluster, image,
-    setup::{self, Purpose},
+    setup::{self, SetupPurpose},
     sh,
 };
 
@@ -46,11 +46,11 @@ const SIDE_BY_SIDE: [&str; 14] = [
 const AT_ONCE: u8 = 3;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
-pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
-    setup::prepare(&[Purpose::Build, Purpose::Kernel, Purpose::Cluster], args.yes)?;
+pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
+    setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
     // A wrong chart fails the tier, but only after its other tests have run.
     let chart = of_chart(args, builder)
-        .unwrap_or_else(|error| Outcome::CannotRun(format!("chart: {error:#}")));
+        .unwrap_or_else(|error| TierOutcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
         return Ok(chart.and(existing(file, args, builder)?));
     }
@@ -61,19 +61,19 @@ pub(super) fn run(args: &Args, builder: &Builder) -> Result<Outcome> {
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
-fn of_chart(args: &Args, builder: &Builder) -> Result<Outcome> {
+fn of_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let wanted =
         |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
     let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| wanted(name)).collect();
     if checks.is_empty() {
-        return Ok(Outcome::nothing());
+        return Ok(TierOutcome::nothing());
     }
     if !cluster::has_helm()? {
         let left_out = "; left out chart:: (no helm is here; `cargo xtask chart` builds it)".into();
-        return Ok(Outcome::Ran { tally: Tally::default(), ok: true, left_out });
+        return Ok(TierOutcome::Ran { tally: TestCounts::default(), ok: true, left_out });
     }
-    let chart = Chart::find(&builder.workspace, builder.rouse()?)?;
-    let mut tally = Tally::default();
+    let chart = HelmChart::find(&builder.workspace, builder.rouse()?)?;
+    let mut tally = TestCounts::default();
     for (name, check) in checks {
         match check(&chart) {
             Ok(()) => {
@@ -87,11 +87,11 @@ fn of_chart(args: &Args, builder: &Builder) -> Result<Outcome> {
             }
         }
     }
-    Ok(Outcome::Ran { ok: tally.failed == 0, tally, left_out: String::new() })
+    Ok(TierOutcome::Ran { ok: tally.failed == 0, tally, left_out: String::new() })
 }
 
 /// Runs the controller's tests against an API server without nodes, which is removed afterwards.
-fn against_api_server(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
+fn against_api_server(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let words: Vec<&str> = ON_API_SERVER.iter().flat_map(|name| ["--test", *name]).collect();
     let programs = builder.tests(&words)?;
     let mut up = cluster_command(xtask, ALONE);
@@ -102,10 +102,10 @@ fn against_api_server(xtask: &Path, args: &Args, builder: &Builder) -> Result<Ou
     outcome
 }
 
-fn one_by_one(xtask: &Path, args: &Args, programs: &[Built]) -> Result<Outcome> {
+fn one_by_one(xtask: &Path, args: &TestArgs, programs: &[TestProgram]) -> Result<TierOutcome> {
     let kubeconfig = sh::capture(cluster_command(xtask, ALONE).arg("kubeconfig"))?;
     let variable = format!("ROUSE_TEST_APISERVER={}", kubeconfig.trim());
-    let mut outcome = Outcome::nothing();
+    let mut outcome = TierOutcome::nothing();
     for program in programs {
         println!("{}", program.source);
         let mut command = cluster_command(xtask, ALONE);
@@ -124,7 +124,7 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 }
 
 /// Runs the tests of the whole system against a cluster with nodes.
-fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
+fn on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let was_there = cluster::exists(SHARED)?;
     let mut up = cluster_command(xtask, SHARED);
     // Both images are built here as the user; tests that start clusters of their own find them built.
@@ -155,11 +155,11 @@ fn on_cluster(xtask: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
 
 /// Runs all tests but the modules in `left_out`, each with its reason. Long tests run only on request.
 fn tests(
-    args: &Args,
-    builder: &Builder,
+    args: &TestArgs,
+    builder: &TestBuilder,
     vars: &[(&str, &OsStr)],
     left_out: &[(&str, &str)],
-) -> Result<Outcome> {
+) -> Result<TierOutcome> {
     let mut words: Vec<&str> = left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
     let all = args.long || !args.names.is_empty();
     words.extend(all.then_some("--include-ignored"));
@@ -173,7 +173,7 @@ fn tests(
     } else {
         privileged("cluster", args, builder, vars, &words, 1)?
     };
-    if let Outcome::Ran { left_out: said, tally, .. } = &mut outcome {
+    if let TierOutcome::Ran { left_out: said, tally, .. } = &mut outcome {
         for (module, why) in left_out {
             said.push_str(&format!("; left out {module} ({why})"));
         }
@@ -185,7 +185,7 @@ fn tests(
 }
 
 /// Runs the tests against a cluster of the user's. Faults and packet traces are limited to clusters that xtask made.
-fn existing(file: &Path, args: &Args, builder: &Builder) -> Result<Outcome> {
+fn existing(file: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     if !file.is_file() {
         bail!("--kubeconfig names {}, which is no file", file.display());
     }

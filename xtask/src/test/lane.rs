@@ -10,30 +10,30 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 
-use super::{Args, Outcome, Row, Tally, Tier, build::Built};
-use crate::workspace::Workspace;
+use super::{TestArgs, TestCounts, TestTier, TierOutcome, TierRow, build::TestProgram};
+use crate::workspace::CargoWorkspace;
 
 /// Thread that runs tiers in other processes, one after the other.
 #[derive(Debug)]
-pub(super) struct Lane(JoinHandle<Vec<Ran>>);
+pub(super) struct TierLane(JoinHandle<Vec<FinishedTier>>);
 
 /// A tier whose process has ended.
 #[derive(Debug)]
-struct Ran {
-    tier: Tier,
+struct FinishedTier {
+    tier: TestTier,
     log: PathBuf,
     /// True if every test passed; an error if the process could not run.
     ended: Result<bool>,
     seconds: f64,
 }
 
-impl Lane {
+impl TierLane {
     /// Starts `tiers` with the options of `args`, except for the choice of tiers. They run the programs `built`.
     pub(super) fn start(
-        tiers: &[Tier],
-        args: &Args,
-        workspace: &Workspace,
-        built: &[Built],
+        tiers: &[TestTier],
+        args: &TestArgs,
+        workspace: &CargoWorkspace,
+        built: &[TestProgram],
     ) -> Result<Self> {
         let program = std::env::current_exe()?;
         let names: Vec<&str> = tiers.iter().map(|tier| tier.name()).collect();
@@ -57,21 +57,21 @@ impl Lane {
             println!("{} runs beside the others: see {}", tier.name(), log.display());
             all.push((tier, command, log));
         }
-        let run = |(tier, mut command, log): (Tier, Command, PathBuf)| {
+        let run = |(tier, mut command, log): (TestTier, Command, PathBuf)| {
             let started = Instant::now();
             let ended = run(&mut command, &log);
-            Ran { tier, log, ended, seconds: started.elapsed().as_secs_f64() }
+            FinishedTier { tier, log, ended, seconds: started.elapsed().as_secs_f64() }
         };
         Ok(Self(thread::spawn(move || all.into_iter().map(run).collect())))
     }
 
     /// Waits for the end of the tiers, prints their output, and returns their rows of the table.
-    pub(super) fn finish(self) -> Result<Vec<Row>> {
+    pub(super) fn finish(self) -> Result<Vec<TierRow>> {
         let all = self
             .0
             .join()
             .map_err(|_panicked| anyhow!("the thread that runs tiers has panicked"))?;
-        all.into_iter().map(Ran::show).collect()
+        all.into_iter().map(FinishedTier::show).collect()
     }
 }
 
@@ -82,20 +82,20 @@ fn run(command: &mut Command, log: &Path) -> Result<bool> {
     Ok(command.status().context("cannot start xtask once more")?.success())
 }
 
-impl Ran {
-    fn show(self) -> Result<Row> {
+impl FinishedTier {
+    fn show(self) -> Result<TierRow> {
         let Self { tier, log, ended, seconds } = self;
         let ok = ended?;
         let output =
             fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         println!("\n== {} (ran beside others) ==\n{output}", tier.name());
-        Ok(Row { tier, outcome: outcome(tier, &output, ok), seconds })
+        Ok(TierRow { tier, outcome: outcome(tier, &output, ok), seconds })
     }
 }
 
 /// Result of the other process, read from its output.
-fn outcome(tier: Tier, output: &str, ok: bool) -> Outcome {
-    let mut tally = Tally::default();
+fn outcome(tier: TestTier, output: &str, ok: bool) -> TierOutcome {
+    let mut tally = TestCounts::default();
     output.lines().for_each(|line| tally.absorb(line));
     // The row of the other process' table, which also has what was left out.
     let row = output.lines().rev().find(|line| line.split_whitespace().next() == Some(tier.name()));
@@ -103,10 +103,10 @@ fn outcome(tier: Tier, output: &str, ok: bool) -> Outcome {
     // A process that failed without a failed test did not get as far as running them.
     if !ok && tally.failed == 0 {
         let why = row.split_once("cannot run: ").map(|(_, why)| why);
-        return Outcome::CannotRun(why.unwrap_or("its process failed, see above").to_owned());
+        return TierOutcome::CannotRun(why.unwrap_or("its process failed, see above").to_owned());
     }
     let left_out = row.split_once(';').map(|(_, what)| format!(";{what}"));
-    Outcome::Ran { tally, ok, left_out: left_out.unwrap_or_default() }
+    TierOutcome::Ran { tally, ok, left_out: left_out.unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -117,18 +117,19 @@ mod tests {
     fn a_process_that_fails_without_a_failed_test_could_not_run() {
         let output =
             "local    FAILED      0.1 s  cannot run: no crun is here\ntotal: 0 passed, 0 failed";
-        let why = Outcome::CannotRun("no crun is here".to_owned());
-        assert_eq!(outcome(Tier::Local, output, false), why);
-        let killed = Outcome::CannotRun("its process failed, see above".to_owned());
+        let why = TierOutcome::CannotRun("no crun is here".to_owned());
+        assert_eq!(outcome(TestTier::Local, output, false), why);
+        let killed = TierOutcome::CannotRun("its process failed, see above".to_owned());
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored";
-        assert_eq!(outcome(Tier::Local, output, false), killed);
+        assert_eq!(outcome(TestTier::Local, output, false), killed);
     }
 
     #[test]
     fn tests_of_the_other_process_are_counted_once() {
         let output =
             "test result: FAILED. 3 passed; 1 failed; 0 ignored\ntotal: 3 passed, 1 failed";
-        let Outcome::Ran { tally, ok: false, .. } = outcome(Tier::Local, output, false) else {
+        let TierOutcome::Ran { tally, ok: false, .. } = outcome(TestTier::Local, output, false)
+        else {
             panic!("it ran and failed");
         };
         assert_eq!((tally.passed, tally.failed), (3, 1));
@@ -139,7 +140,8 @@ mod tests {
         let output = "test result: ok. 3 passed; 0 failed; 2 ignored\n\n\
             cluster  passed     9.1 s  3 passed, 0 failed; left out kn:: (no kn); left out 2 that take minutes\n\n\
             total: 3 passed, 0 failed";
-        let Outcome::Ran { tally, ok: true, left_out } = outcome(Tier::Cluster, output, true)
+        let TierOutcome::Ran { tally, ok: true, left_out } =
+            outcome(TestTier::Cluster, output, true)
         else {
             panic!("it ran and passed");
         };

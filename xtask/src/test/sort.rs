@@ -1,6 +1,6 @@
 //! Pure: the tier of a crate's test, from the first word of its source file.
 
-use super::Tier;
+use super::TestTier;
 
 /// Paths of the files whose first line may decide for the test `name`, most specific first.
 ///
@@ -22,10 +22,10 @@ pub(super) fn candidates(root: &str, name: &str) -> Vec<String> {
 }
 
 /// Tier that a file's first line names. Test modules and crate roots name none.
-pub(super) fn tier_of(first_line: &str) -> Option<Tier> {
+pub(super) fn tier_of(first_line: &str) -> Option<TestTier> {
     match first_line {
-        line if line.starts_with("//! Pure:") => Some(Tier::Pure),
-        line if line.starts_with("//! Shell:") => Some(Tier::Shell),
+        line if line.starts_with("//! Pure:") => Some(TestTier::Pure),
+        line if line.starts_with("//! Shell:") => Some(TestTier::Shell),
         _ => None,
     }
 }
@@ -55,8 +55,8 @@ mod tests {
                 "/w/agent/tests/whole/main.rs"
             ]
         );
-        assert_eq!(tier_of("//! Pure: x"), Some(Tier::Pure));
-        assert_eq!(tier_of("//! Shell: x"), Some(Tier::Shell));
+        assert_eq!(tier_of("//! Pure: x"), Some(TestTier::Pure));
+        assert_eq!(tier_of("//! Shell: x"), Some(TestTier::Shell));
         assert_eq!(tier_of("use super::*;"), None);
     }
 }

@@ -9,7 +9,7 @@ const MOST_SLOW: usize = 10;
 
 /// Results of tests so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Tally {
+pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     /// Number of tests that are left out unless requested.
@@ -21,11 +21,11 @@ pub(crate) struct Tally {
     seconds: Vec<(String, f64)>,
     /// Section of the output that the next line belongs to.
     #[serde(skip)]
-    at: Place,
+    at: OutputSection,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum OutputSection {
     /// Section outside of any failed test's output.
     #[default]
     Outside,
@@ -35,7 +35,7 @@ enum Place {
     Why,
 }
 
-impl Tally {
+impl TestCounts {
     /// Parses one line of libtest's output.
     pub(crate) fn absorb(&mut self, line: &str) {
         let line = line.trim_end();
@@ -43,8 +43,8 @@ impl Tally {
             self.close(rest);
         } else if let Some(name) = name_of_section(line) {
             self.failures.push(vec![name.to_owned()]);
-            self.at = Place::Before;
-        } else if self.at != Place::Outside {
+            self.at = OutputSection::Before;
+        } else if self.at != OutputSection::Outside {
             self.add(line);
         }
     }
@@ -83,7 +83,7 @@ impl Tally {
         self.passed += number(" passed");
         self.failed += number(" failed");
         self.ignored += number(" ignored");
-        self.at = Place::Outside;
+        self.at = OutputSection::Outside;
     }
 
     fn add(&mut self, line: &str) {
@@ -92,11 +92,11 @@ impl Tally {
         // The message ends where the backtrace begins; the backtrace itself is long and rarely needed.
         let is_over = line == "stack backtrace:" || failure.len() > MOST_LINES;
         self.at = match self.at {
-            Place::Before if begins => Place::Why,
-            Place::Why if is_over => Place::Outside,
+            OutputSection::Before if begins => OutputSection::Why,
+            OutputSection::Why if is_over => OutputSection::Outside,
             at => at,
         };
-        if self.at == Place::Why {
+        if self.at == OutputSection::Why {
             failure.push(line.to_owned());
         }
     }
@@ -117,8 +117,8 @@ fn name_of_section(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn tally(lines: &[&str]) -> Tally {
-        let mut tally = Tally::default();
+    fn tally(lines: &[&str]) -> TestCounts {
+        let mut tally = TestCounts::default();
         lines.iter().for_each(|line| tally.absorb(line));
         tally
     }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_slowest_tests_come_first_and_ignored_ones_not_at_all() {
-        let mut tally = Tally::default();
+        let mut tally = TestCounts::default();
         tally.record("test story::it_wakes ... ok", 2.0);
         tally.record("test faults::it_dies ... FAILED", 30.5);
         tally.record("test faults::it_lives ... ignored, takes minutes", 9.0);

@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{
-    Args, Outcome, Tally, Tier,
-    build::{Builder, Built},
+    TestArgs, TestCounts, TestTier, TierOutcome,
+    build::{TestBuilder, TestProgram},
     names_in, sort,
 };
 
@@ -31,14 +31,14 @@ const LONGEST: [&str; 4] = [
 
 /// A test program, or a cargo command that runs tests.
 #[derive(Debug)]
-struct Tests {
+struct TestCommand {
     /// Path of its root source file, for display.
     source: String,
     command: Command,
 }
 
 /// Runs the tests of `tier` whose name contains one of `args.names`, or all tests.
-pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome> {
+pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let names = &args.names;
     let workspace = &builder.workspace;
     let of_root = workspace.root.join("tests").display().to_string();
@@ -55,20 +55,20 @@ pub(super) fn run(tier: Tier, args: &Args, builder: &Builder) -> Result<Outcome>
         if args.long {
             command.env(LONG, "1");
         }
-        all.push(Tests { source, command });
+        all.push(TestCommand { source, command });
     }
     // Examples in documentation comments are small and pure.
-    if tier == Tier::Pure && names.is_empty() {
+    if tier == TestTier::Pure && names.is_empty() {
         let command = builder.cargo_test(&["--doc"]);
-        all.push(Tests { source: "examples in documents".to_owned(), command });
+        all.push(TestCommand { source: "examples in documents".to_owned(), command });
     }
-    let place = |it: &Tests| LONGEST.iter().position(|source| *source == it.source);
+    let place = |it: &TestCommand| LONGEST.iter().position(|source| *source == it.source);
     all.sort_by_key(|it| place(it).unwrap_or(LONGEST.len()));
     side_by_side(all)
 }
 
 /// Runs programs in parallel. The output of each is printed as a whole when it has ended.
-fn side_by_side(all: Vec<Tests>) -> Result<Outcome> {
+fn side_by_side(all: Vec<TestCommand>) -> Result<TierOutcome> {
     // Threads take the next program when they are free, in the order of the list.
     let queue = Mutex::new(all.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -85,21 +85,21 @@ fn side_by_side(all: Vec<Tests>) -> Result<Outcome> {
             });
         }
         drop(send);
-        let mut outcome = Outcome::nothing();
+        let mut outcome = TierOutcome::nothing();
         for (source, ran) in ended {
             let (text, ok) = ran.with_context(|| format!("cannot run the tests of {source}"))?;
             println!("{source}\n{text}");
-            let mut tally = Tally::default();
+            let mut tally = TestCounts::default();
             text.lines().for_each(|line| tally.absorb(line));
-            outcome = outcome.and(Outcome::Ran { tally, ok, left_out: String::new() });
+            outcome = outcome.and(TierOutcome::Ran { tally, ok, left_out: String::new() });
         }
         Ok(outcome)
     })
 }
 
 /// Runs a test program to its end. Returns its output, and true if the tests passed.
-fn output(tests: Tests) -> Result<(String, bool)> {
-    let Tests { source, mut command } = tests;
+fn output(tests: TestCommand) -> Result<(String, bool)> {
+    let TestCommand { source, mut command } = tests;
     println!("{source} begins");
     let (mut reader, writer) = io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
@@ -111,14 +111,14 @@ fn output(tests: Tests) -> Result<(String, bool)> {
     Ok((String::from_utf8_lossy(&bytes).into_owned(), child.wait()?.success()))
 }
 
-fn tests_of(built: &Built, tier: Tier, names: &[String]) -> Result<Vec<String>> {
+fn tests_of(built: &TestProgram, tier: TestTier, names: &[String]) -> Result<Vec<String>> {
     let mut tests = names_in(Path::new(&built.executable))?;
     let wanted = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
     tests.retain(|test| wanted(test) && tier_of_test(built, test) == tier);
     Ok(tests)
 }
 
-fn tier_of_test(built: &Built, test: &str) -> Tier {
+fn tier_of_test(built: &TestProgram, test: &str) -> TestTier {
     let files = sort::candidates(&built.source, test);
     let first_line = |file: String| Some(fs::read_to_string(file).ok()?.lines().next()?.to_owned());
     // A file that is not marked pure may do any I/O.
@@ -126,5 +126,5 @@ fn tier_of_test(built: &Built, test: &str) -> Tier {
         .into_iter()
         .filter_map(first_line)
         .find_map(|line| sort::tier_of(&line))
-        .unwrap_or(Tier::Shell)
+        .unwrap_or(TestTier::Shell)
 }

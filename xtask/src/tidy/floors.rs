@@ -12,7 +12,7 @@ use std::{
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-use super::rules::{Finding, Source, error};
+use super::rules::{SourceFile, TidyFinding, error};
 
 /// Floors of each crate, the ground floor first. A floor is a list of modules, or one folder (`name/`), whose
 /// submodules are then the modules that may not form circles.
@@ -22,26 +22,26 @@ const FLOORS: &[(&str, &[&str])] = &[];
 const ROOT: &str = "the crate root";
 
 /// A path of modules, from the crate root on.
-type Path = Vec<String>;
+type ModulePath = Vec<String>;
 
 /// Imports of all files read so far, by crate.
 #[derive(Debug, Default)]
-pub(crate) struct Floors {
-    crates: BTreeMap<String, Imports>,
+pub(crate) struct ModuleLayers {
+    crates: BTreeMap<String, CrateImports>,
 }
 
 /// Imports of one crate.
 #[derive(Debug, Default)]
-struct Imports {
+struct CrateImports {
     /// Paths of the modules that have a file.
-    modules: BTreeSet<Path>,
+    modules: BTreeSet<ModulePath>,
     /// The importing module, the imported path, and the place of the import.
-    edges: Vec<(Path, Path, String)>,
+    edges: Vec<(ModulePath, ModulePath, String)>,
 }
 
 /// Figures of one crate.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Figures {
+struct LayerFigures {
     modules: usize,
     floors: usize,
     imports: usize,
@@ -50,9 +50,9 @@ struct Figures {
     circles: usize,
 }
 
-impl Floors {
+impl ModuleLayers {
     /// Adds the imports of a file of a crate's `src/`. Tests are skipped: they may use everything.
-    pub(crate) fn read(&mut self, file: &Source<'_>) -> Option<Finding> {
+    pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Option<TidyFinding> {
         let path = module(file)?;
         let parsed = match syn::parse_file(file.text) {
             Ok(parsed) => parsed,
@@ -61,13 +61,13 @@ impl Floors {
         let imports = self.crates.entry(file.krate.to_owned()).or_default();
         imports.modules.insert(path.clone());
         let mut reader =
-            Reader { path: &path, depth: 0, place: file.path, edges: &mut imports.edges };
+            ImportCollector { path: &path, depth: 0, place: file.path, edges: &mut imports.edges };
         reader.visit_file(&parsed);
         None
     }
 
     /// Returns what breaks a rule, in the crates that have floors.
-    pub(crate) fn judge(&self) -> Vec<Finding> {
+    pub(crate) fn judge(&self) -> Vec<TidyFinding> {
         let judged = self.judge_by(FLOORS).filter(|(_, _, figures)| figures.floors > 0);
         judged.flat_map(|(_, findings, _)| findings).collect()
     }
@@ -76,20 +76,21 @@ impl Floors {
     fn judge_by<'a>(
         &'a self,
         table: &'a [(&'a str, &'a [&'a str])],
-    ) -> impl Iterator<Item = (&'a str, Vec<Finding>, Figures)> {
+    ) -> impl Iterator<Item = (&'a str, Vec<TidyFinding>, LayerFigures)> {
         self.crates.iter().map(|(name, imports)| {
             let floors = table.iter().find(|(it, _)| it == name).map(|(_, floors)| *floors);
-            let (findings, figures) = House::new(imports, floors.unwrap_or_default()).judge(name);
+            let (findings, figures) =
+                LayeredCrate::new(imports, floors.unwrap_or_default()).judge(name);
             (name.as_str(), findings, figures)
         })
     }
 }
 
-impl fmt::Display for Floors {
+impl fmt::Display for ModuleLayers {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "| crate | modules | floors | imports | upwards | modules in circles |")?;
         write!(out, "|---|---|---|---|---|---|")?;
-        for (name, _, Figures { modules, floors, imports, upwards, circles }) in
+        for (name, _, LayerFigures { modules, floors, imports, upwards, circles }) in
             self.judge_by(FLOORS)
         {
             write!(out, "\n| {name} | {modules} | {floors} | {imports} | {upwards} | {circles} |")?;
@@ -99,15 +100,15 @@ impl fmt::Display for Floors {
 }
 
 /// Modules of one crate on their floors.
-struct House<'a> {
-    imports: &'a Imports,
+struct LayeredCrate<'a> {
+    imports: &'a CrateImports,
     floors: &'a [&'a str],
     /// Imported modules of each module, with the places where it imports them.
-    graph: BTreeMap<Path, BTreeMap<Path, Vec<&'a str>>>,
+    graph: BTreeMap<ModulePath, BTreeMap<ModulePath, Vec<&'a str>>>,
 }
 
-impl<'a> House<'a> {
-    fn new(imports: &'a Imports, floors: &'a [&'a str]) -> Self {
+impl<'a> LayeredCrate<'a> {
+    fn new(imports: &'a CrateImports, floors: &'a [&'a str]) -> Self {
         let mut house = Self { imports, floors, graph: BTreeMap::new() };
         for path in &imports.modules {
             house.graph.entry(house.room(path)).or_default();
@@ -124,7 +125,7 @@ impl<'a> House<'a> {
 
     /// The module that counts for `path`: the first of a path, or the first two where the first is a folder. The
     /// empty path is the crate root, which also owns each item that no module has.
-    fn room(&self, path: &[String]) -> Path {
+    fn room(&self, path: &[String]) -> ModulePath {
         let Some(first) = path.first() else { return Vec::new() };
         let is_folder = self.floors.iter().any(|it| it.strip_suffix('/') == Some(first));
         let room = path[..path.len().min(if is_folder { 2 } else { 1 })].to_vec();
@@ -144,12 +145,12 @@ impl<'a> House<'a> {
         self.floors.iter().position(names)
     }
 
-    fn judge(&self, name: &str) -> (Vec<Finding>, Figures) {
+    fn judge(&self, name: &str) -> (Vec<TidyFinding>, LayerFigures) {
         let mut findings = Vec::new();
         let imports = self.graph.values().map(BTreeMap::len).sum();
         let modules = self.graph.keys().filter(|it| !it.is_empty()).count();
         let mut figures =
-            Figures { modules, floors: self.floors.len(), imports, ..Figures::default() };
+            LayerFigures { modules, floors: self.floors.len(), imports, ..LayerFigures::default() };
         if !self.floors.is_empty() {
             for room in self.graph.keys().filter(|it| self.floor(it).is_none()) {
                 let says =
@@ -176,7 +177,7 @@ impl<'a> House<'a> {
     }
 
     /// Imports of a module by one of a lower floor, or of the crate root by any, with the first place of each.
-    fn upwards(&self) -> impl Iterator<Item = (&Path, &Path, &str)> {
+    fn upwards(&self) -> impl Iterator<Item = (&ModulePath, &ModulePath, &str)> {
         let all = self.graph.iter().flat_map(|(from, all)| all.iter().map(move |it| (from, it)));
         all.filter_map(|(from, (to, places))| {
             let is_up = to.is_empty() || self.floor(to) > self.floor(from);
@@ -185,13 +186,14 @@ impl<'a> House<'a> {
     }
 
     /// Groups of modules in which each imports all others, directly or by way of others.
-    fn circles(&self) -> Vec<BTreeSet<&Path>> {
-        let reached: BTreeMap<&Path, BTreeSet<&Path>> =
+    fn circles(&self) -> Vec<BTreeSet<&ModulePath>> {
+        let reached: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
             self.graph.keys().map(|from| (from, self.reached(from))).collect();
         let mut circles = Vec::new();
         for (from, all) in &reached {
-            let same = |it: &&&Path| reached.get(**it).is_some_and(|back| back.contains(from));
-            let circle: BTreeSet<&Path> = all.iter().filter(same).copied().collect();
+            let same =
+                |it: &&&ModulePath| reached.get(**it).is_some_and(|back| back.contains(from));
+            let circle: BTreeSet<&ModulePath> = all.iter().filter(same).copied().collect();
             if circle.first() == Some(from) {
                 circles.push(circle);
             }
@@ -200,7 +202,7 @@ impl<'a> House<'a> {
     }
 
     /// Modules that `from` imports, directly or by way of others.
-    fn reached<'b>(&'b self, from: &'b Path) -> BTreeSet<&'b Path> {
+    fn reached<'b>(&'b self, from: &'b ModulePath) -> BTreeSet<&'b ModulePath> {
         let mut reached = BTreeSet::new();
         let mut open = vec![from];
         while let Some(next) = open.pop() {
@@ -219,9 +221,9 @@ fn show(path: &[String]) -> String {
 }
 
 /// The path of a file's module, if the file is part of the crate itself: no test, no further binary.
-fn module(file: &Source<'_>) -> Option<Path> {
+fn module(file: &SourceFile<'_>) -> Option<ModulePath> {
     let (_, inside) = file.path.split_once("/src/")?;
-    let names: Path = inside.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
+    let names: ModulePath = inside.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
     let skipped = ["tests", "bin"];
     match names[0].as_str() {
         "lib" | "main" if names.len() == 1 => Some(Vec::new()),
@@ -231,15 +233,15 @@ fn module(file: &Source<'_>) -> Option<Path> {
 }
 
 /// Collects the imports of one file.
-struct Reader<'a> {
-    path: &'a Path,
+struct ImportCollector<'a> {
+    path: &'a ModulePath,
     /// Number of inline modules around the current item.
     depth: usize,
     place: &'a str,
-    edges: &'a mut Vec<(Path, Path, String)>,
+    edges: &'a mut Vec<(ModulePath, ModulePath, String)>,
 }
 
-impl Reader<'_> {
+impl ImportCollector<'_> {
     /// Adds the import of a path that begins with `crate` or `super`; others name items in scope or other crates.
     fn add(&mut self, path: &[String]) {
         let mut inline = self.depth;
@@ -266,7 +268,7 @@ impl Reader<'_> {
         self.edges.push((self.path.clone(), base, self.place.to_owned()));
     }
 
-    fn add_tree(&mut self, before: &mut Path, tree: &syn::UseTree) {
+    fn add_tree(&mut self, before: &mut ModulePath, tree: &syn::UseTree) {
         match tree {
             syn::UseTree::Path(path) => {
                 before.push(path.ident.to_string());
@@ -288,7 +290,7 @@ impl Reader<'_> {
 
     /// Adds the paths in the arguments of a macro, which are tokens only.
     fn add_tokens(&mut self, tokens: TokenStream) {
-        let mut path = Path::new();
+        let mut path = ModulePath::new();
         // Colons since the last name of `path`: two of them and a name continue it.
         let mut colons = 0;
         for token in tokens {
@@ -314,7 +316,7 @@ impl Reader<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Reader<'_> {
+impl<'ast> Visit<'ast> for ImportCollector<'_> {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         let is_test = item.attrs.iter().any(|it| {
             it.meta.require_list().is_ok_and(|list| list.tokens.to_string().starts_with("test"))
@@ -327,11 +329,11 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        self.add_tree(&mut Path::new(), &item.tree);
+        self.add_tree(&mut ModulePath::new(), &item.tree);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Path = path.segments.iter().map(|it| it.ident.to_string()).collect();
+        let names: ModulePath = path.segments.iter().map(|it| it.ident.to_string()).collect();
         self.add(&names);
         visit::visit_path(self, path);
     }
@@ -350,11 +352,11 @@ mod tests {
     use super::*;
 
     /// Findings and figures of a crate with these files, by floors from the ground up.
-    fn judge(files: &[(&str, &str)], floors: &[&str]) -> (Vec<String>, Figures) {
-        let mut all = Floors::default();
+    fn judge(files: &[(&str, &str)], floors: &[&str]) -> (Vec<String>, LayerFigures) {
+        let mut all = ModuleLayers::default();
         for (path, text) in files {
             let path = format!("a/src/{path}");
-            assert_eq!(all.read(&Source { krate: "a", path: &path, text }), None);
+            assert_eq!(all.read(&SourceFile { krate: "a", path: &path, text }), None);
         }
         let table = [("a", floors)];
         let (_, findings, figures) = all.judge_by(&table).next().unwrap();
@@ -389,7 +391,7 @@ mod tests {
             ("low/tests.rs", "use crate::top::X;"),
             ("top.rs", "use crate::low::X; use other::top;"),
         ];
-        let figures = Figures { modules: 2, floors: 2, imports: 1, upwards: 0, circles: 0 };
+        let figures = LayerFigures { modules: 2, floors: 2, imports: 1, upwards: 0, circles: 0 };
         assert_eq!(judge(&files, &["low", "top"]), (Vec::new(), figures));
     }
 

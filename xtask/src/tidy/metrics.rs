@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::rules::{Finding, before_tests, error};
+use super::rules::{TidyFinding, before_tests, error};
 
 /// Path of the document that names every metric.
 pub(crate) const HANDBOOK: &str = "docs/operations.md";
@@ -22,9 +22,9 @@ const CALLS: [(&str, &str); 4] =
 
 /// Exported metrics: name without the `_total` of counters, and path of the file.
 #[derive(Debug, Default)]
-pub(crate) struct Exported(BTreeMap<String, String>);
+pub(crate) struct ExportedMetrics(BTreeMap<String, String>);
 
-impl Exported {
+impl ExportedMetrics {
     /// Adds the metrics of one source file.
     pub(crate) fn read(&mut self, path: &str, text: &str) {
         let code = before_tests(text);
@@ -50,7 +50,7 @@ impl Exported {
 }
 
 /// Checks a document: it names only exported metrics.
-pub(crate) fn document(path: &str, text: &str, exported: &Exported) -> Vec<Finding> {
+pub(crate) fn document(path: &str, text: &str, exported: &ExportedMetrics) -> Vec<TidyFinding> {
     let gone = |(line, name): (usize, &str)| {
         let known = named_series(name).any(|it| exported.has(it));
         (!known).then(|| {
@@ -61,7 +61,7 @@ pub(crate) fn document(path: &str, text: &str, exported: &Exported) -> Vec<Findi
 }
 
 /// Checks the handbook: it names every exported metric.
-pub(crate) fn handbook(text: &str, exported: &Exported) -> Vec<Finding> {
+pub(crate) fn handbook(text: &str, exported: &ExportedMetrics) -> Vec<TidyFinding> {
     let told: BTreeSet<&str> = names(text).flat_map(|(_, name)| named_series(name)).collect();
     let told: BTreeSet<&str> =
         told.iter().map(|it| it.strip_suffix("_total").unwrap_or(it)).collect();
@@ -80,7 +80,7 @@ pub(crate) fn queries(
     text: &str,
     handbook: &str,
     recorded: &BTreeSet<&str>,
-) -> Vec<Finding> {
+) -> Vec<TidyFinding> {
     let told: BTreeSet<&str> = names(handbook).map(|(_, name)| name).collect();
     let asked = names(text).filter(|(_, name)| !named_series(name).any(|it| told.contains(it)));
     let asked = asked.map(|(line, name)| (line, name, HANDBOOK));
@@ -157,13 +157,13 @@ fn register(registry: &mut Registry) {
 }
 "#;
 
-    fn exported() -> Exported {
-        let mut exported = Exported::default();
+    fn exported() -> ExportedMetrics {
+        let mut exported = ExportedMetrics::default();
         exported.read("part/src/admin.rs", CODE);
         exported
     }
 
-    fn says(findings: &[Finding]) -> Vec<String> {
+    fn says(findings: &[TidyFinding]) -> Vec<String> {
         findings.iter().map(ToString::to_string).collect()
     }
 
@@ -177,7 +177,7 @@ fn register(registry: &mut Registry) {
             "rouse_part_step_seconds",
         ];
         assert_eq!(names, want);
-        let mut other = Exported::default();
+        let mut other = ExportedMetrics::default();
         other.read("part/src/other.rs", "let path = \"rouse_part\";");
         assert!(other.0.is_empty(), "no metrics are made there");
     }

@@ -52,7 +52,7 @@ const TOO_LONG: usize = 800;
 
 /// One source file of the workspace.
 #[derive(Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct SourceFile<'a> {
     /// Name of its crate.
     pub(crate) krate: &'a str,
     /// Path from the root of the workspace.
@@ -63,40 +63,40 @@ pub(crate) struct Source<'a> {
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Severity {
+pub(crate) enum FindingSeverity {
     Warning,
     Error,
 }
 
 /// One violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
-    pub(crate) severity: Severity,
+pub(crate) struct TidyFinding {
+    pub(crate) severity: FindingSeverity,
     /// Location, as `path` or `path:line`.
     pub(crate) place: String,
     pub(crate) says: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for TidyFinding {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.severity {
-            Severity::Warning => "warning",
-            Severity::Error => "error",
+            FindingSeverity::Warning => "warning",
+            FindingSeverity::Error => "error",
         };
         write!(out, "{word}: {}: {}", self.place, self.says)
     }
 }
 
-pub(crate) fn error(place: impl Into<String>, says: impl Into<String>) -> Finding {
-    Finding { severity: Severity::Error, place: place.into(), says: says.into() }
+pub(crate) fn error(place: impl Into<String>, says: impl Into<String>) -> TidyFinding {
+    TidyFinding { severity: FindingSeverity::Error, place: place.into(), says: says.into() }
 }
 
-fn warning(place: impl Into<String>, says: impl Into<String>) -> Finding {
-    Finding { severity: Severity::Warning, place: place.into(), says: says.into() }
+fn warning(place: impl Into<String>, says: impl Into<String>) -> TidyFinding {
+    TidyFinding { severity: FindingSeverity::Warning, place: place.into(), says: says.into() }
 }
 
 /// Checks one import of a crate of the workspace by another.
-pub(crate) fn arrow(from: &str, to: &str) -> Option<Finding> {
+pub(crate) fn arrow(from: &str, to: &str) -> Option<TidyFinding> {
     let place = format!("{from}/Cargo.toml");
     match ARROWS.iter().find(|(name, _)| *name == from) {
         None => Some(error(
@@ -112,7 +112,7 @@ pub(crate) fn arrow(from: &str, to: &str) -> Option<Finding> {
 }
 
 /// Checks one source file against all rules.
-pub(crate) fn source(file: &Source<'_>) -> Vec<Finding> {
+pub(crate) fn source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     findings.extend(mark(file));
     findings.extend(length(file));
@@ -121,7 +121,7 @@ pub(crate) fn source(file: &Source<'_>) -> Vec<Finding> {
         findings.extend(code.iter().filter_map(|line| impure(file.path, line)));
     }
     if file.krate != "ebpf" && !UNSAFE.contains(&file.path) {
-        let is_unsafe = |line: &&Line<'_>| words(line.code).any(|word| word == "unsafe");
+        let is_unsafe = |line: &&CodeLine<'_>| words(line.code).any(|word| word == "unsafe");
         findings.extend(code.iter().filter(is_unsafe).map(|line| {
             let place = format!("{}:{}", file.path, line.number);
             error(place, "unsafe stands only in ebpf/, common/src/abi.rs and the sys.rs files")
@@ -131,7 +131,7 @@ pub(crate) fn source(file: &Source<'_>) -> Vec<Finding> {
 }
 
 /// Checks the first line, which states the file's purpose and if it does I/O.
-fn mark(file: &Source<'_>) -> Option<Finding> {
+fn mark(file: &SourceFile<'_>) -> Option<TidyFinding> {
     // Tests in a file of their own belong to the file that they test.
     if file.path.ends_with("/tests.rs") {
         return None;
@@ -153,7 +153,7 @@ fn mark(file: &Source<'_>) -> Option<Finding> {
     Some(error(file.path, "the first line must start with `//! Pure: ` or `//! Shell: `"))
 }
 
-fn length(file: &Source<'_>) -> Option<Finding> {
+fn length(file: &SourceFile<'_>) -> Option<TidyFinding> {
     if file.path.ends_with("/tests.rs") {
         return None;
     }
@@ -166,7 +166,7 @@ fn length(file: &Source<'_>) -> Option<Finding> {
     (lines > LONG).then(|| warning(file.path, says))
 }
 
-fn impure(path: &str, line: &Line<'_>) -> Option<Finding> {
+fn impure(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
     // The implementations of `Pod` need aya's trait; they are data, not I/O.
     let named = IMPURE.iter().find(|name| {
         // Not in the middle of a longer name, such as `my_tokio::`.
@@ -184,7 +184,7 @@ fn impure(path: &str, line: &Line<'_>) -> Option<Finding> {
 
 /// Checks the relative links of a document, which start at its directory, and the file names in backticks, which
 /// start at the root.
-pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
+pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     let folder = path.rsplit_once('/').map_or_else(String::new, |(folder, _)| format!("{folder}/"));
     for (index, line) in text.lines().enumerate() {
@@ -211,17 +211,17 @@ fn is_file_name(word: &str) -> bool {
 
 /// A line of code without its comment.
 #[derive(Debug)]
-struct Line<'a> {
+struct CodeLine<'a> {
     number: usize,
     code: &'a str,
 }
 
 /// Lines before the test module, without comments. Line numbers are exact for code formatted by rustfmt.
-fn code_lines(text: &str) -> Vec<Line<'_>> {
+fn code_lines(text: &str) -> Vec<CodeLine<'_>> {
     before_tests(text)
         .lines()
         .enumerate()
-        .map(|(index, line)| Line { number: index + 1, code: strip(line) })
+        .map(|(index, line)| CodeLine { number: index + 1, code: strip(line) })
         .filter(|line| !line.code.trim().is_empty())
         .collect()
 }
@@ -245,13 +245,13 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    fn says(findings: &[Finding]) -> Vec<&str> {
+    fn says(findings: &[TidyFinding]) -> Vec<&str> {
         findings.iter().map(|finding| finding.place.as_str()).collect()
     }
 
     fn check(path: &str, text: &str) -> Vec<String> {
         let krate = path.split('/').next().unwrap();
-        let findings = source(&Source { krate, path, text });
+        let findings = source(&SourceFile { krate, path, text });
         says(&findings).into_iter().map(str::to_owned).collect()
     }
 
@@ -293,13 +293,13 @@ mod tests {
         let of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
         let severity = |lines| {
             let text = of(lines);
-            source(&Source { krate: "agent", path: "agent/src/a.rs", text: &text })
+            source(&SourceFile { krate: "agent", path: "agent/src/a.rs", text: &text })
                 .first()
                 .map(|finding| finding.severity)
         };
         assert_eq!(severity(399), None);
-        assert_eq!(severity(400), Some(Severity::Warning));
-        assert_eq!(severity(800), Some(Severity::Error));
+        assert_eq!(severity(400), Some(FindingSeverity::Warning));
+        assert_eq!(severity(800), Some(FindingSeverity::Error));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Pure: the form of a commit's subject, `area: verb object`, which a reader understands without the body.
 
-use super::rules::{Finding, error};
+use super::rules::{TidyFinding, error};
 
 /// Areas that are no crate.
 const AREAS: [&str; 8] = ["bench", "cargo", "ci", "demo", "deploy", "docs", "examples", "tidy"];
@@ -11,7 +11,7 @@ const VAGUE: [&str; 8] =
     ["again", "anew", "it", "nobody", "somebody", "something", "things", "whoever"];
 
 /// Checks the subject of one commit, which `place` names. `crates` are the areas beside [`AREAS`].
-pub(crate) fn check(place: &str, subject: &str, crates: &[&str]) -> Option<Finding> {
+pub(crate) fn check(place: &str, subject: &str, crates: &[&str]) -> Option<TidyFinding> {
     let says = fault(subject, crates)?;
     Some(error(place, format!("`{subject}`: {says}; write `area: verb object`")))
 }

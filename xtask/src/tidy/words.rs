@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::rules::{Finding, Source, before_tests, error, strip};
+use super::rules::{SourceFile, TidyFinding, before_tests, error, strip};
 
 /// Words with which a question begins, and so no doc.
 const QUESTIONS: [&str; 10] =
@@ -26,7 +26,7 @@ const TESTS: [&str; 2] = ["streams", "tests"];
 
 /// Figures of all files read so far.
 #[derive(Debug, Default)]
-pub(crate) struct Words {
+pub(crate) struct WordFigures {
     docs: usize,
     questions: usize,
     short: usize,
@@ -37,9 +37,9 @@ pub(crate) struct Words {
     inner: usize,
 }
 
-impl Words {
+impl WordFigures {
     /// Adds a file to the figures, and returns what breaks a rule in it.
-    pub(crate) fn read(&mut self, file: &Source<'_>) -> Vec<Finding> {
+    pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
         let mut findings = Vec::new();
         for doc in docs(file.text) {
             self.docs += 1;
@@ -68,7 +68,7 @@ impl Words {
     }
 
     /// Returns what the tree as a whole breaks.
-    pub(crate) fn judge(&self) -> Option<Finding> {
+    pub(crate) fn judge(&self) -> Option<TidyFinding> {
         let short = percent(self.short, self.docs);
         let says =
             format!("{short:.1} % of all docs have {SHORT} words or fewer, {MOST_SHORT} may");
@@ -76,7 +76,7 @@ impl Words {
     }
 }
 
-impl fmt::Display for Words {
+impl fmt::Display for WordFigures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: usize = self.types.values().sum();
         let shared: usize = self.types.values().filter(|count| **count > 1).sum();
@@ -100,13 +100,13 @@ fn percent(part: usize, all: usize) -> f64 {
 
 /// A run of `///` or `//!` lines.
 #[derive(Debug)]
-struct Doc {
+struct DocComment {
     /// Number of its first line.
     line: usize,
     text: String,
 }
 
-impl Doc {
+impl DocComment {
     fn is_question(&self) -> bool {
         let text = self.text.trim_start_matches("Pure:").trim_start_matches("Shell:");
         let mut words = text.split(|letter: char| !letter.is_alphabetic() && letter != '\'');
@@ -125,8 +125,8 @@ impl Doc {
     }
 }
 
-fn docs(text: &str) -> Vec<Doc> {
-    let mut docs: Vec<Doc> = Vec::new();
+fn docs(text: &str) -> Vec<DocComment> {
+    let mut docs: Vec<DocComment> = Vec::new();
     let mut last = None;
     for (index, line) in text.lines().enumerate() {
         let marks = ["//!", "///"];
@@ -136,7 +136,9 @@ fn docs(text: &str) -> Vec<Doc> {
             let body = &line[mark.len()..];
             match docs.last_mut().filter(|_| last == Some(mark)) {
                 Some(doc) => doc.text += body,
-                None => docs.push(Doc { line: index + 1, text: body.trim_start().to_owned() }),
+                None => {
+                    docs.push(DocComment { line: index + 1, text: body.trim_start().to_owned() })
+                }
             }
         }
         last = found;
@@ -144,7 +146,7 @@ fn docs(text: &str) -> Vec<Doc> {
     docs
 }
 
-fn retired<'a>(file: &'a Source<'_>) -> impl Iterator<Item = Finding> + 'a {
+fn retired<'a>(file: &'a SourceFile<'_>) -> impl Iterator<Item = TidyFinding> + 'a {
     let comments =
         file.text.lines().enumerate().filter(|(_, it)| it.trim_start().starts_with("//"));
     comments.filter_map(|(index, line)| {
@@ -218,9 +220,9 @@ fn is_function(code: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> (Words, Vec<String>) {
-        let mut words = Words::default();
-        let file = Source { krate: "agent", path: "agent/src/a.rs", text };
+    fn read(text: &str) -> (WordFigures, Vec<String>) {
+        let mut words = WordFigures::default();
+        let file = SourceFile { krate: "agent", path: "agent/src/a.rs", text };
         let findings = words.read(&file);
         (words, findings.into_iter().map(|it| it.place).collect())
     }

@@ -10,21 +10,21 @@ pub(crate) use over_http2::over_http2;
 
 /// Response that a client gets, without the fields that each hop writes for itself.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ComparedResponse {
     pub(crate) status: String,
     pub(crate) fields: BTreeSet<String>,
     pub(crate) body: String,
 }
 
 /// Parses a response as it was read from its connection.
-pub(crate) fn told(answer: &[u8]) -> Told {
+pub(crate) fn told(answer: &[u8]) -> ComparedResponse {
     let answer = String::from_utf8_lossy(answer).into_owned();
     let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
     let mut lines = head.lines();
     let status = lines.next().and_then(|line| line.get(9..12)).unwrap_or_default().to_owned();
     let fields = compared(lines.filter_map(|line| Some(line.split_once(':')?.0)));
-    Told { status, fields, body: unchunked(body) }
+    ComparedResponse { status, fields, body: unchunked(body) }
 }
 
 /// Body whose chunks are joined, if it has any.
@@ -45,11 +45,11 @@ fn unchunked(body: &str) -> String {
 }
 
 /// Request: method, target, further header lines, and the number of body bytes that follow.
-pub(crate) type Input = (&'static str, Vec<u8>, String, usize);
+pub(crate) type Http1RequestCase = (&'static str, Vec<u8>, String, usize);
 
 /// Requests for every server. Servers of the kernel tier return the body at `/echo`; those of the activator's tests
 /// return the request's description at each target.
-pub(crate) fn inputs() -> Vec<Input> {
+pub(crate) fn inputs() -> Vec<Http1RequestCase> {
     let plain = |method, target: &[u8]| (method, target.to_vec(), String::new(), 0);
     let sized = |method, target: &str, size: usize| {
         (method, target.as_bytes().to_vec(), format!("content-length: {size}\r\n"), size)
@@ -79,23 +79,24 @@ pub(crate) fn inputs() -> Vec<Input> {
 }
 
 /// Bytes of a request without its body.
-pub(crate) fn head((method, target, fields, _): &Input) -> Vec<u8> {
+pub(crate) fn head((method, target, fields, _): &Http1RequestCase) -> Vec<u8> {
     let host = "host: hello.default.example.com\r\nconnection: close\r\n";
     let behind = format!(" HTTP/1.1\r\n{host}{fields}\r\n");
     [method.as_bytes(), b" ", target, behind.as_bytes()].concat()
 }
 
 /// Returns true for an input that no server may accept: it is refused on every path, whatever a pod does with it.
-pub(crate) fn is_refused((_, target, ..): &Input) -> bool {
+pub(crate) fn is_refused((_, target, ..): &Http1RequestCase) -> bool {
     target.iter().any(|byte| *byte == b' ' || byte.is_ascii_control())
 }
 
 /// HTTP/2 request: method, target, header fields and body.
-pub(crate) type Http2Input = (&'static str, &'static str, Vec<(String, String)>, Sent);
+pub(crate) type Http2RequestCase =
+    (&'static str, &'static str, Vec<(String, String)>, RequestBodyCase);
 
 /// Body of a request, by the way in which its length is stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum RequestBodyCase {
     Nothing,
     /// Body of this many bytes, with the length in the head.
     Sized(usize),
@@ -104,8 +105,8 @@ pub(crate) enum Sent {
 }
 
 /// Requests over HTTP/2 for every server.
-pub(crate) fn http2_inputs() -> Vec<Http2Input> {
-    use Sent::{Nothing, Sized, Unsized};
+pub(crate) fn http2_inputs() -> Vec<Http2RequestCase> {
+    use RequestBodyCase::{Nothing, Sized, Unsized};
     let expects = || vec![("expect".to_owned(), "100-continue".to_owned())];
     let lines = (0..120).map(|at| (format!("x-line-{at}"), "v".to_owned())).collect();
     let plain = |method, target, sent| (method, target, Vec::new(), sent);
@@ -132,11 +133,13 @@ pub(crate) fn http2_inputs() -> Vec<Http2Input> {
 }
 
 /// Bytes of such a request in HTTP/1.1, and the number of body bytes that follow.
-pub(crate) fn in_http1((method, target, fields, sent): &Http2Input) -> (Vec<u8>, usize) {
+pub(crate) fn in_http1((method, target, fields, sent): &Http2RequestCase) -> (Vec<u8>, usize) {
     let (length, chunk, rest) = match *sent {
-        Sent::Nothing => (String::new(), String::new(), 0),
-        Sent::Sized(size) => (format!("content-length: {size}\r\n"), String::new(), size),
-        Sent::Unsized(size) => {
+        RequestBodyCase::Nothing => (String::new(), String::new(), 0),
+        RequestBodyCase::Sized(size) => {
+            (format!("content-length: {size}\r\n"), String::new(), size)
+        }
+        RequestBodyCase::Unsized(size) => {
             let chunk = format!("{size:x}\r\n{}\r\n0\r\n\r\n", "x".repeat(size));
             ("transfer-encoding: chunked\r\n".to_owned(), chunk, 0)
         }

@@ -12,26 +12,26 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use super::{Http2Input, Sent, Told, compared};
+use super::{ComparedResponse, Http2RequestCase, RequestBodyCase, compared};
 
 const PART: &[u8] = &[b'x'; 64 << 10];
 
 /// Returns the client's response, or the error for which it gets none.
 pub(crate) async fn over_http2(
     at: SocketAddr,
-    (method, target, fields, sent): &Http2Input,
-) -> Result<Told, Box<dyn Error + Send + Sync>> {
+    (method, target, fields, sent): &Http2RequestCase,
+) -> Result<ComparedResponse, Box<dyn Error + Send + Sync>> {
     let uri = format!("http://hello.default.example.com{target}");
     let mut request = Request::builder().method(*method).uri(uri);
     for (name, value) in fields {
         request = request.header(name, value);
     }
-    if let Sent::Sized(size) = sent {
+    if let RequestBodyCase::Sized(size) = sent {
         request = request.header("content-length", *size);
     }
     let body = match *sent {
-        Sent::Nothing => http_body_util::Empty::new().boxed_unsync(),
-        Sent::Sized(size) | Sent::Unsized(size) => {
+        RequestBodyCase::Nothing => http_body_util::Empty::new().boxed_unsync(),
+        RequestBodyCase::Sized(size) | RequestBodyCase::Unsized(size) => {
             StreamBody::new(stream::iter(parts(size))).boxed_unsync()
         }
     };
@@ -40,7 +40,7 @@ pub(crate) async fn over_http2(
     tokio::spawn(driver);
     let (head, body) = sender.send_request(request.body(body)?).await?.into_parts();
     let body = body.collect().await?.to_bytes();
-    Ok(Told {
+    Ok(ComparedResponse {
         status: head.status.as_str().to_owned(),
         fields: compared(head.headers.keys().map(|name| name.as_str())),
         body: String::from_utf8_lossy(&body).into_owned(),

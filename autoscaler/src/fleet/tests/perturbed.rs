@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use common::wire::{Aggregation, Metric};
+use common::wire::{ScaleMetric, WindowAggregation};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -19,7 +19,7 @@ const CALM: usize = 40;
 const END: usize = 60;
 
 /// Requests in flight at each pod, and as last element the waiting ones.
-type Levels = [u64; READY + 1];
+type LoadLevels = [u64; READY + 1];
 
 /// Seconds in which a draining base pod ends its last requests.
 const DRAINS: usize = 3;
@@ -29,17 +29,17 @@ const EVER: usize = usize::MAX - DRAINS;
 
 /// One run without faults: a Revision's policy, its load and the lives of its pods.
 #[derive(Clone, Debug)]
-struct Story {
+struct LoadCase {
     policy: ScalePolicy,
     /// Load of each second, in order.
-    load: Vec<Levels>,
+    load: Vec<LoadLevels>,
     /// Seconds in which each pod is ready. Before them it starts, after them it drains.
     lives: [Range<usize>; READY],
 }
 
 /// Fault in a sender's reports.
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+enum ReportFault {
     /// Reports arrive together when the fault is over.
     Late,
     /// Reports of that time are lost.
@@ -54,17 +54,17 @@ enum Harm {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Harmed {
+struct TimedFault {
     sender: usize,
-    harm: Harm,
+    harm: ReportFault,
     from: usize,
     long: usize,
 }
 
 /// All faults of one run.
 #[derive(Clone, Debug, Default)]
-struct Harms {
-    all: Vec<Harmed>,
+struct FaultCase {
+    all: Vec<TimedFault>,
     /// Second in which a new autoscaler without any state takes over.
     renewed: Option<usize>,
     /// Offsets by which the senders' clocks are ahead.
@@ -74,30 +74,30 @@ struct Harms {
 }
 
 /// Result of one run.
-struct Outcome {
+struct LoadCaseOutcome {
     /// Requested pods after each quarter of a second.
     pods: Vec<u32>,
     /// First and last quarter in which the real load was higher than the reports could show.
     hidden: Option<(usize, usize)>,
 }
 
-struct World<'a> {
+struct SimReporters<'a> {
     now: Duration,
-    fleet: Fleet,
+    fleet: ScaledRevisions,
     table: RouteTable,
-    name: Name,
-    story: &'a Story,
-    harms: &'a Harms,
-    streams: [Option<Stream>; 3],
-    totals: [Totals; READY + 1],
-    told: [Vec<UsageSeen>; 3],
-    queued: [Vec<UsageSeen>; 3],
+    name: NamespacedName,
+    story: &'a LoadCase,
+    harms: &'a FaultCase,
+    streams: [Option<UsageStream>; 3],
+    totals: [RequestTotals; READY + 1],
+    told: [Vec<UsageSample>; 3],
+    queued: [Vec<UsageSample>; 3],
     /// Removed pods whose removal each sender has yet to report.
     ended: [Vec<usize>; 3],
     /// Second of each sender's last report.
     told_in: [Option<usize>; 3],
     /// Totals as last reported.
-    known: [Totals; READY + 1],
+    known: [RequestTotals; READY + 1],
     /// True for each sender that has not reported a growth of load.
     hides: [bool; 3],
     made: usize,
@@ -105,19 +105,19 @@ struct World<'a> {
     pods: u32,
 }
 
-impl<'a> World<'a> {
-    fn new(story: &'a Story, harms: &'a Harms) -> Self {
-        let name = Name::new("default", "hello-00001");
+impl<'a> SimReporters<'a> {
+    fn new(story: &'a LoadCase, harms: &'a FaultCase) -> Self {
+        let name = NamespacedName::new("default", "hello-00001");
         let mut table = RouteTable::default();
         let known =
             RouteRevision { initial_scale_reached: true, ..revision(&name, story.policy.clone()) };
         table.revisions.insert(name.clone(), known);
         for (at, life) in story.lives.iter().enumerate() {
             let node = AGENTS[at % 2].into();
-            let phase = if life.start == 0 { PodPhase::Ready } else { PodPhase::Starting };
+            let phase = if life.start == 0 { RoutingPhase::Ready } else { RoutingPhase::Starting };
             table.pods.insert(uid(at), RoutePod { node, ..pod(&uid(at), &name, phase) });
         }
-        let line = common::wire::Activator {
+        let line = common::wire::ActivatorEntry {
             name: "line".into(),
             node: String::new(),
             zone: String::new(),
@@ -126,18 +126,18 @@ impl<'a> World<'a> {
         table.activators.insert(line.name.clone(), line);
         let mut world = Self {
             now: Duration::from_secs(10),
-            fleet: Fleet::new(TICK),
+            fleet: ScaledRevisions::new(TICK),
             table,
             name,
             story,
             harms,
             streams: [None; 3],
-            totals: [Totals::default(); READY + 1],
+            totals: [RequestTotals::default(); READY + 1],
             told: Default::default(),
             queued: Default::default(),
             ended: Default::default(),
             told_in: [None; 3],
-            known: [Totals::default(); READY + 1],
+            known: [RequestTotals::default(); READY + 1],
             hides: [false; 3],
             made: 0,
             pods: u32::try_from(READY).unwrap(),
@@ -146,7 +146,7 @@ impl<'a> World<'a> {
         world
     }
 
-    fn harm(&self, sender: usize, second: usize) -> Option<Harm> {
+    fn harm(&self, sender: usize, second: usize) -> Option<ReportFault> {
         let mut all = self.harms.all.iter().filter(|it| it.sender == sender);
         all.find(|it| (it.from..it.from + it.long).contains(&second)).map(|it| it.harm)
     }
@@ -158,16 +158,17 @@ impl<'a> World<'a> {
     /// Carries out the decisions: new pods start and never become ready, and only those are removed again.
     fn obey(&mut self) {
         for step in self.fleet.run(self.now) {
-            let Step::Decided(it) = step else { continue };
+            let DecisionUpdate::Decided(it) = step else { continue };
             self.pods = it.wanted.unwrap_or(self.pods);
         }
         let wanted = usize::try_from(self.pods).unwrap();
-        let coming = self.table.pods.values().filter(|it| it.phase != PodPhase::Draining).count();
+        let coming =
+            self.table.pods.values().filter(|it| it.phase != RoutingPhase::Draining).count();
         let mut changed = BTreeSet::new();
         for _ in coming..wanted {
             self.made += 1;
             let uid = format!("new-{:04}", self.made);
-            let new = pod(&uid, &self.name, PodPhase::Starting);
+            let new = pod(&uid, &self.name, RoutingPhase::Starting);
             self.table.pods.insert(uid.clone(), RoutePod { node: "a".into(), ..new });
             changed.insert(RouteKey::Pod(uid));
         }
@@ -192,9 +193,9 @@ impl<'a> World<'a> {
                 self.ended[sender_of(at)].push(at);
             } else if let Some(pod) = self.table.pods.get_mut(&uid(at)) {
                 let phase = match second {
-                    _ if second < life.start => PodPhase::Starting,
-                    _ if second < life.end => PodPhase::Ready,
-                    _ => PodPhase::Draining,
+                    _ if second < life.start => RoutingPhase::Starting,
+                    _ if second < life.end => RoutingPhase::Ready,
+                    _ => RoutingPhase::Draining,
                 };
                 if std::mem::replace(&mut pod.phase, phase) == phase {
                     continue;
@@ -215,7 +216,7 @@ impl<'a> World<'a> {
             let at_ns = self.ns(sender_of(at));
             let level = self.story.level(at, second);
             let totals = &mut self.totals[at];
-            let kept = if self.story.policy.metric == Metric::Rps { 0 } else { level };
+            let kept = if self.story.policy.metric == ScaleMetric::Rps { 0 } else { level };
             while totals.in_flight() > kept {
                 totals.finish(at_ns);
                 // Waiting requests end without a pod in this test.
@@ -228,13 +229,13 @@ impl<'a> World<'a> {
     }
 
     /// Usage samples that a sender has to report in a second.
-    fn items(&self, sender: usize, second: usize) -> Vec<UsageSeen> {
+    fn items(&self, sender: usize, second: usize) -> Vec<UsageSample> {
         let is_there = |at: usize| {
             let life = self.story.lives.get(at);
             life.is_none_or(|it| (it.start..it.end + DRAINS).contains(&second))
         };
         let own = (0..=READY).filter(|&at| sender_of(at) == sender && is_there(at));
-        own.map(|at| UsageSeen {
+        own.map(|at| UsageSample {
             key: UsageKey { revision: self.name.clone(), pod: (at < READY).then(|| uid(at)) },
             at_ns: self.ns(sender),
             totals: self.totals[at],
@@ -246,7 +247,7 @@ impl<'a> World<'a> {
 
     /// Records whether a sender has reported by now, and whether its report shows the second of the growth.
     fn note(&mut self, sender: usize, is_told: bool, is_dated: bool) {
-        let is_rps = self.story.policy.metric == Metric::Rps;
+        let is_rps = self.story.policy.metric == ScaleMetric::Rps;
         let mut grew = false;
         for at in (0..=READY).filter(|&at| sender_of(at) == sender) {
             let (new, known) = (self.totals[at], &mut self.known[at]);
@@ -259,7 +260,7 @@ impl<'a> World<'a> {
         self.hides[sender] = !is_dated && (grew || (self.hides[sender] && !is_told));
     }
 
-    fn say(&mut self, sender: usize, items: &[UsageSeen]) {
+    fn say(&mut self, sender: usize, items: &[UsageSample]) {
         let stream = self.streams[sender].expect("a stream that stands");
         for seen in items {
             self.fleet.seen(self.now, stream, seen);
@@ -270,42 +271,43 @@ impl<'a> World<'a> {
     }
 
     fn open(&mut self, sender: usize) {
-        let role = if sender == ACTIVATOR { Role::Activator } else { Role::Agent };
+        let role =
+            if sender == ACTIVATOR { ComponentRole::Activator } else { ComponentRole::Agent };
         let name = ["a", "b", "line"][sender].to_owned();
-        let who = Subscriber { role, node: name.clone(), name };
+        let who = ComponentReplica { role, node: name.clone(), name };
         self.streams[sender] = Some(self.fleet.open(self.now, who));
     }
 
     fn report(&mut self, sender: usize, second: usize) {
         let items = self.items(sender, second);
-        let same = |(old, new): (&UsageSeen, &UsageSeen)| old.totals == new.totals;
+        let same = |(old, new): (&UsageSample, &UsageSample)| old.totals == new.totals;
         let told = &self.told[sender];
         let is_old = told.len() == items.len() && told.iter().zip(&items).all(same);
         // An activator without changes sends only an empty batch.
         let news = if sender == ACTIVATOR && is_old { Vec::new() } else { items.clone() };
         let harm = self.harm(sender, second).filter(|it| {
             // A stream that is not open yet cannot delay reports.
-            self.streams[sender].is_some() || matches!(it, Harm::Gone)
+            self.streams[sender].is_some() || matches!(it, ReportFault::Gone)
         });
         let mut all = std::mem::take(&mut self.queued[sender]);
         match harm {
-            Some(Harm::Gone) => {
+            Some(ReportFault::Gone) => {
                 let stream = self.streams[sender].take();
                 stream.into_iter().for_each(|it| self.fleet.close(self.now, it));
                 self.obey();
                 return self.note(sender, false, false);
             }
-            Some(Harm::Reordered) if !all.is_empty() => all.splice(..0, news).for_each(drop),
-            Some(Harm::Late | Harm::Reordered) => {
+            Some(ReportFault::Reordered) if !all.is_empty() => all.splice(..0, news).for_each(drop),
+            Some(ReportFault::Late | ReportFault::Reordered) => {
                 all.extend(news);
                 (self.queued[sender], self.told[sender]) = (all, items);
                 return self.note(sender, false, false);
             }
-            Some(Harm::Lost) => {
+            Some(ReportFault::Lost) => {
                 self.ended[sender].clear();
                 return self.note(sender, false, false);
             }
-            Some(Harm::Repeated) => {
+            Some(ReportFault::Repeated) => {
                 self.say(sender, &news);
                 self.say(sender, &news);
                 all = std::mem::take(&mut self.told[sender]);
@@ -330,10 +332,10 @@ impl<'a> World<'a> {
     }
 
     fn renew(&mut self) {
-        self.fleet = Fleet::new(TICK);
+        self.fleet = ScaledRevisions::new(TICK);
         self.streams = [None; 3];
         self.queued = Default::default();
-        self.known = [Totals::default(); READY + 1];
+        self.known = [RequestTotals::default(); READY + 1];
         self.hides = [true; 3];
         self.fleet.routes(self.now, &self.table, &self.table.keys());
     }
@@ -347,8 +349,8 @@ fn sender_of(at: usize) -> usize {
     if at < READY { at % 2 } else { ACTIVATOR }
 }
 
-fn play(story: &Story, harms: &Harms) -> Outcome {
-    let mut world = World::new(story, harms);
+fn play(story: &LoadCase, harms: &FaultCase) -> LoadCaseOutcome {
+    let mut world = SimReporters::new(story, harms);
     let (mut pods, mut hidden) = (Vec::new(), None);
     for second in 0..story.load.len() {
         for quarter in 0..4u32 {
@@ -376,13 +378,13 @@ fn play(story: &Story, harms: &Harms) -> Outcome {
             pods.push(world.pods);
         }
     }
-    Outcome { pods, hidden }
+    LoadCaseOutcome { pods, hidden }
 }
 
 /// Requested pods after each quarter of a second, with all base pods ready throughout.
-fn run(policy: &ScalePolicy, load: &[Levels], harms: &Harms) -> Vec<u32> {
+fn run(policy: &ScalePolicy, load: &[LoadLevels], harms: &FaultCase) -> Vec<u32> {
     let lives = [const { 0..EVER }; READY];
-    play(&Story { policy: policy.clone(), load: load.to_vec(), lives }, harms).pods
+    play(&LoadCase { policy: policy.clone(), load: load.to_vec(), lives }, harms).pods
 }
 
 fn small() -> ScalePolicy {
@@ -391,12 +393,12 @@ fn small() -> ScalePolicy {
 }
 
 /// A constant level at each pod for `long` seconds.
-fn held(long: usize, level: u64) -> Vec<Levels> {
+fn held(long: usize, level: u64) -> Vec<LoadLevels> {
     vec![[level, level, level, level, level, level, 0]; long]
 }
 
-fn harmed(sender: usize, harm: Harm, from: usize, long: usize) -> Harms {
-    Harms { all: vec![Harmed { sender, harm, from, long }], ..Harms::default() }
+fn harmed(sender: usize, harm: ReportFault, from: usize, long: usize) -> FaultCase {
+    FaultCase { all: vec![TimedFault { sender, harm, from, long }], ..FaultCase::default() }
 }
 
 /// Lowest number of requested pods from second `from` on.
@@ -407,17 +409,17 @@ fn least(pods: &[u32], from: usize) -> u32 {
 #[test]
 fn quiet_that_is_known_lowers() {
     let series = [held(20, 10), held(40, 0)].concat();
-    let pods = run(&small(), &series, &Harms::default());
+    let pods = run(&small(), &series, &FaultCase::default());
     assert_eq!((pods[4 * 20], pods.last()), (9, Some(&0)), "60 at 7 a pod");
 }
 
 /// Reports stall while most requests end: the remaining requests keep their pods, and the service is never at zero.
 #[test]
 fn a_report_that_comes_late_is_spread_over_the_time_that_it_tells_of() {
-    for harm in [Harm::Late, Harm::Lost] {
+    for harm in [ReportFault::Late, ReportFault::Lost] {
         let series = [held(20, 100), held(70, 10)].concat();
-        let late = |sender| Harmed { sender, harm, from: 20, long: 9 };
-        let harms = Harms { all: vec![late(0), late(1)], ..Harms::default() };
+        let late = |sender| TimedFault { sender, harm, from: 20, long: 9 };
+        let harms = FaultCase { all: vec![late(0), late(1)], ..FaultCase::default() };
         let pods = run(&small(), &series, &harms);
         assert_eq!((least(&pods, 20), pods.last()), (9, Some(&9)), "{harm:?}: 60 at 7 a pod");
     }
@@ -427,8 +429,8 @@ fn a_report_that_comes_late_is_spread_over_the_time_that_it_tells_of() {
 #[test]
 fn a_stall_does_not_multiply_what_began_in_it() {
     let series = [held(30, 0), held(30, 10)].concat();
-    let late = |sender| Harmed { sender, harm: Harm::Lost, from: 30, long: 9 };
-    let harms = Harms { all: vec![late(0), late(1)], ..Harms::default() };
+    let late = |sender| TimedFault { sender, harm: ReportFault::Lost, from: 30, long: 9 };
+    let harms = FaultCase { all: vec![late(0), late(1)], ..FaultCase::default() };
     let pods = run(&small(), &series, &harms);
     assert_eq!(pods.iter().skip(4 * 30).max(), Some(&9), "60 at 7 a pod");
 }
@@ -439,11 +441,11 @@ fn pods_of_an_agent_that_is_gone_are_kept() {
     let one = [0, 100, 0, 100, 0, 100, 0];
     for after in [held(60, 0), vec![one; 60]] {
         let series = [vec![one; 30], after].concat();
-        let pods = run(&small(), &series, &harmed(1, Harm::Gone, 30, 60));
+        let pods = run(&small(), &series, &harmed(1, ReportFault::Gone, 30, 60));
         assert_eq!(least(&pods, 30), 43, "300 at 7 a pod");
     }
-    let all = |sender| Harmed { sender, harm: Harm::Gone, from: 40, long: 80 };
-    let harms = Harms { all: vec![all(0), all(1)], ..Harms::default() };
+    let all = |sender| TimedFault { sender, harm: ReportFault::Gone, from: 40, long: 80 };
+    let harms = FaultCase { all: vec![all(0), all(1)], ..FaultCase::default() };
     // The last report was quiet, but the averages were still falling.
     let series = [held(39, 10), held(81, 0)].concat();
     let pods = run(&small(), &series, &harms);
@@ -455,7 +457,7 @@ fn pods_of_an_agent_that_is_gone_are_kept() {
 fn what_an_agent_that_is_gone_told_goes_on() {
     let (one, both) = ([20, 0, 20, 0, 20, 0, 0], [20, 20, 20, 20, 20, 20, 0]);
     let series = [vec![one; 30], vec![both; 30]].concat();
-    let pods = run(&small(), &series, &harmed(0, Harm::Gone, 30, 30));
+    let pods = run(&small(), &series, &harmed(0, ReportFault::Gone, 30, 30));
     assert_eq!((pods[4 * 30 + 1], pods[4 * 30 + 2]), (9, 18), "60 and 120 at 7 a pod");
 }
 
@@ -465,8 +467,8 @@ fn an_agent_that_stalls_is_late_though_all_pods_it_told_of_have_gone() {
     let (before, after) = ([20, 0, 20, 0, 20, 0, 0], [0, 0, 0, 30, 0, 30, 0]);
     let load = [vec![before; 48], vec![after; 30]].concat();
     let lives = [0..EVER, 0..47, 0..EVER, 48..EVER, 0..EVER, 48..EVER];
-    let story = Story { policy: small(), load, lives };
-    let pods = play(&story, &harmed(1, Harm::Late, 46, 40)).pods;
+    let story = LoadCase { policy: small(), load, lives };
+    let pods = play(&story, &harmed(1, ReportFault::Late, 46, 40)).pods;
     assert_eq!(least(&pods, 20), 9, "60 at 7 a pod");
 }
 
@@ -475,7 +477,8 @@ fn an_agent_that_stalls_is_late_though_all_pods_it_told_of_have_gone() {
 fn a_second_that_an_activator_does_not_tell_is_not_quiet() {
     let series = [held(36, 10), held(40, 0)].concat();
     let lowered = |harms| run(&small(), &series, &harms).iter().rposition(|&it| it == 9);
-    let [whole, lost] = [Harms::default(), harmed(ACTIVATOR, Harm::Lost, 36, 1)].map(lowered);
+    let [whole, lost] =
+        [FaultCase::default(), harmed(ACTIVATOR, ReportFault::Lost, 36, 1)].map(lowered);
     // At the next tick, or at the first one after a stable window, a panic window and a tick.
     assert_eq!((whole, lost), (Some(4 * 38 - 1), Some(4 * 48 - 1)), "60 at 7 a pod");
 }
@@ -483,9 +486,9 @@ fn a_second_that_an_activator_does_not_tell_is_not_quiet() {
 #[test]
 fn an_agent_that_never_came_is_no_quiet_node() {
     let series = vec![[0, 100, 0, 100, 0, 100, 0]; 60];
-    let pods = run(&small(), &series, &harmed(1, Harm::Gone, 0, 60));
+    let pods = run(&small(), &series, &harmed(1, ReportFault::Gone, 0, 60));
     assert_eq!(least(&pods, 0), 6, "what there is stays");
-    let pods = run(&small(), &held(60, 0), &harmed(1, Harm::Gone, 0, 30));
+    let pods = run(&small(), &held(60, 0), &harmed(1, ReportFault::Gone, 0, 30));
     assert_eq!((least(&pods[..4 * 30], 0), pods.last()), (6, Some(&0)), "quiet, once it came");
 }
 
@@ -493,7 +496,7 @@ fn an_agent_that_never_came_is_no_quiet_node() {
 fn what_waits_at_an_activator_that_is_gone_keeps_its_pods() {
     let waits = [0, 0, 0, 0, 0, 0, 70];
     let series = [vec![waits; 30], held(8, 0)].concat();
-    let pods = run(&small(), &series, &harmed(ACTIVATOR, Harm::Gone, 30, 8));
+    let pods = run(&small(), &series, &harmed(ACTIVATOR, ReportFault::Gone, 30, 8));
     assert_eq!(least(&pods, 30), 10, "70 at 7 a pod");
 }
 
@@ -502,10 +505,10 @@ fn what_waits_at_an_activator_that_is_gone_keeps_its_pods() {
 fn an_activator_that_falls_silent_after_its_first_words_is_missed() {
     let one_waits = [0, 0, 0, 0, 0, 0, 1];
     let series = [held(CALM + 11, 0), vec![one_waits], held(20, 0)].concat();
-    let never = Harmed { sender: ACTIVATOR, harm: Harm::Gone, from: 0, long: CALM - 1 };
-    let silent = Harmed { sender: ACTIVATOR, harm: Harm::Late, from: CALM, long: 16 };
-    let harms = Harms { all: vec![never, silent], ..Harms::default() };
-    let told = run(&small(), &series, &Harms::default());
+    let never = TimedFault { sender: ACTIVATOR, harm: ReportFault::Gone, from: 0, long: CALM - 1 };
+    let silent = TimedFault { sender: ACTIVATOR, harm: ReportFault::Late, from: CALM, long: 16 };
+    let harms = FaultCase { all: vec![never, silent], ..FaultCase::default() };
+    let told = run(&small(), &series, &FaultCase::default());
     let harmed = run(&small(), &series, &harms);
     let ends = 4 * (CALM + 16);
     assert_eq!((told[ends], harmed[ends]), (1, 6), "nothing is known of what waits");
@@ -515,7 +518,7 @@ fn an_activator_that_falls_silent_after_its_first_words_is_missed() {
 #[test]
 fn a_burst_between_two_ticks_lowers_nothing() {
     let series = [held(20, 10), held(21, 3), held(4, 60), held(4, 3)].concat();
-    let pods = run(&small(), &series, &Harms::default());
+    let pods = run(&small(), &series, &FaultCase::default());
     let at = 4 * 41 + 2;
     assert_eq!((pods[at - 1], pods[at]), (3, 52), "as soon as it is told: 360 at 7 a pod");
     assert_eq!(falls(&pods).find(|it| it % 8 != 0), None, "only at a tick");
@@ -526,14 +529,20 @@ fn falls(pods: &[u32]) -> impl Iterator<Item = usize> {
     (1..pods.len()).filter(|&at| pods[at] < pods[at - 1])
 }
 
-fn harms() -> impl Strategy<Value = Harms> {
-    let kinds = [Harm::Late, Harm::Lost, Harm::Repeated, Harm::Reordered, Harm::Gone];
+fn harms() -> impl Strategy<Value = FaultCase> {
+    let kinds = [
+        ReportFault::Late,
+        ReportFault::Lost,
+        ReportFault::Repeated,
+        ReportFault::Reordered,
+        ReportFault::Gone,
+    ];
     let kind = proptest::sample::select(kinds.to_vec());
     let later = (0..=ACTIVATOR, kind, CALM..CALM + 48, 1usize..20)
-        .prop_map(|(sender, harm, from, long)| Harmed { sender, harm, from, long });
-    let never = (0..=ACTIVATOR, 1usize..60).prop_map(|(sender, long)| Harmed {
+        .prop_map(|(sender, harm, from, long)| TimedFault { sender, harm, from, long });
+    let never = (0..=ACTIVATOR, 1usize..60).prop_map(|(sender, long)| TimedFault {
         sender,
-        harm: Harm::Gone,
+        harm: ReportFault::Gone,
         from: 0,
         long,
     });
@@ -541,13 +550,13 @@ fn harms() -> impl Strategy<Value = Harms> {
     // The new autoscaler begins at a tick, so that both runs can be compared there.
     let renewed = proptest::option::of((CALM / 2..CALM / 2 + 24).prop_map(|half| 2 * half));
     (all, renewed, any::<[u32; 3]>(), any::<bool>()).prop_map(|(all, renewed, clocks, is_mixed)| {
-        Harms { all, renewed, clocks_ns: clocks.map(|it| u64::from(it) * 1_000_000), is_mixed }
+        FaultCase { all, renewed, clocks_ns: clocks.map(|it| u64::from(it) * 1_000_000), is_mixed }
     })
 }
 
-fn series() -> impl Strategy<Value = Vec<Levels>> {
+fn series() -> impl Strategy<Value = Vec<LoadLevels>> {
     let level = prop_oneof![3 => Just(0u64), 3 => 1u64..20, 1 => 20u64..60];
-    let levels = vec(level, READY + 1).prop_map(|it| <Levels>::try_from(it).expect("so many"));
+    let levels = vec(level, READY + 1).prop_map(|it| <LoadLevels>::try_from(it).expect("so many"));
     let segments = vec((levels, 1usize..12), 6..14);
     segments.prop_map(|all| {
         let each = |(levels, long)| vec![levels; long];
@@ -559,8 +568,8 @@ fn series() -> impl Strategy<Value = Vec<Levels>> {
 
 fn policies() -> impl Strategy<Value = ScalePolicy> {
     let aggregation =
-        prop_oneof![Just(Aggregation::Linear), Just(Aggregation::WeightedExponential)];
-    let metric = prop_oneof![3 => Just(Metric::Concurrency), 1 => Just(Metric::Rps)];
+        prop_oneof![Just(WindowAggregation::Linear), Just(WindowAggregation::WeightedExponential)];
+    let metric = prop_oneof![3 => Just(ScaleMetric::Concurrency), 1 => Just(ScaleMetric::Rps)];
     let bounds = (prop_oneof![Just(0u32), 0u32..8], prop_oneof![2 => Just(0u32), 1 => 6u32..20]);
     let windows = (6u64..12, 10.0f64..60.0, 0u64..6, 0u64..6);
     (aggregation, metric, bounds, windows).prop_map(|(aggregation, metric, bounds, windows)| {
@@ -590,8 +599,12 @@ fn lives() -> impl Strategy<Value = [Range<usize>; READY]> {
     vec(life, READY).prop_map(|it| it.try_into().expect("so many"))
 }
 
-fn stories() -> impl Strategy<Value = Story> {
-    (policies(), series(), lives()).prop_map(|(policy, load, lives)| Story { policy, load, lives })
+fn stories() -> impl Strategy<Value = LoadCase> {
+    (policies(), series(), lives()).prop_map(|(policy, load, lives)| LoadCase {
+        policy,
+        load,
+        lives,
+    })
 }
 
 /// Number of quarters of a second that a decision may depend on.
@@ -606,7 +619,7 @@ fn asleep(pods: &[u32], from: usize) -> usize {
     (from..pods.len()).find(|&at| pods[at] == 0).unwrap_or(pods.len())
 }
 
-impl Story {
+impl LoadCase {
     /// Requests at a pod in a second, or waiting ones: only ready pods get any.
     fn level(&self, at: usize, second: usize) -> u64 {
         let is_ready = self.lives.get(at).is_none_or(|it| it.contains(&second));
@@ -618,7 +631,7 @@ impl Story {
     fn is_carried(&self, at: usize, pods: u32) -> bool {
         let level = |second: usize| (0..=READY).map(|at| self.level(at, second)).sum::<u64>();
         let most = level(at / 4).max(level((at / 4).saturating_sub(1)));
-        let is_between = self.policy.metric == Metric::Rps && !at.is_multiple_of(8);
+        let is_between = self.policy.metric == ScaleMetric::Rps && !at.is_multiple_of(8);
         is_between || most as f64 <= f64::from(pods) * self.policy.total
     }
 }
@@ -632,15 +645,15 @@ proptest! {
     /// it asks for as many pods again.
     #[test]
     fn scale_falls_only_on_knowledge(story in stories(), harms in harms()) {
-        let told = play(&story, &Harms::default()).pods;
-        let Outcome { pods: harmed, hidden } = play(&story, &harms);
+        let told = play(&story, &FaultCase::default()).pods;
+        let LoadCaseOutcome { pods: harmed, hidden } = play(&story, &harms);
         for at in falls(&harmed) {
             prop_assert!(harmed[at] >= told[at], "{} of {} at {}", harmed[at], told[at], at);
             prop_assert_eq!(at % 8, 0, "lowered between two ticks");
         }
         prop_assert!(falls(&told).all(|at| at % 8 == 0));
         // Load that moves between senders counts twice until both have reported it, so their order is the same here.
-        let told = play(&story, &Harms { is_mixed: harms.is_mixed, ..Harms::default() }).pods;
+        let told = play(&story, &FaultCase { is_mixed: harms.is_mixed, ..FaultCase::default() }).pods;
         let is_less = |at: &usize| harmed[*at] < told[*at] && !story.is_carried(*at, harmed[*at]);
         let (first, last) = hidden.unwrap_or((told.len(), told.len()));
         prop_assert_eq!((0..first).find(is_less), None, "all was known");

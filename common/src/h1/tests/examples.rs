@@ -2,7 +2,10 @@
 
 use std::string::String;
 
-use super::{Conn, DESYNC, Draft, HTTP2, Happened, STARTED, Seek, Wire, fill, said};
+use super::{
+    DESYNC, HTTP2, Http1Connection, Http1Events, Http1Fixture, STARTED, SeekResult, UnlockedRead,
+    fill, said,
+};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: hello.default.example.com\r\nUser-Agent: curl/8\r\n\r\n";
 const OK5: &str = "HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length: 5\r\n\r\nhello";
@@ -18,7 +21,7 @@ fn a_request_is_in_flight_from_its_heads_end_to_its_responses_end() {
 #[test]
 fn a_connection_is_in_use_from_a_messages_first_byte_to_the_end_of_its_answer() {
     let open = |conversation: &[(char, &str)]| {
-        let mut wire = Wire::new();
+        let mut wire = Http1Fixture::new();
         for (who, bytes) in conversation {
             match who {
                 '>' => wire.request(bytes.as_bytes()),
@@ -232,7 +235,7 @@ fn what_a_client_sends_after_its_own_close_is_no_request() {
         said(&[('>', GET), ('<', OK5), ('>', chunks), ('<', OK5), ('>', GET)]),
         "S F200 S F200 |"
     );
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(close.as_bytes());
     assert_eq!(wire.conn.in_use(), Some(true));
     wire.response(OK5.as_bytes());
@@ -268,7 +271,7 @@ fn changed(conversation: &[(char, &str)]) -> (String, u32, u32) {
 }
 
 fn talk_to(conversation: &[(char, &str)], piece: usize) -> (String, u32, u32) {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     for (from, text) in conversation {
         for part in text.as_bytes().chunks(piece) {
             if *from == '>' { wire.request(part) } else { wire.response(part) }
@@ -288,7 +291,7 @@ fn http2_is_known_by_what_either_side_says_first() {
     assert_eq!(changed(&[('>', "PRI"), ('<', SETTINGS)]), ("2".into(), 3, 4));
     assert_eq!(changed(&[('<', &SETTINGS[..2]), ('>', PREFACE)]), ("2".into(), 8, 2));
     assert_eq!(changed(&[('<', "\0\0\x12\x04")]), ("2".into(), 0, 4));
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.response(b"\0\0\x12\x04");
     assert_eq!(wire.conn.begun().first, 0x0412_0000);
 }
@@ -368,7 +371,7 @@ fn lengths_are_read_to_the_end_of_64_bits() {
 
 #[test]
 fn a_retransmission_changes_nothing() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     let seq = wire.sent[0];
     wire.request(GET.as_bytes());
     wire.request_at(seq, GET.as_bytes());
@@ -382,7 +385,7 @@ fn a_retransmission_changes_nothing() {
 
 #[test]
 fn a_gap_inside_a_body_does_no_harm_but_one_across_its_end_is_told() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(b"PUT / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n");
     let body = wire.sent[0];
     assert!(wire.request_at(body.wrapping_add(500), &[b'x'; 500]));
@@ -399,7 +402,7 @@ fn a_gap_inside_a_body_does_no_harm_but_one_across_its_end_is_told() {
 
 #[test]
 fn bodies_longer_than_the_sequence_space_are_skipped() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(GET.as_bytes());
     wire.response(b"HTTP/1.1 200 OK\r\nContent-Length: 5000000000\r\n\r\n");
     let piece = std::vec![0_u8; 50_000_000];
@@ -413,8 +416,8 @@ fn bodies_longer_than_the_sequence_space_are_skipped() {
 }
 
 /// Returns an unlocked read of a whole head, on a connection that has just begun.
-fn drafted(wire: &Wire) -> Draft<29> {
-    let mut draft = Draft::default();
+fn drafted(wire: &Http1Fixture) -> UnlockedRead<29> {
+    let mut draft = UnlockedRead::default();
     let len = fill(&mut draft.window, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(draft.begin(&wire.conn.rx, wire.conn.rx.next, len), Some(0));
     draft.read(len, true, true);
@@ -423,7 +426,7 @@ fn drafted(wire: &Wire) -> Draft<29> {
 
 #[test]
 fn what_was_read_without_the_lock_counts_once() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     let (from, draft) = (wire.conn.rx.next, drafted(&wire));
     assert_eq!(wire.conn.rx.next, from, "nothing has moved yet");
     assert_eq!(wire.conn.take_request(&draft), STARTED);
@@ -438,7 +441,7 @@ fn what_was_read_without_the_lock_counts_once() {
 
 #[test]
 fn what_was_read_without_the_lock_does_not_count_where_others_have_moved_on() {
-    type Move = fn(&mut Wire);
+    type Move = fn(&mut Http1Fixture);
     let moves: [(&str, Move); 5] = [
         ("read on", |wire| wire.request(&GET.as_bytes()[..3])),
         ("lost", |wire| assert_eq!(wire.conn.lose_requests(), DESYNC)),
@@ -450,7 +453,7 @@ fn what_was_read_without_the_lock_does_not_count_where_others_have_moved_on() {
         ("HTTP/2", |wire| wire.response(b"\0\0\0\x04\0\0\0\0\0")),
     ];
     for (what, moves) in moves {
-        let mut wire = Wire::new();
+        let mut wire = Http1Fixture::new();
         let draft = drafted(&wire);
         moves(&mut wire);
         let before = wire.conn;
@@ -461,9 +464,9 @@ fn what_was_read_without_the_lock_does_not_count_where_others_have_moved_on() {
 
 #[test]
 fn a_draft_reads_where_the_segment_has_something_to_be_read() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     let next = wire.conn.rx.next;
-    let mut draft = Draft::<29>::default();
+    let mut draft = UnlockedRead::<29>::default();
     assert_eq!(draft.begin(&wire.conn.rx, next.wrapping_sub(7), 8), Some(7));
     assert_eq!(draft.begin(&wire.conn.rx, next.wrapping_sub(7), 7), None, "an old one");
     assert_eq!(draft.begin(&wire.conn.rx, next.wrapping_add(1), 8), None, "behind a gap");
@@ -474,36 +477,36 @@ fn a_draft_reads_where_the_segment_has_something_to_be_read() {
 }
 
 /// CPU that processes a segment, like `ebpf/src/count/http1.rs`.
-struct Processor {
+struct SimCpu {
     bytes: &'static [u8],
     seq: u32,
     is_request: bool,
-    draft: Draft<29>,
+    draft: UnlockedRead<29>,
     have: u32,
     rounds: u32,
-    next: Step,
+    next: SimCpuStep,
 }
 
 /// Next operation of a CPU, during which no other CPU acts.
 #[derive(PartialEq, Eq)]
-enum Step {
+enum SimCpuStep {
     Read,
     Take,
     Change,
     Done,
 }
 
-impl Processor {
+impl SimCpu {
     fn new(bytes: &'static [u8], seq: u32, is_request: bool) -> Self {
-        let draft = Draft::default();
-        Self { bytes, seq, is_request, draft, have: 0, rounds: 0, next: Step::Read }
+        let draft = UnlockedRead::default();
+        Self { bytes, seq, is_request, draft, have: 0, rounds: 0, next: SimCpuStep::Read }
     }
 
     /// Takes a step and returns its events; `changed` becomes the position of HTTP/2.
-    fn step(&mut self, conn: &mut Conn, changed: &mut Option<[u32; 2]>) -> Happened {
+    fn step(&mut self, conn: &mut Http1Connection, changed: &mut Option<[u32; 2]>) -> Http1Events {
         let mut happened = 0;
         self.next = match self.next {
-            Step::Read => {
+            SimCpuStep::Read => {
                 let side = if self.is_request { &conn.rx } else { &conn.tx };
                 let begins = self.draft.begin(side, self.seq, self.bytes.len() as u32);
                 self.have = 0;
@@ -512,30 +515,30 @@ impl Processor {
                     self.draft.read(self.have, self.is_request, self.rounds > 0);
                 }
                 self.rounds += 1;
-                Step::Take
+                SimCpuStep::Take
             }
-            Step::Take => {
+            SimCpuStep::Take => {
                 let seek;
                 (happened, seek) = self.take(conn);
                 match seek {
-                    _ if conn.is_http2() => Step::Change,
-                    Seek::Read(_) => Step::Read,
-                    Seek::Done => Step::Done,
-                    Seek::Gap => panic!("there is none"),
+                    _ if conn.is_http2() => SimCpuStep::Change,
+                    SeekResult::Read(_) => SimCpuStep::Read,
+                    SeekResult::Done => SimCpuStep::Done,
+                    SeekResult::Gap => panic!("there is none"),
                 }
             }
-            Step::Change => {
+            SimCpuStep::Change => {
                 let begun = conn.begun();
                 changed
                     .get_or_insert([begun.rx_next - begun.preface, begun.tx_next - begun.settings]);
-                Step::Done
+                SimCpuStep::Done
             }
-            Step::Done => Step::Done,
+            SimCpuStep::Done => SimCpuStep::Done,
         };
         happened
     }
 
-    fn take(&self, conn: &mut Conn) -> (Happened, Seek) {
+    fn take(&self, conn: &mut Http1Connection) -> (Http1Events, SeekResult) {
         let len = self.bytes.len() as u32;
         let mut happened = 0;
         if self.have > 0 {
@@ -560,16 +563,16 @@ fn two_processors_agree_where_http2_begins() {
     let mut ended = 0;
     // Each bit selects the CPU that takes the next step.
     for order in 0_u32..1 << 14 {
-        let mut conn = Conn::new(FIRST[0], FIRST[1]);
-        let mut client = Processor::new(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", FIRST[0], true);
-        let mut server = Processor::new(b"\0\0\0\x04\0\0\0\0\0", FIRST[1], false);
+        let mut conn = Http1Connection::new(FIRST[0], FIRST[1]);
+        let mut client = SimCpu::new(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", FIRST[0], true);
+        let mut server = SimCpu::new(b"\0\0\0\x04\0\0\0\0\0", FIRST[1], false);
         let (mut changed, mut happened) = (None, 0);
         for step in 0..28 {
             let is_client = order >> (step % 14) & 1 == 0;
             let one = if is_client { &mut client } else { &mut server };
             happened |= one.step(&mut conn, &mut changed);
         }
-        if client.next == Step::Done && server.next == Step::Done {
+        if client.next == SimCpuStep::Done && server.next == SimCpuStep::Done {
             ended += 1;
             assert_eq!((changed, happened), (Some(FIRST), HTTP2), "{order:#b}");
         }
@@ -580,7 +583,7 @@ fn two_processors_agree_where_http2_begins() {
 
 #[test]
 fn packets_inside_a_body_may_be_passed_over() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(GET.as_bytes());
     wire.response(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n");
     let (mut passed, piece) = (0, [0_u8; 50_000]);
@@ -613,7 +616,7 @@ fn packets_inside_a_body_may_be_passed_over() {
 
 #[test]
 fn after_lost_requests_each_response_still_counts_once() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(GET.as_bytes());
     wire.response(OK5.as_bytes());
     wire.conn.lose_requests();
@@ -625,7 +628,7 @@ fn after_lost_requests_each_response_still_counts_once() {
 
 #[test]
 fn lost_requests_are_found_again_once() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.conn.lose_requests();
     let seq = wire.sent[0];
     wire.conn.resume_requests(seq);
@@ -639,7 +642,7 @@ fn lost_requests_are_found_again_once() {
 
 #[test]
 fn after_lost_responses_the_next_request_ends_the_last() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(GET.as_bytes());
     wire.conn.lose_responses();
     wire.response(b"whatever");
@@ -650,7 +653,7 @@ fn after_lost_responses_the_next_request_ends_the_last() {
 
 #[test]
 fn usual_heads_take_one_or_two_steps() {
-    let mut wire = Wire::new();
+    let mut wire = Http1Fixture::new();
     wire.request(GET.as_bytes());
     wire.response(
         b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Sat, 21 Nov 2026 10:00:00 GMT\r\n\

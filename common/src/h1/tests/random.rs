@@ -4,18 +4,18 @@ use std::{format, string::String, vec, vec::Vec};
 
 use proptest::{collection::vec as many, prelude::*, sample::select};
 
-use super::{super::*, Wire};
+use super::{super::*, Http1Fixture};
 
 /// One request and its response, as bytes, with the expected events.
 #[derive(Clone)]
-struct Exchange {
+struct ExchangeCase {
     request: Vec<u8>,
     request_head: usize,
     response: Vec<u8>,
     status: u16,
 }
 
-impl std::fmt::Debug for Exchange {
+impl std::fmt::Debug for ExchangeCase {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [request, response] =
             [&self.request, &self.response].map(|it| String::from_utf8_lossy(it));
@@ -24,14 +24,18 @@ impl std::fmt::Debug for Exchange {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Body {
+enum BodyCase {
     None,
     Sized(usize),
     Chunked,
 }
 
-fn body() -> impl Strategy<Value = Body> {
-    prop_oneof![Just(Body::None), (0..700_usize).prop_map(Body::Sized), Just(Body::Chunked)]
+fn body() -> impl Strategy<Value = BodyCase> {
+    prop_oneof![
+        Just(BodyCase::None),
+        (0..700_usize).prop_map(BodyCase::Sized),
+        Just(BodyCase::Chunked)
+    ]
 }
 
 /// Generates header lines without effect, some of which look significant.
@@ -71,12 +75,14 @@ fn cased(name: &str, upper: u32) -> String {
     name.chars().enumerate().map(flip).collect()
 }
 
-fn framing(body: Body, upper: u32) -> Option<String> {
+fn framing(body: BodyCase, upper: u32) -> Option<String> {
     let space = ["", " ", "  ", "\t"][upper as usize % 4];
     match body {
-        Body::None => None,
-        Body::Sized(len) => Some(format!("{}:{space}{len}{space}", cased("content-length", upper))),
-        Body::Chunked => Some(format!(
+        BodyCase::None => None,
+        BodyCase::Sized(len) => {
+            Some(format!("{}:{space}{len}{space}", cased("content-length", upper)))
+        }
+        BodyCase::Chunked => Some(format!(
             "{}:{space}{}",
             cased("transfer-encoding", upper),
             cased("chunked", !upper)
@@ -94,12 +100,12 @@ fn content(len: usize) -> Vec<u8> {
         .collect()
 }
 
-fn encoded(body: Body, chunks: &[usize], trailers: &[String]) -> Vec<u8> {
+fn encoded(body: BodyCase, chunks: &[usize], trailers: &[String]) -> Vec<u8> {
     let mut out = Vec::new();
     match body {
-        Body::None => {}
-        Body::Sized(len) => out = content(len),
-        Body::Chunked => {
+        BodyCase::None => {}
+        BodyCase::Sized(len) => out = content(len),
+        BodyCase::Chunked => {
             for len in chunks.iter().filter(|len| **len > 0) {
                 let extension = ["", ";a", ";name=\"value, value; value\"", "  "][len % 4];
                 out.extend(format!("{len:X}{extension}\r\n").bytes());
@@ -145,14 +151,14 @@ prop_compose! {
         interim in 0..3_usize,
         stray in select(vec!["", "", "", "\r\n", "\n\r\n"]),
         ends in (select(vec!["\r\n", "\r\n", "\n"]), select(vec!["\r\n", "\r\n", "\n"])),
-    ) -> Exchange {
+    ) -> ExchangeCase {
         let (request_body, mut response_body) = bodies;
         let first = format!("{stray}{method} {target} HTTP/1.1");
         let mut request = head(&first, &noise.0, framing(request_body, upper), place, ends.0);
         let request_head = request.len();
         request.extend(encoded(request_body, &chunks.0, &noise.2));
-        if response_body == Body::None {
-            response_body = Body::Sized(0);
+        if response_body == BodyCase::None {
+            response_body = BodyCase::Sized(0);
         }
         let mut response = Vec::new();
         for code in [100, 103].iter().take(interim) {
@@ -164,12 +170,12 @@ prop_compose! {
         if !bare {
             response.extend(encoded(response_body, &chunks.1, &noise.2));
         }
-        Exchange { request, request_head, response, status }
+        ExchangeCase { request, request_head, response, status }
     }
 }
 
 /// Model of the expected log, with the position of each direction.
-struct Model {
+struct ExpectedLogModel {
     heads: Vec<usize>,
     ends: Vec<(usize, u16)>,
     asked: usize,
@@ -177,8 +183,8 @@ struct Model {
     log: String,
 }
 
-impl Model {
-    fn new(exchanges: &[Exchange]) -> Self {
+impl ExpectedLogModel {
+    fn new(exchanges: &[ExchangeCase]) -> Self {
         let (mut heads, mut ends, mut sent, mut received) = (Vec::new(), Vec::new(), 0, 0);
         for each in exchanges {
             heads.push(sent + each.request_head);
@@ -215,9 +221,9 @@ impl Model {
 }
 
 /// Small random generator: split points are many and need no shrinking.
-struct Dice(u64);
+struct SplitRng(u64);
 
-impl Dice {
+impl SplitRng {
     fn below(&mut self, bound: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -235,10 +241,10 @@ impl Dice {
 }
 
 /// Plays the exchanges once, cut and interleaved at random, some segments repeated.
-fn play(exchanges: &[Exchange], mut dice: Dice) {
+fn play(exchanges: &[ExchangeCase], mut dice: SplitRng) {
     let requests: Vec<u8> = exchanges.iter().flat_map(|each| each.request.clone()).collect();
     let responses: Vec<u8> = exchanges.iter().flat_map(|each| each.response.clone()).collect();
-    let (mut wire, mut model) = (Wire::new(), Model::new(exchanges));
+    let (mut wire, mut model) = (Http1Fixture::new(), ExpectedLogModel::new(exchanges));
     let first = wire.sent;
     let (mut sent, mut received) = (0, 0);
     while sent < requests.len() || received < responses.len() {
@@ -272,7 +278,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         for round in 0..34 {
-            play(&exchanges, Dice(seed ^ (round << 40)));
+            play(&exchanges, SplitRng(seed ^ (round << 40)));
         }
     }
 
@@ -290,7 +296,7 @@ proptest! {
         let mut response = httparse::Response::new(&mut headers);
         let status = config.parse_response(&mut response, &each.response);
         if let Ok(httparse::Status::Complete(end)) = status {
-            let mut wire = Wire::new();
+            let mut wire = Http1Fixture::new();
             wire.conn.lose_requests();
             wire.response(&each.response[..end - 1]);
             prop_assert_eq!(wire.conn.tx.status, response.code.unwrap_or(0));
@@ -316,13 +322,13 @@ proptest! {
     ) {
         let bytes: Vec<u8> = words.concat();
         for round in 0..8 {
-            batter(&bytes, Dice(seed ^ (round << 40)));
+            batter(&bytes, SplitRng(seed ^ (round << 40)));
         }
     }
 }
 
-fn batter(bytes: &[u8], mut dice: Dice) {
-    let mut wire = Wire::new();
+fn batter(bytes: &[u8], mut dice: SplitRng) {
+    let mut wire = Http1Fixture::new();
     for _ in 0..40 {
         let from = dice.below(bytes.len() + 1);
         let end = (from + dice.piece()).min(bytes.len());

@@ -11,9 +11,9 @@ use tonic::Streaming;
 
 use super::*;
 use crate::{
-    replicas::Setting,
+    replicas::EndpointSetting,
     wire::{
-        Pod, PodPhase, PodSeen, Probe, Replica, Replicas,
+        PodEntry, PodObservation, ReadinessProbe, RoutingPhase, ServerReplica, ServerReplicas,
         raw::{
             pods_server::{Pods, PodsServer},
             scale_server::{Scale, ScaleServer},
@@ -22,20 +22,20 @@ use crate::{
 };
 
 /// Ready pods that one replica has received, by sender.
-type Heard = BTreeMap<String, BTreeMap<String, bool>>;
+type ReceivedReports = BTreeMap<String, BTreeMap<String, bool>>;
 
 /// Replica of the controller: serves a table and remembers the reports of its open streams.
 #[derive(Clone)]
-struct Controller {
+struct FakeController {
     name: &'static str,
     routes: Outbox<RouteKey, RouteChange>,
-    heard: Arc<Mutex<Heard>>,
+    heard: Arc<Mutex<ReceivedReports>>,
     word: broadcast::Sender<()>,
     watched: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
 
-impl Controller {
+impl FakeController {
     fn named(name: &'static str) -> Self {
         Self {
             name,
@@ -70,7 +70,7 @@ impl Controller {
         at
     }
 
-    fn heard(&self) -> Heard {
+    fn heard(&self) -> ReceivedReports {
         self.heard.lock().expect("no panic").clone()
     }
 
@@ -78,7 +78,7 @@ impl Controller {
         set(&self.routes, name);
     }
 
-    async fn until(&self, want: impl Fn(&Heard) -> bool) {
+    async fn until(&self, want: impl Fn(&ReceivedReports) -> bool) {
         let mut word = self.word.subscribe();
         while !want(&self.heard()) {
             let _lagged = word.recv().await;
@@ -91,7 +91,7 @@ impl Controller {
         mut each: impl FnMut(&mut BTreeMap<String, bool>, &mut String, T),
     ) -> Result<Response<raw::Empty>, Status>
     where
-        T: TryFrom<R, Error = crate::wire::Refused>,
+        T: TryFrom<R, Error = crate::wire::WireError>,
     {
         let mut from = String::new();
         let done = receive(items, &self.stop, |item| {
@@ -113,7 +113,7 @@ impl Controller {
 }
 
 #[tonic::async_trait]
-impl Routes for Controller {
+impl Routes for FakeController {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<raw::RouteItem, Status>> + Send>>;
 
     async fn watch(
@@ -127,29 +127,29 @@ impl Routes for Controller {
 }
 
 #[tonic::async_trait]
-impl Pods for Controller {
+impl Pods for FakeController {
     async fn report(
         &self,
         request: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         self.hear(request.into_inner(), |pods, from, item| match item {
-            PodItem::Sender(who) => *from = who.name,
-            PodItem::Seen(seen) => drop(pods.insert(seen.uid, seen.ready)),
-            PodItem::Gone(uid) => drop(pods.remove(&uid)),
-            PodItem::Avoided(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
-            PodItem::AvoidedNoMore(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
-            PodItem::Applied(_)
-            | PodItem::NamesRouted
-            | PodItem::Routed(_)
-            | PodItem::RoutedNoMore(_)
-            | PodItem::Synced => {}
+            PodReportItem::Sender(who) => *from = who.name,
+            PodReportItem::Seen(seen) => drop(pods.insert(seen.uid, seen.ready)),
+            PodReportItem::Gone(uid) => drop(pods.remove(&uid)),
+            PodReportItem::Avoided(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
+            PodReportItem::AvoidedNoMore(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
+            PodReportItem::Applied(_)
+            | PodReportItem::NamesRouted
+            | PodReportItem::Routed(_)
+            | PodReportItem::RoutedNoMore(_)
+            | PodReportItem::Synced => {}
         })
         .await
     }
 }
 
 #[tonic::async_trait]
-impl Scale for Controller {
+impl Scale for FakeController {
     async fn decide(
         &self,
         request: Request<Streaming<raw::ScaleItem>>,
@@ -165,23 +165,23 @@ impl Scale for Controller {
 
 /// DNS server whose answer can be changed or withheld.
 #[derive(Clone, Debug)]
-struct Names(Arc<watch::Sender<Option<Vec<SocketAddr>>>>, Arc<watch::Sender<u64>>);
+struct FakeDns(Arc<watch::Sender<Option<Vec<SocketAddr>>>>, Arc<watch::Sender<u64>>);
 
 #[tonic::async_trait]
-impl Lookup for Names {
+impl DnsResolver for FakeDns {
     async fn lookup(&self, _: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
         self.1.send_modify(|asked| *asked += 1);
         self.0.borrow().clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
-impl Names {
+impl FakeDns {
     fn of(all: impl Into<Vec<SocketAddr>>) -> Self {
         Self(Arc::new(watch::Sender::new(Some(all.into()))), Arc::new(watch::Sender::new(0)))
     }
 
     /// Sets the answer, and returns once the resolver has applied it.
-    async fn answer(&self, finder: &Finder, answer: Option<Vec<SocketAddr>>) {
+    async fn answer(&self, finder: &ReplicaResolver, answer: Option<Vec<SocketAddr>>) {
         self.0.send_replace(answer);
         let mut asked = self.1.subscribe();
         // The second lookup after the change proves that the result of the first was applied.
@@ -192,14 +192,14 @@ impl Names {
         }
     }
 
-    fn finder(&self) -> Arc<Finder> {
-        let setting = Setting::Dns { name: "rouse-controller".into(), port: 7100 };
-        Finder::new(setting, Arc::new(self.clone()), None)
+    fn finder(&self) -> Arc<ReplicaResolver> {
+        let setting = EndpointSetting::Dns { name: "rouse-controller".into(), port: 7100 };
+        ReplicaResolver::new(setting, Arc::new(self.clone()), None)
     }
 }
 
-fn agent(name: &str) -> Subscriber {
-    Subscriber { role: Role::Agent, name: name.into(), node: name.into() }
+fn agent(name: &str) -> ComponentReplica {
+    ComponentReplica { role: ComponentRole::Agent, name: name.into(), node: name.into() }
 }
 
 fn fixed(all: &[SocketAddr]) -> String {
@@ -207,8 +207,8 @@ fn fixed(all: &[SocketAddr]) -> String {
     all.join(",")
 }
 
-fn seen(uid: &str, ready: bool) -> (PodKey, PodItem) {
-    let seen = PodSeen {
+fn seen(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
+    let seen = PodObservation {
         uid: uid.into(),
         address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
         also: None,
@@ -219,15 +219,15 @@ fn seen(uid: &str, ready: bool) -> (PodKey, PodItem) {
         listening_since_ns: 1,
         trouble: String::new(),
     };
-    (PodKey::Pod(uid.into()), PodItem::Seen(seen))
+    (PodReportKey::Pod(uid.into()), PodReportItem::Seen(seen))
 }
 
-fn pod(uid: &str, phase: PodPhase) -> (RouteKey, RouteChange) {
-    let probe = Probe::listens();
-    let pod = Pod {
+fn pod(uid: &str, phase: RoutingPhase) -> (RouteKey, RouteChange) {
+    let probe = ReadinessProbe::listens();
+    let pod = PodEntry {
         uid: uid.into(),
         name: uid.into(),
-        revision: Name::new("a", "b"),
+        revision: NamespacedName::new("a", "b"),
         node: "n1".into(),
         zone: String::new(),
         phase,
@@ -241,7 +241,7 @@ fn pod(uid: &str, phase: PodPhase) -> (RouteKey, RouteChange) {
 }
 
 /// Follows routes and sends the names of activators after each batch.
-fn follow(link: Arc<Link>) -> Receiver<BTreeSet<String>> {
+fn follow(link: Arc<ComponentLink>) -> Receiver<BTreeSet<String>> {
     let (send, receive) = mpsc::channel(64);
     tokio::spawn(async move {
         link.watch_routes(|view, _| {
@@ -258,12 +258,12 @@ fn names(all: &[&str]) -> Option<BTreeSet<String>> {
 
 #[tokio::test]
 async fn routes_come_from_another_replica_when_one_dies() {
-    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     one.says("one");
     two.says("two");
     let all = [one.serve(None).await, two.serve(None).await];
     let stop = CancellationToken::new();
-    let mut tables = follow(Arc::new(Link::new(fixed(&all), agent("n1"), stop.clone())));
+    let mut tables = follow(Arc::new(ComponentLink::new(fixed(&all), agent("n1"), stop.clone())));
     let first = tables.recv().await;
     let (serving, other) = if first == names(&["one"]) { (&one, &two) } else { (&two, &one) };
     assert_eq!((first, other.watched.load(Ordering::Relaxed)), (names(&[serving.name]), 0));
@@ -277,14 +277,14 @@ async fn routes_come_from_another_replica_when_one_dies() {
 
 #[tokio::test]
 async fn the_table_in_force_stays_while_all_are_dead() {
-    let mut one = Controller::named("one");
+    let mut one = FakeController::named("one");
     one.says("a");
     let at = one.serve(None).await;
     let stop = CancellationToken::new();
-    let mut tables = follow(Arc::new(Link::new(fixed(&[at]), agent("n1"), stop.clone())));
+    let mut tables = follow(Arc::new(ComponentLink::new(fixed(&[at]), agent("n1"), stop.clone())));
     assert_eq!(tables.recv().await, names(&["a"]));
     one.stop.cancel();
-    let mut again = Controller::named("again");
+    let mut again = FakeController::named("again");
     again.says("b");
     again.serve(Some(at)).await;
     // No batch in between: the next one is the whole new table.
@@ -294,19 +294,19 @@ async fn the_table_in_force_stays_while_all_are_dead() {
 
 #[tokio::test]
 async fn reports_reach_every_replica_and_again_after_it_was_away() {
-    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let all = [one.serve(None).await, two.serve(None).await];
     let stop = CancellationToken::new();
-    let link = Arc::new(Link::new(fixed(&all), agent("n1"), stop.clone()));
+    let link = Arc::new(ComponentLink::new(fixed(&all), agent("n1"), stop.clone()));
     let outbox = Outbox::new();
     let (key, value) = seen("p1", true);
     outbox.set(key, value);
     let (reporting, said) = (Arc::clone(&link), outbox.clone());
     tokio::spawn(async move { reporting.report_pods(&said).await });
-    let has = |uid: &'static str| move |heard: &Heard| heard["n1"].contains_key(uid);
+    let has = |uid: &'static str| move |heard: &ReceivedReports| heard["n1"].contains_key(uid);
     let knows = |uid: &'static str| {
         let has = has(uid);
-        move |heard: &Heard| heard.contains_key("n1") && has(heard)
+        move |heard: &ReceivedReports| heard.contains_key("n1") && has(heard)
     };
     one.until(knows("p1")).await;
     two.until(knows("p1")).await;
@@ -316,7 +316,7 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
     two.until(|heard| heard.is_empty()).await;
     let (key, value) = seen("p2", false);
     outbox.set(key, value);
-    outbox.remove(&PodKey::Pod("p1".into()));
+    outbox.remove(&PodReportKey::Pod("p1".into()));
     one.until(knows("p2")).await;
     two.serve(Some(all[1])).await;
     two.until(knows("p2")).await;
@@ -327,12 +327,12 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
 
 #[tokio::test]
 async fn a_changed_answer_brings_streams_to_new_replicas() {
-    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
-    let names = Names::of([at_one]);
+    let names = FakeDns::of([at_one]);
     let stop = CancellationToken::new();
     let finder = names.finder();
-    let link = Arc::new(Link::to(Arc::clone(&finder), agent("n1"), stop.clone()));
+    let link = Arc::new(ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone()));
     let outbox = Outbox::new();
     let (reporting, said) = (Arc::clone(&link), outbox.clone());
     tokio::spawn(async move { reporting.report_pods(&said).await });
@@ -355,21 +355,22 @@ async fn a_changed_answer_brings_streams_to_new_replicas() {
 
 #[tokio::test]
 async fn the_table_tells_of_replicas_that_no_name_leads_to() {
-    let (mut one, mut two) = (Controller::named("one"), Controller::named("two"));
+    let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
-    let member = |name: &str, address| Replica { name: name.into(), address };
-    let replicas = Replicas {
-        part: Part::Controller,
+    let member = |name: &str, address| ServerReplica { name: name.into(), address };
+    let replicas = ServerReplicas {
+        part: ServerComponent::Controller,
         members: vec![member("one", at_one), member("two", at_two)],
         chosen: None,
     };
-    one.routes.set(RouteKey::Replicas(Part::Controller), RouteChange::Replicas(replicas));
-    let (lookup, stop) = (Names::of([at_one]), CancellationToken::new());
+    one.routes
+        .set(RouteKey::Replicas(ServerComponent::Controller), RouteChange::Replicas(replicas));
+    let (lookup, stop) = (FakeDns::of([at_one]), CancellationToken::new());
     let finder = lookup.finder();
-    let link = Link::to(Arc::clone(&finder), agent("n1"), stop.clone());
-    let mut tables = follow(Arc::new(link.tells(Part::Controller, Arc::clone(&finder))));
-    let reports = Link::to(finder, agent("n1"), stop.clone());
-    let outbox = Outbox::<PodKey, PodItem>::new();
+    let link = ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone());
+    let mut tables = follow(Arc::new(link.tells(ServerComponent::Controller, Arc::clone(&finder))));
+    let reports = ComponentLink::to(finder, agent("n1"), stop.clone());
+    let outbox = Outbox::<PodReportKey, PodReportItem>::new();
     tokio::spawn(async move { reports.report_pods(&outbox).await });
     assert_eq!(tables.recv().await, names(&[]));
     two.until(|heard| heard.contains_key("n1")).await;
@@ -383,17 +384,17 @@ async fn the_table_tells_of_replicas_that_no_name_leads_to() {
 
 #[tokio::test]
 async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
-    let (mut ahead, mut behind) = (Controller::named("ahead"), Controller::named("behind"));
-    let put = |to: &Controller, (key, change)| to.routes.set(key, change);
-    put(&ahead, pod("p1", PodPhase::Draining));
-    put(&behind, pod("p1", PodPhase::Ready));
+    let (mut ahead, mut behind) = (FakeController::named("ahead"), FakeController::named("behind"));
+    let put = |to: &FakeController, (key, change)| to.routes.set(key, change);
+    put(&ahead, pod("p1", RoutingPhase::Draining));
+    put(&behind, pod("p1", RoutingPhase::Ready));
     let first = ahead.serve(None).await;
-    let lookup = Names::of([first]);
+    let lookup = FakeDns::of([first]);
     let stop = CancellationToken::new();
     let finder = lookup.finder();
-    let link = Link::to(Arc::clone(&finder), agent("n1"), stop.clone());
+    let link = ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone());
     let (send, mut phases) = mpsc::channel(16);
-    let (outbox, mut draining) = (Outbox::new(), Draining::default());
+    let (outbox, mut draining) = (Outbox::new(), DrainAckReporter::default());
     let reports = outbox.clone();
     tokio::spawn(async move {
         link.watch_batches(|batch| {
@@ -403,20 +404,20 @@ async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
                 RouteChange::Pod(pod) => Some(pod.phase),
                 _ => None,
             });
-            let avoided = reports.get(&PodKey::Avoided("p1".into())).is_some();
+            let avoided = reports.get(&PodReportKey::Avoided("p1".into())).is_some();
             send.try_send((batch.is_whole, phase, avoided)).expect("room");
         })
         .await;
     });
-    assert_eq!(phases.recv().await, Some((true, Some(PodPhase::Draining), true)));
+    assert_eq!(phases.recv().await, Some((true, Some(RoutingPhase::Draining), true)));
     let second = behind.serve(None).await;
     lookup.answer(&finder, Some(vec![second])).await;
     ahead.stop.cancel();
-    assert_eq!(phases.recv().await, Some((true, Some(PodPhase::Draining), true)));
+    assert_eq!(phases.recv().await, Some((true, Some(RoutingPhase::Draining), true)));
     // The pod really is ready again: after the lag it counts as ready.
-    assert_eq!(phases.recv().await, Some((false, Some(PodPhase::Ready), false)));
-    put(&behind, pod("p1", PodPhase::Draining));
-    assert_eq!(phases.recv().await, Some((false, Some(PodPhase::Draining), true)));
+    assert_eq!(phases.recv().await, Some((false, Some(RoutingPhase::Ready), false)));
+    put(&behind, pod("p1", RoutingPhase::Draining));
+    assert_eq!(phases.recv().await, Some((false, Some(RoutingPhase::Draining), true)));
     behind.routes.remove(&RouteKey::Pod("p1".into()));
     assert_eq!(phases.recv().await, Some((false, None, false)));
     stop.cancel();
@@ -424,7 +425,7 @@ async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
 
 /// Fault or change while an agent reports to three replicas.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum LinkFaultCase {
     Set(u8, bool),
     Remove(u8),
     Kill(usize),
@@ -433,14 +434,14 @@ enum Fault {
     Wait,
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
+fn fault() -> impl Strategy<Value = LinkFaultCase> {
     prop_oneof![
-        (0u8..5, any::<bool>()).prop_map(|(pod, ready)| Fault::Set(pod, ready)),
-        (0u8..5).prop_map(Fault::Remove),
-        (0usize..3).prop_map(Fault::Kill),
-        (0usize..3).prop_map(Fault::Start),
-        (0u8..8).prop_map(Fault::Answer),
-        Just(Fault::Wait),
+        (0u8..5, any::<bool>()).prop_map(|(pod, ready)| LinkFaultCase::Set(pod, ready)),
+        (0u8..5).prop_map(LinkFaultCase::Remove),
+        (0usize..3).prop_map(LinkFaultCase::Kill),
+        (0usize..3).prop_map(LinkFaultCase::Start),
+        (0u8..8).prop_map(LinkFaultCase::Answer),
+        Just(LinkFaultCase::Wait),
     ]
 }
 
@@ -457,18 +458,19 @@ proptest! {
 }
 
 #[allow(clippy::too_many_lines, reason = "one story: begin, faults, peace, what everybody knows")]
-async fn with_faults(faults: Vec<Fault>) -> Result<(), TestCaseError> {
-    let mut all = [Controller::named("a"), Controller::named("b"), Controller::named("c")];
+async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
+    let mut all =
+        [FakeController::named("a"), FakeController::named("b"), FakeController::named("c")];
     let mut places = Vec::new();
     for it in &mut all {
         it.says(it.name);
         places.push(it.serve(None).await);
     }
-    let lookup = Names::of(places.clone());
+    let lookup = FakeDns::of(places.clone());
     let (finder, stop) = (lookup.finder(), CancellationToken::new());
     let (routes, reports) = (
-        Arc::new(Link::to(Arc::clone(&finder), agent("n1"), stop.clone())),
-        Arc::new(Link::to(Arc::clone(&finder), agent("n1"), stop.clone())),
+        Arc::new(ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone())),
+        Arc::new(ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone())),
     );
     let table = Arc::new(Mutex::new(BTreeSet::new()));
     let (view, following) = (Arc::clone(&table), Arc::clone(&routes));
@@ -484,30 +486,30 @@ async fn with_faults(faults: Vec<Fault>) -> Result<(), TestCaseError> {
     let mut alive = [true; 3];
     for fault in faults {
         match fault {
-            Fault::Set(pod, ready) => {
+            LinkFaultCase::Set(pod, ready) => {
                 let (key, value) = seen(&format!("p{pod}"), ready);
                 outbox.set(key, value);
                 truth.insert(format!("p{pod}"), ready);
             }
-            Fault::Remove(pod) => {
-                outbox.remove(&PodKey::Pod(format!("p{pod}")));
+            LinkFaultCase::Remove(pod) => {
+                outbox.remove(&PodReportKey::Pod(format!("p{pod}")));
                 truth.remove(&format!("p{pod}"));
             }
-            Fault::Kill(which) => {
+            LinkFaultCase::Kill(which) => {
                 all[which].stop.cancel();
                 alive[which] = false;
             }
-            Fault::Start(which) if !alive[which] => {
+            LinkFaultCase::Start(which) if !alive[which] => {
                 all[which].serve(Some(places[which])).await;
                 alive[which] = true;
             }
-            Fault::Start(_) => {}
-            Fault::Answer(0) => drop(lookup.0.send_replace(None)),
-            Fault::Answer(bits) => {
+            LinkFaultCase::Start(_) => {}
+            LinkFaultCase::Answer(0) => drop(lookup.0.send_replace(None)),
+            LinkFaultCase::Answer(bits) => {
                 let some = (0..3).filter(|at| bits & (1 << at) != 0).map(|at| places[at]);
                 lookup.0.send_replace(Some(some.collect()));
             }
-            Fault::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
+            LinkFaultCase::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
         }
     }
     // No more faults: all replicas live and all are named.

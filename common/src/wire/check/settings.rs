@@ -1,43 +1,50 @@
 //! Pure: conversion of the settings that hold for all services.
 
 use super::{
-    super::{Edge, Level, Levels, RequestLog, Settings, is_upgrade, network},
-    Checked, Refused, raw,
+    super::{
+        EdgeSettings, GlobalSettings, LogLevel, LogLevels, RequestLogSettings, is_upgrade, network,
+    },
+    WireError, WireResult, raw,
 };
-use crate::request_log::Template;
+use crate::request_log::LogTemplate;
 
-impl TryFrom<raw::Settings> for Settings {
-    type Error = Refused;
-    fn try_from(it: raw::Settings) -> Checked<Self> {
-        let request_log = it.request_log.map(RequestLog::try_from).transpose()?;
+impl TryFrom<raw::Settings> for GlobalSettings {
+    type Error = WireError;
+    fn try_from(it: raw::Settings) -> WireResult<Self> {
+        let request_log = it.request_log.map(RequestLogSettings::try_from).transpose()?;
         let levels = it.log_levels.map(Into::into).unwrap_or_default();
-        let edge = it.edge.map(Edge::try_from).transpose()?.unwrap_or_default();
+        let edge = it.edge.map(EdgeSettings::try_from).transpose()?.unwrap_or_default();
         Ok(Self { request_log, levels, edge })
     }
 }
 
-impl From<Settings> for raw::Settings {
-    fn from(it: Settings) -> Self {
+impl From<GlobalSettings> for raw::Settings {
+    fn from(it: GlobalSettings) -> Self {
         // Defaults are not sent: an absent field means the default.
-        let levels = (it.levels != Levels::default()).then(|| it.levels.into());
-        let edge = (it.edge != Edge::default()).then(|| it.edge.into());
+        let levels = (it.levels != LogLevels::default()).then(|| it.levels.into());
+        let edge = (it.edge != EdgeSettings::default()).then(|| it.edge.into());
         Self { request_log: it.request_log.map(Into::into), log_levels: levels, edge }
     }
 }
 
-impl TryFrom<raw::Edge> for Edge {
-    type Error = Refused;
-    fn try_from(it: raw::Edge) -> Checked<Self> {
+impl TryFrom<raw::Edge> for EdgeSettings {
+    type Error = WireError;
+    fn try_from(it: raw::Edge) -> WireResult<Self> {
         let trusted = |text: String| {
-            let refused = || Refused::new("edge.trusted_proxies", &text, "must be ADDRESS/LENGTH");
+            let refused =
+                || WireError::new("edge.trusted_proxies", &text, "must be ADDRESS/LENGTH");
             network(&text).ok_or_else(refused)
         };
         // Checked here too, although the controller checks its ConfigMap: it may be of another release.
         if let Some(bad) = it.upgrades.iter().find(|name| !is_upgrade(name)) {
-            return Err(Refused::new("edge.upgrades", bad, "must be a protocol to switch to"));
+            return Err(WireError::new("edge.upgrades", bad, "must be a protocol to switch to"));
         }
         Ok(Self {
-            trusted_proxies: it.trusted_proxies.into_iter().map(trusted).collect::<Checked<_>>()?,
+            trusted_proxies: it
+                .trusted_proxies
+                .into_iter()
+                .map(trusted)
+                .collect::<WireResult<_>>()?,
             proxy_protocol: it.proxy_protocol,
             upgrades: it.upgrades,
             underscores: it.underscores,
@@ -45,8 +52,8 @@ impl TryFrom<raw::Edge> for Edge {
     }
 }
 
-impl From<Edge> for raw::Edge {
-    fn from(it: Edge) -> Self {
+impl From<EdgeSettings> for raw::Edge {
+    fn from(it: EdgeSettings) -> Self {
         Self {
             trusted_proxies: it.trusted_proxies.iter().map(ToString::to_string).collect(),
             proxy_protocol: it.proxy_protocol,
@@ -56,24 +63,24 @@ impl From<Edge> for raw::Edge {
     }
 }
 
-impl TryFrom<raw::RequestLog> for RequestLog {
-    type Error = Refused;
-    fn try_from(it: raw::RequestLog) -> Checked<Self> {
+impl TryFrom<raw::RequestLog> for RequestLogSettings {
+    type Error = WireError;
+    fn try_from(it: raw::RequestLog) -> WireResult<Self> {
         // A template that cannot be parsed refuses the whole item, so no setting of it applies without the others.
-        let template = Template::parse(&it.template).map_err(|bad| {
-            Refused::new("request_log.template", bad, "must be one that can be carried out")
+        let template = LogTemplate::parse(&it.template).map_err(|bad| {
+            WireError::new("request_log.template", bad, "must be one that can be carried out")
         })?;
         Ok(Self { template, probes: it.probes })
     }
 }
 
-impl From<RequestLog> for raw::RequestLog {
-    fn from(it: RequestLog) -> Self {
+impl From<RequestLogSettings> for raw::RequestLog {
+    fn from(it: RequestLogSettings) -> Self {
         Self { template: it.template.source().to_owned(), probes: it.probes }
     }
 }
 
-impl From<raw::LogLevels> for Levels {
+impl From<raw::LogLevels> for LogLevels {
     fn from(it: raw::LogLevels) -> Self {
         Self {
             controller: level(it.controller()),
@@ -84,8 +91,8 @@ impl From<raw::LogLevels> for Levels {
     }
 }
 
-impl From<Levels> for raw::LogLevels {
-    fn from(it: Levels) -> Self {
+impl From<LogLevels> for raw::LogLevels {
+    fn from(it: LogLevels) -> Self {
         let raw = |it| i32::from(raw_level(it));
         Self {
             controller: raw(it.controller),
@@ -96,20 +103,20 @@ impl From<Levels> for raw::LogLevels {
     }
 }
 
-fn level(it: raw::LogLevel) -> Level {
+fn level(it: raw::LogLevel) -> LogLevel {
     match it {
-        raw::LogLevel::Debug => Level::Debug,
-        raw::LogLevel::Info => Level::Info,
-        raw::LogLevel::Warn => Level::Warn,
-        raw::LogLevel::Error => Level::Error,
+        raw::LogLevel::Debug => LogLevel::Debug,
+        raw::LogLevel::Info => LogLevel::Info,
+        raw::LogLevel::Warn => LogLevel::Warn,
+        raw::LogLevel::Error => LogLevel::Error,
     }
 }
 
-fn raw_level(it: Level) -> raw::LogLevel {
+fn raw_level(it: LogLevel) -> raw::LogLevel {
     match it {
-        Level::Debug => raw::LogLevel::Debug,
-        Level::Info => raw::LogLevel::Info,
-        Level::Warn => raw::LogLevel::Warn,
-        Level::Error => raw::LogLevel::Error,
+        LogLevel::Debug => raw::LogLevel::Debug,
+        LogLevel::Info => raw::LogLevel::Info,
+        LogLevel::Warn => raw::LogLevel::Warn,
+        LogLevel::Error => raw::LogLevel::Error,
     }
 }

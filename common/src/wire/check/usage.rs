@@ -3,8 +3,8 @@
 use super::*;
 
 impl TryFrom<raw::UsageItem> for UsageItem {
-    type Error = Refused;
-    fn try_from(it: raw::UsageItem) -> Checked<Self> {
+    type Error = WireError;
+    fn try_from(it: raw::UsageItem) -> WireResult<Self> {
         use raw::usage_item::What;
         Ok(match need("usage_item.what", it.what)? {
             What::Sender(it) => Self::Sender(it.try_into()?),
@@ -29,8 +29,8 @@ impl From<UsageItem> for raw::UsageItem {
 }
 
 impl TryFrom<raw::UsageKey> for UsageKey {
-    type Error = Refused;
-    fn try_from(it: raw::UsageKey) -> Checked<Self> {
+    type Error = WireError;
+    fn try_from(it: raw::UsageKey) -> WireResult<Self> {
         let pod = (!it.pod.is_empty()).then_some(it.pod);
         Ok(Self { revision: it.revision.parse()?, pod })
     }
@@ -42,17 +42,17 @@ impl From<UsageKey> for raw::UsageKey {
     }
 }
 
-impl TryFrom<raw::UsageSeen> for UsageSeen {
-    type Error = Refused;
-    fn try_from(it: raw::UsageSeen) -> Checked<Self> {
+impl TryFrom<raw::UsageSeen> for UsageSample {
+    type Error = WireError;
+    fn try_from(it: raw::UsageSeen) -> WireResult<Self> {
         // `started − finished` is the number in flight, which must not wrap.
         if it.finished > it.started {
-            return Err(Refused::new("usage.finished", it.finished, "must not exceed started"));
+            return Err(WireError::new("usage.finished", it.finished, "must not exceed started"));
         }
         Ok(Self {
             key: need("usage.key", it.key)?.try_into()?,
             at_ns: it.at_ns,
-            totals: Totals {
+            totals: RequestTotals {
                 started: it.started,
                 finished: it.finished,
                 started_sum_ns: it.started_sum_ns,
@@ -65,8 +65,8 @@ impl TryFrom<raw::UsageSeen> for UsageSeen {
     }
 }
 
-impl From<UsageSeen> for raw::UsageSeen {
-    fn from(it: UsageSeen) -> Self {
+impl From<UsageSample> for raw::UsageSeen {
+    fn from(it: UsageSample) -> Self {
         Self {
             key: Some(it.key.into()),
             at_ns: it.at_ns,
@@ -82,8 +82,8 @@ impl From<UsageSeen> for raw::UsageSeen {
 }
 
 impl TryFrom<raw::ScaleItem> for ScaleItem {
-    type Error = Refused;
-    fn try_from(it: raw::ScaleItem) -> Checked<Self> {
+    type Error = WireError;
+    fn try_from(it: raw::ScaleItem) -> WireResult<Self> {
         use raw::scale_item::What;
         // A heartbeat is a field beside `what`, because earlier releases refuse an unknown `what`.
         if let Some(alive) = it.alive {
@@ -91,7 +91,13 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
             let raw::Alive { heard_ms, full: is_full, reporters, counts } = alive;
             // Empty stands for an active autoscaler that the table has not named.
             let counts = Some(counts).filter(|it| !it.is_empty());
-            return Ok(Self::Alive(Alive { since_ms, heard_ms, is_full, reporters, counts }));
+            return Ok(Self::Alive(AutoscalerHeartbeat {
+                since_ms,
+                heard_ms,
+                is_full,
+                reporters,
+                counts,
+            }));
         }
         Ok(match need("scale_item.what", it.what)? {
             What::Sender(it) => Self::Sender(it.try_into()?),
@@ -109,7 +115,8 @@ impl From<ScaleItem> for raw::ScaleItem {
         let mut alive = None;
         let what = match it {
             ScaleItem::Alive(it) => {
-                let Alive { since_ms, heard_ms, is_full: full, reporters, counts } = it;
+                let AutoscalerHeartbeat { since_ms, heard_ms, is_full: full, reporters, counts } =
+                    it;
                 let counts = counts.unwrap_or_default();
                 alive = Some(raw::Alive { heard_ms, full, reporters, counts });
                 // Earlier releases refuse an item without `what`, and read this one.
@@ -125,17 +132,17 @@ impl From<ScaleItem> for raw::ScaleItem {
     }
 }
 
-impl TryFrom<raw::Decision> for Decision {
-    type Error = Refused;
-    fn try_from(it: raw::Decision) -> Checked<Self> {
+impl TryFrom<raw::Decision> for ScaleDecision {
+    type Error = WireError;
+    fn try_from(it: raw::Decision) -> WireResult<Self> {
         // An unknown activity could be reported in no condition, so the decision is refused as a whole.
         let activity = match it.activity() {
-            raw::Activity::Active => Activity::Active,
-            raw::Activity::Activating => Activity::Activating,
-            raw::Activity::Inactive => Activity::Inactive,
-            raw::Activity::TimedOut => Activity::TimedOut,
+            raw::Activity::Active => RevisionActivity::Active,
+            raw::Activity::Activating => RevisionActivity::Activating,
+            raw::Activity::Inactive => RevisionActivity::Inactive,
+            raw::Activity::TimedOut => RevisionActivity::TimedOut,
             raw::Activity::Unspecified => {
-                return Err(Refused::new(
+                return Err(WireError::new(
                     "decision.activity",
                     it.activity,
                     "must be a known activity",
@@ -158,18 +165,18 @@ impl TryFrom<raw::Decision> for Decision {
                 it.excess_burst_capacity,
             )?,
             reason: it.reason,
-            inputs: it.inputs.map(Inputs::from),
+            inputs: it.inputs.map(ScaleDecisionInputs::from),
         })
     }
 }
 
-impl From<raw::DecisionInputs> for Inputs {
+impl From<raw::DecisionInputs> for ScaleDecisionInputs {
     fn from(it: raw::DecisionInputs) -> Self {
         let sight = match it.sight() {
-            raw::Sight::Whole => Sight::Whole,
-            raw::Sight::Partial => Sight::Partial,
+            raw::Sight::Whole => UsageCoverage::Whole,
+            raw::Sight::Partial => UsageCoverage::Partial,
             // A value of a later release is unknown here, so the least coverage is assumed.
-            raw::Sight::Blind | raw::Sight::Unspecified => Sight::Blind,
+            raw::Sight::Blind | raw::Sight::Unspecified => UsageCoverage::Blind,
         };
         Self {
             in_flight: it.in_flight,
@@ -185,13 +192,13 @@ impl From<raw::DecisionInputs> for Inputs {
     }
 }
 
-impl From<Inputs> for raw::DecisionInputs {
-    fn from(it: Inputs) -> Self {
+impl From<ScaleDecisionInputs> for raw::DecisionInputs {
+    fn from(it: ScaleDecisionInputs) -> Self {
         let ms = |it: Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
         let sight = match it.sight {
-            Sight::Whole => raw::Sight::Whole,
-            Sight::Partial => raw::Sight::Partial,
-            Sight::Blind => raw::Sight::Blind,
+            UsageCoverage::Whole => raw::Sight::Whole,
+            UsageCoverage::Partial => raw::Sight::Partial,
+            UsageCoverage::Blind => raw::Sight::Blind,
         };
         Self {
             in_flight: it.in_flight,
@@ -207,13 +214,13 @@ impl From<Inputs> for raw::DecisionInputs {
     }
 }
 
-impl From<Decision> for raw::Decision {
-    fn from(it: Decision) -> Self {
+impl From<ScaleDecision> for raw::Decision {
+    fn from(it: ScaleDecision) -> Self {
         let activity = match it.activity {
-            Activity::Active => raw::Activity::Active,
-            Activity::Activating => raw::Activity::Activating,
-            Activity::Inactive => raw::Activity::Inactive,
-            Activity::TimedOut => raw::Activity::TimedOut,
+            RevisionActivity::Active => raw::Activity::Active,
+            RevisionActivity::Activating => raw::Activity::Activating,
+            RevisionActivity::Inactive => raw::Activity::Inactive,
+            RevisionActivity::TimedOut => raw::Activity::TimedOut,
         };
         Self {
             revision: it.revision.to_string(),

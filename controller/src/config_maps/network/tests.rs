@@ -1,29 +1,31 @@
 use super::*;
 use crate::{
-    config_maps::{Read, read},
+    config_maps::{ParsedConfigMap, read},
     parse::line,
 };
 
-fn map(pairs: &[(&str, &str)]) -> Result<Read<Network>, String> {
+fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<NetworkConfig>, String> {
     let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-    read::<Network>(&data).map_err(|it| line(&it))
+    read::<NetworkConfig>(&data).map_err(|it| line(&it))
 }
 
 #[test]
 fn every_key_is_followed() {
-    assert_eq!(map(&[]), Ok(Read { value: Network::default(), warnings: vec![] }));
+    assert_eq!(map(&[]), Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] }));
     let source = "{{.Name}}.{{.Domain}}";
-    let want = Network {
-        domain_template: Some(Template::parse("domain-template", source, &DOMAIN_FIELDS).unwrap()),
+    let want = NetworkConfig {
+        domain_template: Some(
+            GoTemplate::parse("domain-template", source, &DOMAIN_FIELDS).unwrap(),
+        ),
         tag_template: Some(
-            Template::parse("tag-template", "{{.Name}}-{{.Tag}}", &TAG_FIELDS).unwrap(),
+            GoTemplate::parse("tag-template", "{{.Name}}-{{.Tag}}", &TAG_FIELDS).unwrap(),
         ),
         http: HttpProtocol::Redirected,
         rollout: Duration::from_secs(380),
         autocreate_claims: true,
         external_scheme: "https".into(),
-        path: Some(Path::Activator),
-        edge: Edge {
+        path: Some(ConnectionPath::Activator),
+        edge: EdgeSettings {
             trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
                 .map(|net| net.parse().unwrap())
                 .into(),
@@ -45,7 +47,7 @@ fn every_key_is_followed() {
         ("default-external-scheme", "https"),
         ("rouse.dev.path", "activator"),
     ]);
-    assert_eq!(read, Ok(Read { value: want, warnings: vec![] }));
+    assert_eq!(read, Ok(ParsedConfigMap { value: want, warnings: vec![] }));
 }
 
 #[test]
@@ -57,7 +59,7 @@ fn keys_of_older_releases_name_their_successors() {
         ("dataplane-trust", "mutual"),
     ]);
     let read = read.unwrap();
-    let want = Network { http: HttpProtocol::Redirected, ..Network::default() };
+    let want = NetworkConfig { http: HttpProtocol::Redirected, ..NetworkConfig::default() };
     assert_eq!(read.value, want);
     for (old, new) in [
         ("autoTLS", "external-domain-tls"),
@@ -128,7 +130,10 @@ fn what_asks_for_nothing_is_not_told() {
         ("enable-mesh-pod-addressability", "false"),
         ("mesh-compatibility-mode", "Disabled"),
     ];
-    assert_eq!(map(&pairs), Ok(Read { value: Network::default(), warnings: vec![] }));
+    assert_eq!(
+        map(&pairs),
+        Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] })
+    );
 }
 
 #[test]

@@ -27,19 +27,19 @@ pub(super) fn check(name: &str, source: &str, fields: &[&str]) -> Result<(), Str
         return Err(format!("template: {name}: unexpected {{{{end}}}}, or one is missing"));
     }
     let names: Vec<&str> = defines.iter().map(|it| it.name.as_str()).collect();
-    let walk = Walk { name, fields, defines: &names };
+    let walk = TemplateChecker { name, fields, defines: &names };
     walk.list(&body, true)?;
     defines.iter().try_for_each(|it| walk.list(&it.body, false))
 }
 
 /// Visitor of the parsed template, with the names that exist.
-struct Walk<'a> {
+struct TemplateChecker<'a> {
     name: &'a str,
     fields: &'a [&'a str],
     defines: &'a [&'a str],
 }
 
-impl Walk<'_> {
+impl TemplateChecker<'_> {
     /// Checks the nodes of a list. `root` is true while dot is still the value of the start.
     fn list(&self, list: &ListNode, root: bool) -> Result<(), String> {
         list.nodes.iter().try_for_each(|node| self.node(node, root))

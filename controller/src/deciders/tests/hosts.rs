@@ -8,7 +8,7 @@ const WINDOW: u64 = 60;
 const CALM: u64 = WINDOW + 40;
 
 #[derive(Clone, Debug)]
-enum Event {
+enum SimHostFault {
     Nothing,
     Freeze { autoscaler: usize, moments: u64 },
     Blind { autoscaler: usize, moments: u64 },
@@ -17,22 +17,22 @@ enum Event {
     RestartController { controller: usize },
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = SimHostFault> {
     let (one, moments) = (0usize..3, 1u64..40);
     prop_oneof![
-        12 => Just(Event::Nothing),
+        12 => Just(SimHostFault::Nothing),
         2 => (one.clone(), moments.clone())
-            .prop_map(|(autoscaler, moments)| Event::Freeze { autoscaler, moments }),
+            .prop_map(|(autoscaler, moments)| SimHostFault::Freeze { autoscaler, moments }),
         1 => (one.clone(), moments.clone())
-            .prop_map(|(autoscaler, moments)| Event::Blind { autoscaler, moments }),
-        2 => one.clone().prop_map(|autoscaler| Event::Restart { autoscaler }),
+            .prop_map(|(autoscaler, moments)| SimHostFault::Blind { autoscaler, moments }),
+        2 => one.clone().prop_map(|autoscaler| SimHostFault::Restart { autoscaler }),
         1 => (one.clone(), moments)
-            .prop_map(|(controller, moments)| Event::FreezeController { controller, moments }),
-        1 => one.prop_map(|controller| Event::RestartController { controller }),
+            .prop_map(|(controller, moments)| SimHostFault::FreezeController { controller, moments }),
+        1 => one.prop_map(|controller| SimHostFault::RestartController { controller }),
     ]
 }
 
-struct Autoscaler {
+struct SimElectionAutoscaler {
     name: String,
     wall_ms: u64,
     follows: usize,
@@ -47,30 +47,30 @@ struct Autoscaler {
     told: Option<String>,
 }
 
-struct Controller {
-    deciders: Deciders,
+struct SimElectionController {
+    deciders: AutoscalerElection,
     frozen_until: u64,
     /// Moment since which it has run without a pause.
     runs_since: u64,
     /// Number and name of its stream, by autoscaler.
     streams: BTreeMap<usize, (u64, String)>,
-    mail: Vec<(u64, usize, String, Alive)>,
+    mail: Vec<(u64, usize, String, AutoscalerHeartbeat)>,
 }
 
-struct Hosts {
+struct SimElectionHosts {
     now: u64,
-    autoscalers: Vec<Autoscaler>,
-    controllers: Vec<Controller>,
+    autoscalers: Vec<SimElectionAutoscaler>,
+    controllers: Vec<SimElectionController>,
     restarts: u64,
     streams: u64,
 }
 
-impl Hosts {
+impl SimElectionHosts {
     fn new(clocks: &[u64]) -> Self {
         let mut hosts = Self {
             now: 0,
             autoscalers: Vec::new(),
-            controllers: (0..3).map(|_| Controller::new(0)).collect(),
+            controllers: (0..3).map(|_| SimElectionController::new(0)).collect(),
             restarts: 0,
             streams: 0,
         };
@@ -81,13 +81,13 @@ impl Hosts {
         hosts
     }
 
-    fn autoscaler(&mut self, wall_ms: u64) -> Autoscaler {
+    fn autoscaler(&mut self, wall_ms: u64) -> SimElectionAutoscaler {
         self.restarts += 1;
         // Later ones are earlier by name.
         let name = format!("a{:03}", 999 - self.restarts);
         let follows = usize::try_from(self.restarts % 3).expect("below 3");
         let now = self.now;
-        Autoscaler {
+        SimElectionAutoscaler {
             name,
             wall_ms,
             follows,
@@ -102,29 +102,29 @@ impl Hosts {
         }
     }
 
-    fn happen(&mut self, event: &Event) {
+    fn happen(&mut self, event: &SimHostFault) {
         let now = self.now;
         match *event {
-            Event::Nothing => {}
-            Event::Freeze { autoscaler, moments } => {
+            SimHostFault::Nothing => {}
+            SimHostFault::Freeze { autoscaler, moments } => {
                 let it = &mut self.autoscalers[autoscaler];
                 if now >= it.frozen_until {
                     it.frozen_since = now;
                 }
                 it.frozen_until = it.frozen_until.max(now + moments);
             }
-            Event::Blind { autoscaler, moments } => {
+            SimHostFault::Blind { autoscaler, moments } => {
                 self.autoscalers[autoscaler].blind = (now, now + moments);
             }
-            Event::Restart { autoscaler } => {
+            SimHostFault::Restart { autoscaler } => {
                 let new = self.autoscaler(self.autoscalers[autoscaler].wall_ms);
                 self.autoscalers[autoscaler] = new;
             }
-            Event::FreezeController { controller, moments } => {
+            SimHostFault::FreezeController { controller, moments } => {
                 self.controllers[controller].frozen_until = now + moments;
             }
-            Event::RestartController { controller } => {
-                self.controllers[controller] = Controller::new(now);
+            SimHostFault::RestartController { controller } => {
+                self.controllers[controller] = SimElectionController::new(now);
             }
         }
     }
@@ -164,10 +164,10 @@ impl Hosts {
     }
 }
 
-impl Autoscaler {
-    fn heartbeat(&self, now: u64) -> Alive {
+impl SimElectionAutoscaler {
+    fn heartbeat(&self, now: u64) -> AutoscalerHeartbeat {
         let heard = now - self.heard_since;
-        Alive {
+        AutoscalerHeartbeat {
             since_ms: self.wall_ms,
             heard_ms: heard * 100,
             is_full: heard >= WINDOW,
@@ -182,10 +182,10 @@ impl Autoscaler {
     }
 }
 
-impl Controller {
+impl SimElectionController {
     fn new(now: u64) -> Self {
         Self {
-            deciders: Deciders::default(),
+            deciders: AutoscalerElection::default(),
             frozen_until: 0,
             runs_since: now,
             streams: BTreeMap::new(),
@@ -227,8 +227,8 @@ impl Controller {
 
 /// Checks one controller at one moment, given its choice of the moment before.
 fn check(
-    hosts: &Hosts,
-    controller: &Controller,
+    hosts: &SimElectionHosts,
+    controller: &SimElectionController,
     before: Option<&str>,
 ) -> Result<(), TestCaseError> {
     let now = hosts.now - 1;
@@ -270,17 +270,17 @@ proptest! {
         clocks in proptest::collection::vec(0u64..4_000_000_000_000, 3),
         events in proptest::collection::vec(event(), 0..300),
     ) {
-        let mut hosts = Hosts::new(&clocks);
-        let calm = std::iter::repeat_n(&Event::Nothing, 40 + usize::try_from(CALM).expect("small"));
+        let mut hosts = SimElectionHosts::new(&clocks);
+        let calm = std::iter::repeat_n(&SimHostFault::Nothing, 40 + usize::try_from(CALM).expect("small"));
         for event in events.iter().chain(calm) {
             hosts.happen(event);
-            let before: Vec<_> = hosts.controllers.iter().map(Controller::chosen).collect();
+            let before: Vec<_> = hosts.controllers.iter().map(SimElectionController::chosen).collect();
             hosts.pass();
             for (controller, before) in hosts.controllers.iter().zip(&before) {
                 check(&hosts, controller, before.as_deref())?;
             }
         }
-        let chosen: BTreeSet<_> = hosts.controllers.iter().map(Controller::chosen).collect();
+        let chosen: BTreeSet<_> = hosts.controllers.iter().map(SimElectionController::chosen).collect();
         prop_assert_eq!(chosen.len(), 1, "replicas differ: {:?}", chosen);
         prop_assert!(chosen.iter().all(Option::is_some));
     }

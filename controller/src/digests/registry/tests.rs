@@ -16,13 +16,13 @@ use axum::{
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::digests::{PullSecret, reference::Image};
+use crate::digests::{PullSecret, reference::ImageReference};
 
 const DIGEST: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
-struct Registry {
+struct FakeRegistry {
     /// Value of `Authorization` that it requires, if any.
     login: Option<&'static str>,
     /// Status of every response instead of an answer.
@@ -33,7 +33,7 @@ struct Registry {
     arrives: Option<mpsc::Sender<()>>,
 }
 
-async fn answer(State(registry): State<Arc<Registry>>, request: Request) -> Response {
+async fn answer(State(registry): State<Arc<FakeRegistry>>, request: Request) -> Response {
     registry.asked.fetch_add(1, Ordering::Relaxed);
     // The receiver is gone once the test has its first message.
     registry.arrives.iter().for_each(|it| it.send(()).unwrap_or_default());
@@ -68,7 +68,7 @@ async fn answer(State(registry): State<Arc<Registry>>, request: Request) -> Resp
 }
 
 /// Serves until the test ends; returns the tag of its image, and the registry with its counter.
-async fn serve(registry: Registry) -> (Tag, Arc<Registry>) {
+async fn serve(registry: FakeRegistry) -> (ImageTag, Arc<FakeRegistry>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let registry = Arc::new(registry);
@@ -77,14 +77,14 @@ async fn serve(registry: Registry) -> (Tag, Arc<Registry>) {
     (tag(&format!("127.0.0.1:{port}/team/app:v1")), registry)
 }
 
-fn tag(image: &str) -> Tag {
-    match Image::parse(image) {
-        Ok(Image::Tag(tag)) => tag,
+fn tag(image: &str) -> ImageTag {
+    match ImageReference::parse(image) {
+        Ok(ImageReference::Tag(tag)) => tag,
         other => panic!("{image}: {other:?}"),
     }
 }
 
-fn keyring(tag: &Tag, users: &[&str]) -> Keyring {
+fn keyring(tag: &ImageTag, users: &[&str]) -> Keyring {
     let secret = |user: &&str| {
         let json = serde_json::json!({ "auths": { tag.registry():
             { "username": user, "password": "secret" } } });
@@ -97,13 +97,13 @@ fn keyring(tag: &Tag, users: &[&str]) -> Keyring {
     Keyring::new(&users.iter().map(secret).collect::<Vec<_>>()).0
 }
 
-async fn ask(tag: &Tag, keyring: &Keyring) -> Result<String, String> {
-    Registries::new(&[]).digest(tag, keyring, LIMIT).await.map_err(|it| it.line())
+async fn ask(tag: &ImageTag, keyring: &Keyring) -> Result<String, String> {
+    RegistryClient::new(&[]).digest(tag, keyring, LIMIT).await.map_err(|it| it.line())
 }
 
 #[tokio::test]
 async fn a_tag_leads_to_the_digest_of_its_index() {
-    let (tag, _) = serve(Registry::default()).await;
+    let (tag, _) = serve(FakeRegistry::default()).await;
     let want = format!("{}/team/app@{DIGEST}", tag.registry());
     assert_eq!(ask(&tag, &Keyring::default()).await, Ok(want));
 }
@@ -112,7 +112,7 @@ async fn a_tag_leads_to_the_digest_of_its_index() {
 async fn each_login_that_fits_is_tried() {
     // The base64 of `good:secret`.
     let login = Some("Basic Z29vZDpzZWNyZXQ=");
-    let (tag, _) = serve(Registry { login, ..Registry::default() }).await;
+    let (tag, _) = serve(FakeRegistry { login, ..FakeRegistry::default() }).await;
     let said = ask(&tag, &keyring(&tag, &["bad", "good"])).await;
     assert_eq!(said, Ok(format!("{}/team/app@{DIGEST}", tag.registry())));
     let said = ask(&tag, &keyring(&tag, &["bad"])).await.unwrap_err();
@@ -123,12 +123,12 @@ async fn each_login_that_fits_is_tried() {
 
 #[tokio::test]
 async fn a_missing_tag_and_a_broken_registry_read_apart() {
-    let (tag, _) = serve(Registry::default()).await;
+    let (tag, _) = serve(FakeRegistry::default()).await;
     let none = super::tests::tag(&format!("{}/team/none:v1", tag.registry()));
     let said = ask(&none, &Keyring::default()).await.unwrap_err();
     assert!(said.contains(" does not have it: check its name and tag"), "{said}");
     let status = Some(StatusCode::INTERNAL_SERVER_ERROR);
-    let (tag, _) = serve(Registry { status, ..Registry::default() }).await;
+    let (tag, _) = serve(FakeRegistry { status, ..FakeRegistry::default() }).await;
     let said = ask(&tag, &Keyring::default()).await.unwrap_err();
     assert!(said.contains(" gave no answer that can be used") && said.contains("500"), "{said}");
     assert!(!said.contains('\n'), "{said}");
@@ -137,12 +137,12 @@ async fn a_missing_tag_and_a_broken_registry_read_apart() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_registry_is_given_up_in_time() {
     let (arrives, arrived) = mpsc::channel();
-    let slow = Registry { is_slow: true, arrives: Some(arrives), ..Registry::default() };
+    let slow = FakeRegistry { is_slow: true, arrives: Some(arrives), ..FakeRegistry::default() };
     let (tag, registry) = serve(slow).await;
     // Paused time stands still while a blocking task runs: here until the registry has the query, at most a minute.
     tokio::task::spawn_blocking(move || arrived.recv_timeout(Duration::from_mins(1)));
     let limit = Duration::from_millis(1500);
-    let said = Registries::new(&[]).digest(&tag, &Keyring::default(), limit).await.unwrap_err();
+    let said = RegistryClient::new(&[]).digest(&tag, &Keyring::default(), limit).await.unwrap_err();
     let want = format!("registry {} gave no answer within 1.5s", tag.registry());
     assert_eq!(said.line(), want);
     assert!(registry.asked.load(Ordering::Relaxed) > 0);

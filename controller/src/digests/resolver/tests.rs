@@ -2,36 +2,39 @@ use super::*;
 
 /// An account whose secrets cannot be read, so that no query reaches a registry.
 #[derive(Debug)]
-struct NoSecrets;
+struct FailingPullSecrets;
 
-impl PullSecrets for NoSecrets {
-    async fn pull_secrets(&self, account: &Account) -> Result<Vec<PullSecret>, BoxError> {
+impl PullSecretSource for FailingPullSecrets {
+    async fn pull_secrets(
+        &self,
+        account: &PullAccount,
+    ) -> Result<Vec<PullSecret>, PullSecretError> {
         Err(format!("no access to namespace {}", account.namespace).into())
     }
 }
 
-fn wanted(image: &str) -> Wanted {
-    Wanted {
-        account: Account { namespace: "team".into(), ..Account::default() },
+fn wanted(image: &str) -> DigestRequest {
+    DigestRequest {
+        account: PullAccount { namespace: "team".into(), ..PullAccount::default() },
         images: vec![("c".into(), image.into())],
         timeout: Duration::from_secs(10),
-        ..Wanted::default()
+        ..DigestRequest::default()
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_revision_is_told_of_and_tried_again_until_it_is_forgotten() {
     let (changed, mut heard) = mpsc::channel(8);
-    let resolver = Resolver::new(NoSecrets, Registries::default(), changed);
+    let resolver = DigestResolver::new(FailingPullSecrets, RegistryClient::default(), changed);
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(Arc::clone(&resolver).run(shutdown.clone()));
-    let revision = Name::new("team", "r-00001");
+    let revision = NamespacedName::new("team", "r-00001");
     let image = "reg.io/a:v1";
-    assert_eq!(resolver.want(&revision, wanted(image)), Answer::Pending);
+    assert_eq!(resolver.want(&revision, wanted(image)), DigestStatus::Pending);
     assert_eq!(heard.recv().await, Some(revision.clone()));
     let why = "Unable to fetch image \"reg.io/a:v1\": failed to resolve image to digest: failed to \
                initialize authentication: no access to namespace team";
-    assert_eq!(resolver.want(&revision, wanted(image)), Answer::Failed(why.into()));
+    assert_eq!(resolver.want(&revision, wanted(image)), DigestStatus::Failed(why.into()));
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(resolver.sizes(), (1, 1));
     // The same failure is not reported again.

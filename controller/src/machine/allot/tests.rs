@@ -1,42 +1,42 @@
 use std::collections::BTreeSet;
 
-use common::{abi, wire::Name};
+use common::{abi, wire::NamespacedName};
 
 use crate::{
     machine::{
-        Event,
-        tests::{HELLO, Sim, hello},
+        ControllerEvent,
+        tests::{HELLO, MachineSim, hello},
     },
-    world::{Kind, Truth},
+    world::{ConditionStatus, ConditionType},
 };
 
-fn named(name: &str) -> Name {
-    Name::new("default", name)
+fn named(name: &str) -> NamespacedName {
+    NamespacedName::new("default", name)
 }
 
 /// Returns a node on which all activator ports but `free` are in use.
-fn crowded(free: usize) -> Sim {
+fn crowded(free: usize) -> MachineSim {
     let [first, last] = abi::ACTIVATOR_PORTS;
     assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
-    let mut sim = Sim::new();
+    let mut sim = MachineSim::new();
     sim.machine.world.ports.extend((first..=last).skip(free));
     sim
 }
 
-fn apply(sim: &mut Sim, name: &str) {
+fn apply(sim: &mut MachineSim, name: &str) {
     sim.apply(&HELLO.replace("{name: hello}", &format!("{{name: {name}}}")));
 }
 
 /// Returns the reason for which the Route of this name gets no requests; empty: it gets them.
-fn trouble(sim: &Sim, name: &str) -> String {
-    match sim.machine.world.apps[&named(name)].conditions.get(Kind::RouteIngress) {
-        Truth::True(_) => String::new(),
-        Truth::False(why) | Truth::Unknown(Some(why)) => why.reason.to_string(),
-        Truth::Unknown(None) => "unknown".to_owned(),
+fn trouble(sim: &MachineSim, name: &str) -> String {
+    match sim.machine.world.apps[&named(name)].conditions.get(ConditionType::RouteIngress) {
+        ConditionStatus::True(_) => String::new(),
+        ConditionStatus::False(why) | ConditionStatus::Unknown(Some(why)) => why.reason.to_string(),
+        ConditionStatus::Unknown(None) => "unknown".to_owned(),
     }
 }
 
-fn ports(sim: &Sim) -> BTreeSet<u16> {
+fn ports(sim: &MachineSim) -> BTreeSet<u16> {
     sim.table().services.values().map(|it| it.activator_port.get()).collect()
 }
 
@@ -51,7 +51,7 @@ fn beyond_ten_thousand_names_a_route_says_so_and_waits_for_the_first_port_that_i
     assert_eq!(trouble(&sim, "after"), "NoAddressLeft");
     assert_eq!((trouble(&sim, "hello"), ports(&sim).len()), (String::new(), 1));
     let port = ports(&sim);
-    sim.step(Event::Delete(hello()));
+    sim.step(ControllerEvent::Delete(hello()));
     assert_eq!((trouble(&sim, "after"), ports(&sim)), (String::new(), port), "it is passed on");
     let uid = sim.uids().remove(0);
     sim.see(&uid, |it| it.drained = true);

@@ -9,25 +9,26 @@ use common::{
     abi,
     outbox::Outbox,
     wire::{
-        Activity, Decision, Ingress, Name, Path, PodSeen, Role, RouteChange, RouteTable,
-        Subscriber, Tag, TagRouting,
+        ComponentReplica, ComponentRole, ConnectionPath, GatewayRules, NamespacedName,
+        PodObservation, RevisionActivity, RouteChange, RouteTable, RouteTag, ScaleDecision,
+        TagRouting,
     },
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::{
-    children::Resource,
+    children::ResourceKind,
     knative::key,
     kube::{
-        Key, Part, Want,
-        cache::Seen,
-        decide::{Action, decide},
+        DesiredState, ObjectPart, ObjectPartKey,
+        cache::ObservedObject,
+        decide::{WriteAction, decide},
     },
-    machine::{Event, Machine},
-    network_policies::Client,
+    machine::{ControllerEvent, ControllerStateMachine},
+    network_policies::PolicyClientPod,
     want::want,
-    world::{Platform, Settings, Stamp, World},
+    world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
 };
 
 mod classes;
@@ -43,50 +44,52 @@ mod troubles;
 
 const SPACE: &str = "default";
 
-fn name(name: &str) -> Name {
-    Name::new(SPACE, name)
+fn name(name: &str) -> NamespacedName {
+    NamespacedName::new(SPACE, name)
 }
 
 /// A model of the API server, with the Kubernetes controllers that matter here.
-struct Cluster {
+struct FakeApiServer {
     /// Machine of the leader, unless the test makes it a follower.
-    machine: Machine,
+    machine: ControllerStateMachine,
     /// Machine of another replica, which observes the same and must have the same table. `None` where a test shows them
     /// different things.
-    follower: Option<Machine>,
-    now: Stamp,
+    follower: Option<ControllerStateMachine>,
+    now: UnixMillis,
     /// Time of the API server's clock; `None`: same as the controller's.
-    stamps: Option<Stamp>,
-    objects: BTreeMap<(Resource, Name), Value>,
+    stamps: Option<UnixMillis>,
+    objects: BTreeMap<(ResourceKind, NamespacedName), Value>,
     made: u64,
     writes: usize,
     /// True if registries answer queries for digests.
     resolves: bool,
     /// Parts of objects whose last write failed.
-    troubled: BTreeSet<Key>,
+    troubled: BTreeSet<ObjectPartKey>,
     /// Labels that were applied last, by object.
-    labels: BTreeMap<(Resource, Name), Value>,
+    labels: BTreeMap<(ResourceKind, NamespacedName), Value>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
-fn answer(machine: &Machine, revision: &Name) -> Option<Event> {
+fn answer(machine: &ControllerStateMachine, revision: &NamespacedName) -> Option<ControllerEvent> {
     let wanted = machine.wanted_digests(revision)?;
     let digests = wanted.images.into_iter().map(|(name, _)| (name, String::new())).collect();
-    Some(Event::Resolved(revision.clone(), Ok(digests)))
+    Some(ControllerEvent::Resolved(revision.clone(), Ok(digests)))
 }
 
-fn machine() -> Machine {
-    let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
-    let world = World { settings: Arc::new(settings), leads: false, ..World::default() };
-    Machine::new(world, Outbox::new())
+fn machine() -> ControllerStateMachine {
+    let settings =
+        ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
+    let world =
+        ClusterState { settings: Arc::new(settings), leads: false, ..ClusterState::default() };
+    ControllerStateMachine::new(world, Outbox::new())
 }
 
-impl Cluster {
+impl FakeApiServer {
     fn new() -> Self {
         let mut cluster = Self {
             machine: machine(),
             follower: Some(machine()),
-            now: Stamp(1_000_000_000),
+            now: UnixMillis(1_000_000_000),
             stamps: None,
             objects: BTreeMap::new(),
             made: 0,
@@ -100,22 +103,26 @@ impl Cluster {
             "spec": {"nodeName": "n1"},
             "status": {"podIP": "10.1.0.9", "conditions": [{"type": "Ready", "status": "True"}]},
         });
-        let own = Name::new("knative-serving", "activator-1");
-        cluster.objects.insert((Resource::Pod, own.clone()), activator.clone());
-        cluster.step(Event::Lead(true));
-        cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(activator))));
+        let own = NamespacedName::new("knative-serving", "activator-1");
+        cluster.objects.insert((ResourceKind::Pod, own.clone()), activator.clone());
+        cluster.step(ControllerEvent::Lead(true));
+        cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(activator))));
         cluster
     }
 
     /// Handles an event, and all events that follow from the resulting writes.
-    fn step(&mut self, event: Event) {
+    fn step(&mut self, event: ControllerEvent) {
         let mut events = VecDeque::from([event]);
         let mut turns = 0;
         while let Some(event) = events.pop_front() {
             turns += 1;
             assert!(turns < 2000, "it never comes to rest");
-            let leaders =
-                matches!(event, Event::Lead(_) | Event::Resolved(..) | Event::Trouble(..));
+            let leaders = matches!(
+                event,
+                ControllerEvent::Lead(_)
+                    | ControllerEvent::Resolved(..)
+                    | ControllerEvent::Trouble(..)
+            );
             if let Some(follower) = self.follower.as_mut().filter(|_| !leaders) {
                 follower.step(self.now, event.clone());
             }
@@ -133,25 +140,26 @@ impl Cluster {
         }
     }
 
-    fn write(&mut self, key: &Key) -> Vec<Event> {
+    fn write(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
         if !self.machine.world().leads {
             return Vec::new();
         }
-        let seen = self.objects.get(&(key.resource, key.name.clone())).map(Seen::of);
+        let seen = self.objects.get(&(key.resource, key.name.clone())).map(ObservedObject::of);
         match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
-            Action::None => Vec::new(),
-            Action::NotOwned(trouble) => {
+            WriteAction::None => Vec::new(),
+            WriteAction::NotOwned(trouble) => {
                 self.troubled.insert(key.clone());
-                vec![Event::Trouble(key.clone(), Some(trouble))]
+                vec![ControllerEvent::Trouble(key.clone(), Some(trouble))]
             }
-            Action::Create(body) | Action::Apply(body) | Action::Restore(body) => {
+            WriteAction::Create(body) | WriteAction::Apply(body) | WriteAction::Restore(body) => {
                 let mut events = self.apply(key.resource, &key.name, body);
-                events.extend(self.troubled.take(key).map(|key| Event::Trouble(key, None)));
+                events
+                    .extend(self.troubled.take(key).map(|key| ControllerEvent::Trouble(key, None)));
                 events
             }
-            Action::Status(body) => self.put_status(key, body["status"].clone()),
-            Action::Scale { replicas, leaving } => self.scale(&key.name, replicas, &leaving),
-            Action::Delete(_) => self.delete(key.resource, &key.name),
+            WriteAction::Status(body) => self.put_status(key, body["status"].clone()),
+            WriteAction::Scale { replicas, leaving } => self.scale(&key.name, replicas, &leaving),
+            WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
     }
 
@@ -160,7 +168,9 @@ impl Cluster {
         let body = json!({
             "metadata": {"name": domain}, "spec": {"namespace": namespace},
         });
-        for event in self.apply(Resource::ClusterDomainClaim, &Name::new("", domain), body) {
+        for event in
+            self.apply(ResourceKind::ClusterDomainClaim, &NamespacedName::new("", domain), body)
+        {
             self.step(event);
         }
     }
@@ -169,19 +179,24 @@ impl Cluster {
         let of = if kind == "Service" { "serving.knative.dev/v1" } else { "v1" };
         let kind = kind.trim_start_matches("Core");
         let spec = json!({"ref": {"apiVersion": of, "kind": kind, "name": to}});
-        self.user(Resource::DomainMapping, domain, spec);
+        self.user(ResourceKind::DomainMapping, domain, spec);
     }
 
     fn config(&mut self, name: &str, data: Value) {
-        let own = Name::new("knative-serving", name);
+        let own = NamespacedName::new("knative-serving", name);
         let object = json!({"data": data});
-        self.objects.insert((Resource::ConfigMap, own.clone()), object.clone());
-        self.step(Event::Observe(Resource::ConfigMap, own, Some(Box::new(object))));
+        self.objects.insert((ResourceKind::ConfigMap, own.clone()), object.clone());
+        self.step(ControllerEvent::Observe(ResourceKind::ConfigMap, own, Some(Box::new(object))));
     }
 
-    fn apply(&mut self, resource: Resource, name: &Name, body: Value) -> Vec<Event> {
+    fn apply(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        body: Value,
+    ) -> Vec<ControllerEvent> {
         let at = (resource, name.clone());
-        if resource == Resource::Pod {
+        if resource == ResourceKind::Pod {
             return self.annotate(name, &body);
         }
         let mut object = body;
@@ -195,7 +210,7 @@ impl Cluster {
         if let Some(status) = before.as_ref().and_then(|it| it.get("status")) {
             object["status"] = status.clone();
         }
-        if resource == Resource::Service && object["spec"].get("selector").is_none() {
+        if resource == ResourceKind::Service && object["spec"].get("selector").is_none() {
             let given = before.as_ref().map(|it| it["spec"]["clusterIPs"].clone());
             let fresh = || {
                 json!([
@@ -205,7 +220,7 @@ impl Cluster {
             };
             object["spec"]["clusterIPs"] = given.filter(|it| it.is_array()).unwrap_or_else(fresh);
         }
-        if let (Resource::Deployment, Some(before)) = (resource, &before) {
+        if let (ResourceKind::Deployment, Some(before)) = (resource, &before) {
             // The scale subresource owns the replicas, not the apply.
             object["spec"]["replicas"] = before["spec"]["replicas"].clone();
         }
@@ -225,30 +240,31 @@ impl Cluster {
         }
         self.writes += 1;
         self.objects.insert(at, object.clone());
-        let mut events = vec![Event::Observe(resource, name.clone(), Some(Box::new(object)))];
-        if resource == Resource::Deployment {
+        let mut events =
+            vec![ControllerEvent::Observe(resource, name.clone(), Some(Box::new(object)))];
+        if resource == ResourceKind::Deployment {
             events.extend(self.pods(name, &[]));
         }
         events
     }
 
-    fn stamp(&self) -> Stamp {
+    fn stamp(&self) -> UnixMillis {
         self.stamps.unwrap_or(self.now)
     }
 
     /// Returns the machine of another replica that starts now and has observed all objects.
-    fn other(&self) -> Machine {
+    fn other(&self) -> ControllerStateMachine {
         let mut other = machine().loading();
         for event in shown(&self.objects, &[]) {
             other.step(self.now, event);
         }
-        other.step(self.now, Event::Known);
+        other.step(self.now, ControllerEvent::Known);
         other
     }
 
     /// Merges annotations into a pod, whose other fields belong to other managers.
-    fn annotate(&mut self, name: &Name, body: &Value) -> Vec<Event> {
-        let Some(object) = self.objects.get_mut(&(Resource::Pod, name.clone())) else {
+    fn annotate(&mut self, name: &NamespacedName, body: &Value) -> Vec<ControllerEvent> {
+        let Some(object) = self.objects.get_mut(&(ResourceKind::Pod, name.clone())) else {
             return Vec::new();
         };
         if object["metadata"]["annotations"] == body["metadata"]["annotations"] {
@@ -256,10 +272,14 @@ impl Cluster {
         }
         object["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
         self.writes += 1;
-        vec![Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object.clone())))]
+        vec![ControllerEvent::Observe(
+            ResourceKind::Pod,
+            name.clone(),
+            Some(Box::new(object.clone())),
+        )]
     }
 
-    fn put_status(&mut self, key: &Key, status: Value) -> Vec<Event> {
+    fn put_status(&mut self, key: &ObjectPartKey, status: Value) -> Vec<ControllerEvent> {
         let at = (key.resource, key.name.clone());
         let Some(object) = self.objects.get_mut(&at) else { return Vec::new() };
         if object["status"] == status {
@@ -267,11 +287,20 @@ impl Cluster {
         }
         object["status"] = status;
         self.writes += 1;
-        vec![Event::Observe(key.resource, key.name.clone(), Some(Box::new(object.clone())))]
+        vec![ControllerEvent::Observe(
+            key.resource,
+            key.name.clone(),
+            Some(Box::new(object.clone())),
+        )]
     }
 
-    fn scale(&mut self, name: &Name, replicas: i64, leaving: &[Name]) -> Vec<Event> {
-        let Some(object) = self.objects.get_mut(&(Resource::Deployment, name.clone())) else {
+    fn scale(
+        &mut self,
+        name: &NamespacedName,
+        replicas: i64,
+        leaving: &[NamespacedName],
+    ) -> Vec<ControllerEvent> {
+        let Some(object) = self.objects.get_mut(&(ResourceKind::Deployment, name.clone())) else {
             return Vec::new();
         };
         if object["spec"]["replicas"] == replicas {
@@ -280,31 +309,39 @@ impl Cluster {
         object["spec"]["replicas"] = json!(replicas);
         self.writes += 1;
         let object = object.clone();
-        let mut events =
-            vec![Event::Observe(Resource::Deployment, name.clone(), Some(Box::new(object)))];
+        let mut events = vec![ControllerEvent::Observe(
+            ResourceKind::Deployment,
+            name.clone(),
+            Some(Box::new(object)),
+        )];
         events.extend(self.pods(name, leaving));
         events
     }
 
     /// Plays the Deployment and ReplicaSet controllers: creates and deletes pods.
-    fn pods(&mut self, deployment: &Name, leaving: &[Name]) -> Vec<Event> {
-        let object = self.objects[&(Resource::Deployment, deployment.clone())].clone();
+    fn pods(
+        &mut self,
+        deployment: &NamespacedName,
+        leaving: &[NamespacedName],
+    ) -> Vec<ControllerEvent> {
+        let object = self.objects[&(ResourceKind::Deployment, deployment.clone())].clone();
         let wanted =
             usize::try_from(object["spec"]["replicas"].as_i64().unwrap_or(1)).expect("a count");
         let prefix = format!("{}-", deployment.name);
-        let own = |(resource, it): &&(Resource, Name)| {
-            *resource == Resource::Pod && it.name.starts_with(&prefix)
+        let own = |(resource, it): &&(ResourceKind, NamespacedName)| {
+            *resource == ResourceKind::Pod && it.name.starts_with(&prefix)
         };
-        let mut have: Vec<Name> =
+        let mut have: Vec<NamespacedName> =
             self.objects.keys().filter(own).map(|(_, it)| it.clone()).collect();
         have.sort_by_key(|it| leaving.contains(it));
         let mut events = Vec::new();
         for gone in have.iter().skip(wanted) {
-            events.extend(self.delete(Resource::Pod, gone));
+            events.extend(self.delete(ResourceKind::Pod, gone));
         }
         for _ in have.len()..wanted {
             self.made += 1;
-            let name = Name::new(&*deployment.namespace, format!("{prefix}{}", self.made));
+            let name =
+                NamespacedName::new(&*deployment.namespace, format!("{prefix}{}", self.made));
             let pod = json!({
                 "metadata": {
                     "name": name.name.as_str(), "namespace": name.namespace.as_str(),
@@ -315,19 +352,19 @@ impl Cluster {
                 "spec": {"nodeName": "n1"},
                 "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.made % 250)},
             });
-            self.objects.insert((Resource::Pod, name.clone()), pod.clone());
-            events.push(Event::Observe(Resource::Pod, name, Some(Box::new(pod))));
+            self.objects.insert((ResourceKind::Pod, name.clone()), pod.clone());
+            events.push(ControllerEvent::Observe(ResourceKind::Pod, name, Some(Box::new(pod))));
         }
         events
     }
 
     /// Deletes an object and, as the garbage collector does, all objects that it owns.
-    fn delete(&mut self, resource: Resource, name: &Name) -> Vec<Event> {
+    fn delete(&mut self, resource: ResourceKind, name: &NamespacedName) -> Vec<ControllerEvent> {
         let Some(gone) = self.objects.remove(&(resource, name.clone())) else { return Vec::new() };
         self.writes += 1;
-        let mut events = vec![Event::Observe(resource, name.clone(), None)];
+        let mut events = vec![ControllerEvent::Observe(resource, name.clone(), None)];
         let uid = gone["metadata"]["uid"].clone();
-        let owned = |(_, it): &(&(Resource, Name), &Value)| {
+        let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
             it["metadata"]["ownerReferences"][0]["uid"] == uid
         };
         let children: Vec<_> =
@@ -335,21 +372,21 @@ impl Cluster {
         for (resource, name) in children {
             events.extend(self.delete(resource, &name));
         }
-        if resource == Resource::Deployment {
+        if resource == ResourceKind::Deployment {
             let prefix = format!("{}-", name.name);
-            let pods: Vec<Name> = self
-                .names(Resource::Pod)
+            let pods: Vec<NamespacedName> = self
+                .names(ResourceKind::Pod)
                 .into_iter()
                 .filter(|it| it.name.starts_with(&prefix))
                 .collect();
             for pod in pods {
-                events.extend(self.delete(Resource::Pod, &pod));
+                events.extend(self.delete(ResourceKind::Pod, &pod));
             }
         }
         events
     }
 
-    fn names(&self, resource: Resource) -> Vec<Name> {
+    fn names(&self, resource: ResourceKind) -> Vec<NamespacedName> {
         self.objects
             .keys()
             .filter(|(have, _)| *have == resource)
@@ -358,7 +395,7 @@ impl Cluster {
     }
 
     /// Applies an object as `kubectl apply` of a user does.
-    fn user(&mut self, resource: Resource, own: &str, spec: Value) {
+    fn user(&mut self, resource: ResourceKind, own: &str, spec: Value) {
         let body = json!({
             "apiVersion": resource.api_version(), "kind": resource.kind(),
             "metadata": {"name": own, "namespace": SPACE}, "spec": spec,
@@ -368,7 +405,7 @@ impl Cluster {
         }
     }
 
-    fn remove(&mut self, resource: Resource, own: &str) {
+    fn remove(&mut self, resource: ResourceKind, own: &str) {
         for event in self.delete(resource, &name(own)) {
             self.step(event);
         }
@@ -379,17 +416,17 @@ impl Cluster {
         if traffic.is_array() {
             spec["traffic"] = traffic;
         }
-        self.user(Resource::KnativeService, own, spec);
+        self.user(ResourceKind::KnativeService, own, spec);
     }
 
     /// Reports every pod as ready, as its agent does.
     fn ready(&mut self) {
         for (resource, it) in self.objects.keys().cloned().collect::<Vec<_>>() {
-            if resource != Resource::Pod || it.namespace != SPACE {
+            if resource != ResourceKind::Pod || it.namespace != SPACE {
                 continue;
             }
             let pod = &self.objects[&(resource, it)];
-            let seen = PodSeen {
+            let seen = PodObservation {
                 uid: pod["metadata"]["uid"].as_str().expect("a uid").into(),
                 address: format!("{}:8080", pod["status"]["podIP"].as_str().expect("an address"))
                     .parse()
@@ -402,21 +439,25 @@ impl Cluster {
                 trouble: String::new(),
                 ..seen()
             };
-            let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
-            self.step(Event::Seen(agent, seen));
+            let agent = ComponentReplica {
+                role: ComponentRole::Agent,
+                name: "n1".into(),
+                node: "n1".into(),
+            };
+            self.step(ControllerEvent::Seen(agent, seen));
         }
     }
 
     fn decide(&mut self, revision: &str, wanted: u32) {
-        self.step(Event::Decide(decision(revision, wanted)));
+        self.step(ControllerEvent::Decide(decision(revision, wanted)));
     }
 
-    fn object(&self, resource: Resource, own: &str) -> &Value {
+    fn object(&self, resource: ResourceKind, own: &str) -> &Value {
         &self.objects[&(resource, name(own))]
     }
 
     /// Returns a condition as `status reason: message`.
-    fn condition(&self, resource: Resource, own: &str, which: &str) -> String {
+    fn condition(&self, resource: ResourceKind, own: &str, which: &str) -> String {
         let all = self.object(resource, own)["status"]["conditions"]
             .as_array()
             .cloned()
@@ -431,13 +472,13 @@ impl Cluster {
     }
 }
 
-fn decision(revision: &str, wanted: u32) -> Decision {
-    Decision {
+fn decision(revision: &str, wanted: u32) -> ScaleDecision {
+    ScaleDecision {
         revision: name(revision),
         wanted: Some(wanted),
-        path: Path::Direct,
+        path: ConnectionPath::Direct,
         activators: 2,
-        activity: if wanted == 0 { Activity::Inactive } else { Activity::Active },
+        activity: if wanted == 0 { RevisionActivity::Inactive } else { RevisionActivity::Active },
         stable: 0.0,
         panic: 0.0,
         target: 70.0,
@@ -449,11 +490,11 @@ fn decision(revision: &str, wanted: u32) -> Decision {
     }
 }
 
-fn seen() -> PodSeen {
+fn seen() -> PodObservation {
     crate::machine::tests::seen("")
 }
 
-fn table(machine: &Machine) -> RouteTable {
+fn table(machine: &ControllerStateMachine) -> RouteTable {
     let mut table = RouteTable::default();
     let mut cursor = machine.routes().subscribe();
     let Some(first) = cursor.take() else { return table };
@@ -473,7 +514,7 @@ fn table(machine: &Machine) -> RouteTable {
 
 /// Returns the hosts that more than one service has.
 fn named_twice(table: &RouteTable) -> Vec<String> {
-    let of = |it: &common::wire::Service| {
+    let of = |it: &common::wire::ServiceEntry| {
         let domains = it.ingress.iter().flat_map(|it| &it.domains).map(|it| it.host.clone());
         it.hosts.iter().cloned().chain(domains).collect::<Vec<_>>()
     };
@@ -503,29 +544,29 @@ fn template(image: &str, initial: u32) -> Value {
     })
 }
 
-fn pods_wanted(cluster: &Cluster) -> &Value {
-    &cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"]
+fn pods_wanted(cluster: &FakeApiServer) -> &Value {
+    &cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"]
 }
 
 /// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.
 #[test]
 fn a_wake_that_was_decided_before_the_revision_was_known_is_carried_out() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.decide("hello-00001", 1);
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(pods_wanted(&cluster), 1);
-    cluster.step(Event::Undecide(name("hello-00001")));
+    cluster.step(ControllerEvent::Undecide(name("hello-00001")));
     assert_eq!(cluster.machine.decided().count(), 0);
 }
 
 #[test]
 fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.decide("hello-00001", 1);
-    cluster.step(Event::DecisionsBegin);
-    cluster.step(Event::DecisionsSynced);
+    cluster.step(ControllerEvent::DecisionsBegin);
+    cluster.step(ControllerEvent::DecisionsSynced);
     cluster.decide("hello-00002", 1);
-    cluster.step(Event::Undecide(name("hello-00002")));
+    cluster.step(ControllerEvent::Undecide(name("hello-00002")));
     assert_eq!(cluster.machine.decided().count(), 0);
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(pods_wanted(&cluster), 0);
@@ -534,10 +575,10 @@ fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
 /// Deletion of a Revision may be observed after the decision on a new Revision of the same name.
 #[test]
 fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
-    cluster.remove(Resource::KnativeService, "hello");
+    cluster.remove(ResourceKind::KnativeService, "hello");
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(pods_wanted(&cluster), 1);
 }
@@ -545,24 +586,25 @@ fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
 /// Allocation is the leader's: on other replicas, a name without numbers does not mean that none are free.
 #[test]
 fn who_does_not_lead_waits_for_the_numbers_of_a_name() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     let mut follower = machine();
-    for resource in [Resource::Configuration, Resource::Revision, Resource::Route] {
+    for resource in [ResourceKind::Configuration, ResourceKind::Revision, ResourceKind::Route] {
         let (own, object) =
             cluster.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
-        let event = Event::Observe(resource, own.1.clone(), Some(Box::new(object.clone())));
+        let event =
+            ControllerEvent::Observe(resource, own.1.clone(), Some(Box::new(object.clone())));
         follower.step(cluster.now, event);
     }
     let app = &follower.world().apps[&name("hello")];
-    let why = app.conditions.get(crate::world::Kind::RouteIngress);
+    let why = app.conditions.get(crate::world::ConditionType::RouteIngress);
     assert!(app.route.as_ref().is_some_and(|it| it.allotted.is_empty()));
-    assert!(matches!(why, crate::world::Truth::Unknown(_)), "{why:?}");
+    assert!(matches!(why, crate::world::ConditionStatus::Unknown(_)), "{why:?}");
 }
 
 #[test]
 fn a_service_becomes_everything_that_knative_makes_of_it() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     let made: BTreeSet<String> = cluster
         .objects
@@ -586,104 +628,114 @@ fn a_service_becomes_everything_that_knative_makes_of_it() {
         "services/hello-00001-private",
     ];
     assert_eq!(made, wanted.map(str::to_owned).into());
-    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
-    let status = &cluster.object(Resource::KnativeService, "hello")["status"];
+    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
+    let status = &cluster.object(ResourceKind::KnativeService, "hello")["status"];
     assert_eq!(status["latestReadyRevisionName"], "hello-00001");
     assert_eq!(status["address"]["url"], "http://hello.default.svc.cluster.local");
     assert_eq!(
-        cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"],
+        cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
         0
     );
     let service = &cluster.table().services[&name("hello")];
     assert_eq!(service.addresses.len(), 2, "of both families");
-    let slice = cluster.object(Resource::EndpointSlice, "hello");
+    let slice = cluster.object(ResourceKind::EndpointSlice, "hello");
     assert_eq!(slice["ports"][0]["port"], service.activator_port.get());
     assert_eq!(slice["endpoints"][0]["addresses"][0], "10.1.0.9");
 }
 
 #[test]
 fn a_decision_scales_the_deployment_and_a_listener_makes_a_route() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 2);
     assert_eq!(
-        cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["replicas"],
+        cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
         2
     );
     cluster.ready();
     let pods: Vec<_> = cluster.table().pods.into_values().map(|it| (it.phase, it.node)).collect();
-    assert_eq!(pods, vec![(common::wire::PodPhase::Ready, "n1".to_owned()); 2]);
-    assert_eq!(cluster.object(Resource::ServerlessService, "hello-00001")["spec"]["mode"], "Serve");
-    let status = &cluster.object(Resource::PodAutoscaler, "hello-00001")["status"];
+    assert_eq!(pods, vec![(common::wire::RoutingPhase::Ready, "n1".to_owned()); 2]);
+    assert_eq!(
+        cluster.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"],
+        "Serve"
+    );
+    let status = &cluster.object(ResourceKind::PodAutoscaler, "hello-00001")["status"];
     assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(2), &json!(2)));
     cluster.decide("hello-00001", 0);
-    let left = |cluster: &Cluster| {
-        cluster.names(Resource::Pod).iter().filter(|it| it.namespace == SPACE).count()
+    let left = |cluster: &FakeApiServer| {
+        cluster.names(ResourceKind::Pod).iter().filter(|it| it.namespace == SPACE).count()
     };
     assert_eq!(left(&cluster), 2, "they drain first");
     cluster.now = cluster.now.plus_ms(301_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(left(&cluster), 0);
-    assert_eq!(cluster.condition(Resource::Revision, "hello-00001", "Ready"), "True : ");
+    assert_eq!(cluster.condition(ResourceKind::Revision, "hello-00001", "Ready"), "True : ");
     assert!(
         cluster
-            .condition(Resource::Revision, "hello-00001", "Active")
+            .condition(ResourceKind::Revision, "hello-00001", "Active")
             .starts_with("False NoTraffic")
     );
-    assert_eq!(cluster.object(Resource::ServerlessService, "hello-00001")["spec"]["mode"], "Proxy");
+    assert_eq!(
+        cluster.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"],
+        "Proxy"
+    );
 }
 
 #[test]
 fn traffic_moves_when_the_new_revision_is_ready() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
-    assert!(cluster.condition(Resource::KnativeService, "hello", "Ready").starts_with("Unknown"));
+    assert!(
+        cluster.condition(ResourceKind::KnativeService, "hello", "Ready").starts_with("Unknown")
+    );
     cluster.ready();
-    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     cluster.service("hello", "hello:v2", 1, Value::Null);
-    let target = |cluster: &Cluster| {
+    let target = |cluster: &FakeApiServer| {
         cluster.table().services[&name("hello")].targets[0].revision.name.clone()
     };
     assert_eq!(target(&cluster), "hello-00001");
-    assert_eq!(cluster.object(Resource::Configuration, "hello")["metadata"]["generation"], 2);
+    assert_eq!(cluster.object(ResourceKind::Configuration, "hello")["metadata"]["generation"], 2);
     cluster.ready();
     assert_eq!(target(&cluster), "hello-00002");
-    let state = |cluster: &Cluster, it: &str| {
-        cluster.object(Resource::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
+    let state = |cluster: &FakeApiServer, it: &str| {
+        cluster.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
     };
     assert_eq!(
         [state(&cluster, "hello-00001"), state(&cluster, "hello-00002")],
         ["reserve", "active"]
     );
     assert_eq!(
-        cluster.object(Resource::PodAutoscaler, "hello-00001")["spec"]["reachability"],
+        cluster.object(ResourceKind::PodAutoscaler, "hello-00001")["spec"]["reachability"],
         "Unreachable"
     );
 }
 
 #[test]
 fn a_configuration_and_a_route_stand_by_themselves() {
-    let mut cluster = Cluster::new();
-    cluster.user(Resource::Configuration, "code", json!({"template": template("hello:v1", 1)}));
+    let mut cluster = FakeApiServer::new();
+    cluster.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 1)}));
     cluster.ready();
-    assert_eq!(cluster.condition(Resource::Configuration, "code", "Ready"), "True : ");
+    assert_eq!(cluster.condition(ResourceKind::Configuration, "code", "Ready"), "True : ");
     assert_eq!(
-        cluster.object(Resource::Revision, "code-00001")["metadata"]["labels"][key::ROUTING_STATE],
+        cluster.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
+            [key::ROUTING_STATE],
         "pending"
     );
     cluster.user(
-        Resource::Route,
+        ResourceKind::Route,
         "way",
         json!({"traffic": [{"configurationName": "code", "percent": 100}]}),
     );
-    assert_eq!(cluster.condition(Resource::Route, "way", "Ready"), "True : ");
+    assert_eq!(cluster.condition(ResourceKind::Route, "way", "Ready"), "True : ");
     assert_eq!(
-        cluster.object(Resource::Revision, "code-00001")["metadata"]["labels"][key::ROUTING_STATE],
+        cluster.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
+            [key::ROUTING_STATE],
         "active"
     );
     let targets = &cluster.table().services[&name("way")].targets;
     assert_eq!(targets[0].revision, name("code-00001"));
-    cluster.user(Resource::Configuration, "code", json!({"template": template("hello:v2", 1)}));
+    cluster.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v2", 1)}));
     cluster.ready();
     let targets = &cluster.table().services[&name("way")].targets;
     assert_eq!(
@@ -691,29 +743,33 @@ fn a_configuration_and_a_route_stand_by_themselves() {
         name("code-00002"),
         "a route follows the configuration it names"
     );
-    cluster.remove(Resource::Route, "way");
+    cluster.remove(ResourceKind::Route, "way");
     assert!(cluster.table().services.is_empty());
     cluster.user(
-        Resource::Route,
+        ResourceKind::Route,
         "lost",
         json!({"traffic": [{"configurationName": "none", "percent": 100}]}),
     );
     assert_eq!(
-        cluster.condition(Resource::Route, "lost", "AllTrafficAssigned"),
+        cluster.condition(ResourceKind::Route, "lost", "AllTrafficAssigned"),
         "False ConfigurationMissing: Configuration \"none\" referenced in traffic not found."
     );
 }
 
 #[test]
 fn what_a_service_does_not_own_it_does_not_touch() {
-    let mut cluster = Cluster::new();
-    cluster.user(Resource::Configuration, "hello", json!({"template": template("other:v1", 0)}));
+    let mut cluster = FakeApiServer::new();
+    cluster.user(
+        ResourceKind::Configuration,
+        "hello",
+        json!({"template": template("other:v1", 0)}),
+    );
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(
-        cluster.condition(Resource::KnativeService, "hello", "ConfigurationsReady"),
+        cluster.condition(ResourceKind::KnativeService, "hello", "ConfigurationsReady"),
         "False NotOwned: There is an existing Configuration \"hello\" that we do not own."
     );
-    let image = &cluster.object(Resource::Configuration, "hello")["spec"]["template"]["spec"]["containers"]
+    let image = &cluster.object(ResourceKind::Configuration, "hello")["spec"]["template"]["spec"]["containers"]
         [0]["image"];
     assert_eq!(image, "other:v1");
 }
@@ -722,9 +778,10 @@ fn what_a_service_does_not_own_it_does_not_touch() {
 #[test]
 fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
     let traffic = |tag: &str| json!([{"latestRevision": true, "percent": 100, "tag": tag}]);
-    let now = |cluster: &Cluster, which: &str| {
-        let key = Key::new(Resource::KnativeService, Part::Status, name("hello"));
-        let Want::Body(status) = want(cluster.machine.world(), &key) else {
+    let now = |cluster: &FakeApiServer, which: &str| {
+        let key =
+            ObjectPartKey::new(ResourceKind::KnativeService, ObjectPart::Status, name("hello"));
+        let DesiredState::Body(status) = want(cluster.machine.world(), &key) else {
             panic!("it has a status")
         };
         let all = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -738,17 +795,18 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
         ),
         ("RoutesReady", json!({"template": template("hello:v1", 0), "traffic": traffic("b")})),
     ] {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         cluster.service("hello", "hello:v1", 0, traffic("a"));
         assert_eq!(now(&cluster, "Ready"), r#"1 "True" null"#);
-        let mut service = cluster.object(Resource::KnativeService, "hello").clone();
+        let mut service = cluster.object(ResourceKind::KnativeService, "hello").clone();
         service["metadata"]["generation"] = json!(2);
         service["spec"] = spec;
         // The machine has observed the new spec, and nothing has been written yet.
         let seen = Some(Box::new(service));
-        cluster
-            .machine
-            .step(cluster.now, Event::Observe(Resource::KnativeService, name("hello"), seen));
+        cluster.machine.step(
+            cluster.now,
+            ControllerEvent::Observe(ResourceKind::KnativeService, name("hello"), seen),
+        );
         for which in [behind, "Ready"] {
             assert_eq!(now(&cluster, which), r#"2 "Unknown" "OutOfDate""#, "{behind}: {which}");
         }
@@ -758,19 +816,19 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
 /// Objects of different kinds are observed in any order.
 #[test]
 fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
-    let mut whole = Cluster::new();
+    let mut whole = FakeApiServer::new();
     whole.service("hello", "hello:v1", 0, Value::Null);
-    let mut cluster = Cluster::new();
-    for resource in [Resource::KnativeService, Resource::Route] {
+    let mut cluster = FakeApiServer::new();
+    for resource in [ResourceKind::KnativeService, ResourceKind::Route] {
         let mut object = whole.object(resource, "hello").clone();
         object["status"] = Value::Null;
         cluster.objects.insert((resource, name("hello")), object.clone());
-        let seen = Event::Observe(resource, name("hello"), Some(Box::new(object)));
+        let seen = ControllerEvent::Observe(resource, name("hello"), Some(Box::new(object)));
         cluster.machine.step(cluster.now, seen);
     }
     let world = cluster.machine.world();
-    let key = Key::new(Resource::Route, Part::Status, name("hello"));
-    let Want::Body(status) = want(world, &key) else { panic!("it has a status") };
+    let key = ObjectPartKey::new(ResourceKind::Route, ObjectPart::Status, name("hello"));
+    let DesiredState::Body(status) = want(world, &key) else { panic!("it has a status") };
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
     let assigned = all.iter().find(|it| it["type"] == "AllTrafficAssigned").expect("a condition");
     assert_eq!(
@@ -782,19 +840,23 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
 /// An addition of another client, such as a policy engine, does not make the Configuration an old one.
 #[test]
 fn a_service_is_ready_though_somebody_adds_to_its_configuration() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
-    let mut object = cluster.object(Resource::Configuration, "hello").clone();
+    let mut object = cluster.object(ResourceKind::Configuration, "hello").clone();
     object["spec"]["template"]["metadata"]["annotations"]["policy.example/checked"] = json!("yes");
     object["metadata"]["generation"] = json!(2);
-    cluster.objects.insert((Resource::Configuration, name("hello")), object.clone());
-    cluster.step(Event::Observe(Resource::Configuration, name("hello"), Some(Box::new(object))));
-    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    cluster.objects.insert((ResourceKind::Configuration, name("hello")), object.clone());
+    cluster.step(ControllerEvent::Observe(
+        ResourceKind::Configuration,
+        name("hello"),
+        Some(Box::new(object)),
+    ));
+    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
 }
 
 #[test]
 fn a_route_of_a_service_names_that_services_revisions_only() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("one", "hello:v1", 0, Value::Null);
     cluster.service(
         "two",
@@ -804,48 +866,49 @@ fn a_route_of_a_service_names_that_services_revisions_only() {
     );
     assert!(
         cluster
-            .condition(Resource::Route, "two", "AllTrafficAssigned")
+            .condition(ResourceKind::Route, "two", "AllTrafficAssigned")
             .starts_with("False RevisionNotOwned")
     );
 }
 
 #[test]
 fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
     cluster.service("hello", "hello:v1", 0, traffic);
-    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
-    assert!(cluster.objects.contains_key(&(Resource::Service, name("now-hello"))));
-    assert!(cluster.objects.contains_key(&(Resource::EndpointSlice, name("now-hello"))));
+    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
+    assert!(cluster.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
+    assert!(cluster.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
     cluster.service("hello", "hello:v1", 0, json!([{"latestRevision": true, "percent": 100}]));
-    assert!(!cluster.objects.contains_key(&(Resource::Service, name("now-hello"))));
-    assert!(!cluster.objects.contains_key(&(Resource::EndpointSlice, name("now-hello"))));
+    assert!(!cluster.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
+    assert!(!cluster.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
     assert_eq!(cluster.table().services.len(), 1);
 }
 
 /// Both replicas have one name more than there are ports.
 #[test]
 fn a_route_without_a_port_says_so_and_gets_the_first_that_is_free() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let [first, last] = abi::ACTIVATOR_PORTS;
     for machine in [Some(&mut cluster.machine), cluster.follower.as_mut()].into_iter().flatten() {
         machine.world.ports.extend(first + 1..=last);
     }
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.service("after", "hello:v1", 0, Value::Null);
-    let ingress = |cluster: &Cluster| cluster.condition(Resource::Route, "after", "IngressReady");
+    let ingress =
+        |cluster: &FakeApiServer| cluster.condition(ResourceKind::Route, "after", "IngressReady");
     assert!(ingress(&cluster).starts_with("False NoAddressLeft"), "{}", ingress(&cluster));
-    cluster.remove(Resource::KnativeService, "hello");
+    cluster.remove(ResourceKind::KnativeService, "hello");
     assert_eq!(ingress(&cluster), "True : ");
     assert_eq!(cluster.table().services[&name("after")].activator_port.get(), first);
 }
 
 #[test]
 fn nothing_is_left_of_a_deleted_service() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
-    cluster.remove(Resource::KnativeService, "hello");
+    cluster.remove(ResourceKind::KnativeService, "hello");
     assert_eq!(cluster.objects.len(), 1, "the activator");
     let world = cluster.machine.world();
     assert!(
@@ -857,31 +920,32 @@ fn nothing_is_left_of_a_deleted_service() {
 }
 
 /// Reports the only pod, as an agent on `node` does; returns the number of refused reports.
-fn sees(cluster: &mut Cluster, node: &str, uid: &str) -> u64 {
-    let agent = Subscriber { role: Role::Agent, name: node.into(), node: node.into() };
-    let seen = PodSeen { uid: uid.into(), ..seen() };
+fn sees(cluster: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
+    let agent =
+        ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
+    let seen = PodObservation { uid: uid.into(), ..seen() };
     cluster.follower = None;
-    cluster.machine.step(cluster.now, Event::Seen(agent, seen)).refused
+    cluster.machine.step(cluster.now, ControllerEvent::Seen(agent, seen)).refused
 }
 
-fn pods(cluster: &Cluster) -> Vec<(Name, String)> {
+fn pods(cluster: &FakeApiServer) -> Vec<(NamespacedName, String)> {
     let all = cluster
         .objects
         .iter()
-        .filter(|((resource, it), _)| *resource == Resource::Pod && it.namespace == SPACE);
+        .filter(|((resource, it), _)| *resource == ResourceKind::Pod && it.namespace == SPACE);
     let uid = |it: &Value| it["metadata"]["uid"].as_str().expect("a uid").to_owned();
     all.map(|((_, name), it)| (name.clone(), uid(it))).collect()
 }
 
-fn phases(cluster: &Cluster) -> Vec<common::wire::PodPhase> {
+fn phases(cluster: &FakeApiServer) -> Vec<common::wire::RoutingPhase> {
     cluster.table().pods.into_values().map(|it| it.phase).collect()
 }
 
-use common::wire::PodPhase::{Draining, Ready, Starting};
+use common::wire::RoutingPhase::{Draining, Ready, Starting};
 
 #[test]
 fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     let (_, uid) = pods(&cluster).remove(0);
@@ -889,24 +953,25 @@ fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
     assert_eq!(phases(&cluster), [Starting]);
     assert_eq!(sees(&mut cluster, "n1", &uid), 0);
     assert_eq!(phases(&cluster), [Ready]);
-    let attacker = Subscriber { role: Role::Agent, name: "n2".into(), node: "n2".into() };
+    let attacker =
+        ComponentReplica { role: ComponentRole::Agent, name: "n2".into(), node: "n2".into() };
     let now = cluster.now;
-    let gone = Event::Unseen(attacker.clone(), uid);
+    let gone = ControllerEvent::Unseen(attacker.clone(), uid);
     assert_eq!(cluster.machine.step(now, gone).refused, 1, "it would starve it");
-    cluster.step(Event::ReportBegin(attacker.clone(), 9));
-    cluster.step(Event::ReportSynced(attacker, 9));
+    cluster.step(ControllerEvent::ReportBegin(attacker.clone(), 9));
+    cluster.step(ControllerEvent::ReportSynced(attacker, 9));
     assert_eq!(phases(&cluster), [Ready]);
 }
 
 #[test]
 fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     let (name, uid) = pods(&cluster).remove(0);
-    let object = cluster.objects[&(Resource::Pod, name.clone())].clone();
+    let object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
     let observe = |object: &Value| {
-        Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object.clone())))
+        ControllerEvent::Observe(ResourceKind::Pod, name.clone(), Some(Box::new(object.clone())))
     };
     let mut unbound = object.clone();
     unbound["spec"] = json!({});
@@ -921,7 +986,7 @@ fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
 
 #[test]
 fn only_pods_of_the_system_namespace_are_parts() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let pod = |part: &str, at: &str| {
         json!({
             "metadata": {"name": part, "namespace": at, "uid": part, "labels": {"app": part}},
@@ -931,7 +996,11 @@ fn only_pods_of_the_system_namespace_are_parts() {
     };
     let mut step = |part: &str, at: &str, there: bool| {
         let object = there.then(|| Box::new(pod(part, at)));
-        cluster.step(Event::Observe(Resource::Pod, Name::new(at, part), object));
+        cluster.step(ControllerEvent::Observe(
+            ResourceKind::Pod,
+            NamespacedName::new(at, part),
+            object,
+        ));
         let table = cluster.table();
         let replicas = table.replicas.values().map(|it| it.members[0].address.to_string());
         (table.activators.len(), replicas.collect::<Vec<_>>())
@@ -946,11 +1015,11 @@ fn only_pods_of_the_system_namespace_are_parts() {
 
 #[test]
 fn who_does_not_lead_learns_from_the_pod_that_it_drains() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     cluster.ready();
-    let other = |cluster: &Cluster| {
+    let other = |cluster: &FakeApiServer| {
         table(&cluster.other()).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
     };
     cluster.decide("hello-00001", 0);
@@ -962,79 +1031,89 @@ fn who_does_not_lead_learns_from_the_pod_that_it_drains() {
 #[test]
 fn whoever_begins_to_lead_gives_the_last_requests_time_whatever_clock_noted_the_draining() {
     for apart in [-86_400_000, 86_400_000] {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         cluster.service("hello", "hello:v1", 0, Value::Null);
         cluster.decide("hello-00001", 1);
         cluster.ready();
         cluster.decide("hello-00001", 0);
-        cluster.now = Stamp(cluster.now.0.checked_add_signed(apart).expect("a time"));
+        cluster.now = UnixMillis(cluster.now.0.checked_add_signed(apart).expect("a time"));
         cluster.machine = cluster.other();
-        cluster.step(Event::Lead(true));
+        cluster.step(ControllerEvent::Lead(true));
         assert_eq!(phases(&cluster), [Draining], "{apart}");
         cluster.now = cluster.now.plus_ms(301_000);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
         assert_eq!(phases(&cluster), [], "{apart}");
     }
 }
 
 #[test]
 fn a_start_is_waited_for_by_our_clock_and_never_anew() {
-    let ready = |it: &Cluster| it.condition(Resource::Revision, "hello-00001", "Ready");
-    let begun = Cluster::new().now.0;
+    let ready = |it: &FakeApiServer| it.condition(ResourceKind::Revision, "hello-00001", "Ready");
+    let begun = FakeApiServer::new().now.0;
     for stamps in [0, begun, begun + 86_400_000] {
-        let mut cluster = Cluster { stamps: Some(Stamp(stamps)), ..Cluster::new() };
+        let mut cluster =
+            FakeApiServer { stamps: Some(UnixMillis(stamps)), ..FakeApiServer::new() };
         cluster.service("hello", "hello:v1", 1, Value::Null);
         assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
         cluster.now = cluster.now.plus_ms(4999);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
         assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
         cluster.now = cluster.now.plus_ms(1);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
         let slow = "Unknown ContainerNotReady: The container runs but nothing listens on port 8080";
         assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
         cluster.machine = cluster.other();
-        cluster.step(Event::Lead(true));
+        cluster.step(ControllerEvent::Lead(true));
         assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
         cluster.now = cluster.now.plus_ms(600_000);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
         let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: The container runs but nothing \
                     listens on port 8080: let it listen on $PORT (8080) or set containerPort to the port it uses";
         assert_eq!(ready(&cluster), late, "{stamps}");
         cluster.machine = cluster.other();
-        cluster.step(Event::Lead(true));
+        cluster.step(ControllerEvent::Lead(true));
         assert_eq!(ready(&cluster), late, "{stamps}");
     }
 }
 
 #[test]
 fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     cluster.ready();
     let (name, _) = pods(&cluster).remove(0);
-    let mut object = cluster.objects[&(Resource::Pod, name.clone())].clone();
-    let confirmed = |cluster: &Cluster| cluster.table().pods.into_values().any(|it| it.confirmed);
+    let mut object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
+    let confirmed =
+        |cluster: &FakeApiServer| cluster.table().pods.into_values().any(|it| it.confirmed);
     assert!(!confirmed(&cluster), "the kubelet has not said so");
     object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-    cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object.clone()))));
+    cluster.step(ControllerEvent::Observe(
+        ResourceKind::Pod,
+        name.clone(),
+        Some(Box::new(object.clone())),
+    ));
     assert!(confirmed(&cluster));
     object["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
-    cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, name.clone(), Some(Box::new(object))));
     assert_eq!(phases(&cluster), [Draining]);
     cluster.now = cluster.now.plus_ms(400_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
-    cluster.step(Event::Observe(Resource::Pod, name, None));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, name, None));
     assert_eq!(phases(&cluster), []);
 }
 
 #[test]
 fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic() {
-    let mut cluster = Cluster::new();
-    let node = |cluster: &mut Cluster, ready: &str| {
+    let mut cluster = FakeApiServer::new();
+    let node = |cluster: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        cluster.step(Event::Observe(Resource::Node, Name::new("", "n1"), Some(Box::new(object))));
+        cluster.step(ControllerEvent::Observe(
+            ResourceKind::Node,
+            NamespacedName::new("", "n1"),
+            Some(Box::new(object)),
+        ));
     };
     node(&mut cluster, "True");
     cluster.service("hello", "hello:v1", 0, Value::Null);
@@ -1049,64 +1128,64 @@ fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic()
 
 #[test]
 fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     cluster.ready();
     let (old, _) = pods(&cluster).remove(0);
     // As at a rollout, or after the Deployment was deleted and made again: first there is one pod more than desired.
-    let deployment = cluster.objects[&(Resource::Pod, old.clone())].clone();
-    let own = Name::new(SPACE, format!("{}-new", old.name));
+    let deployment = cluster.objects[&(ResourceKind::Pod, old.clone())].clone();
+    let own = NamespacedName::new(SPACE, format!("{}-new", old.name));
     let mut new = deployment.clone();
     new["metadata"]["name"] = json!(own.name.as_str());
     new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
     new["status"]["podIP"] = json!("10.1.1.251");
-    cluster.objects.insert((Resource::Pod, own.clone()), new.clone());
-    cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(new))));
+    cluster.objects.insert((ResourceKind::Pod, own.clone()), new.clone());
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(new))));
     let mut ended = deployment;
     ended["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
-    cluster.step(Event::Observe(Resource::Pod, old.clone(), Some(Box::new(ended))));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old.clone(), Some(Box::new(ended))));
     assert_eq!(phases(&cluster), [Draining, Starting]);
     cluster.ready();
-    cluster.objects.remove(&(Resource::Pod, old.clone()));
-    cluster.step(Event::Observe(Resource::Pod, old, None));
+    cluster.objects.remove(&(ResourceKind::Pod, old.clone()));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old, None));
     assert_eq!(phases(&cluster), [Ready]);
 }
 
 #[test]
 fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     let (old, uid) = pods(&cluster).remove(0);
     // Its Deployment's controller is slow here, and the pod has lost its annotations.
     cluster.follower = None;
-    let kept = cluster.objects[&(Resource::Pod, old.clone())].clone();
+    let kept = cluster.objects[&(ResourceKind::Pod, old.clone())].clone();
     cluster.decide("hello-00001", 0);
-    cluster.step(Event::Observe(Resource::Pod, old, Some(Box::new(kept))));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old, Some(Box::new(kept))));
     cluster.now = cluster.now.plus_ms(400_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert!(cluster.table().pods.contains_key(&uid));
 }
 
 #[test]
 fn what_is_deleted_under_a_living_owner_comes_back() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
-    let have = |cluster: &Cluster| {
-        let kept = cluster.objects.keys().filter(|(resource, _)| *resource != Resource::Pod);
+    let have = |cluster: &FakeApiServer| {
+        let kept = cluster.objects.keys().filter(|(resource, _)| *resource != ResourceKind::Pod);
         kept.cloned().collect::<Vec<_>>()
     };
     let before = have(&cluster);
     for (resource, own) in [
-        (Resource::Service, "hello-00001-private"),
-        (Resource::Service, "hello"),
-        (Resource::Configuration, "hello"),
+        (ResourceKind::Service, "hello-00001-private"),
+        (ResourceKind::Service, "hello"),
+        (ResourceKind::Configuration, "hello"),
     ] {
         cluster.remove(resource, own);
         // The writer checks each deleted object.
-        for event in cluster.write(&Key::new(resource, Part::Object, name(own))) {
+        for event in cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(own))) {
             cluster.step(event);
         }
         assert_eq!(have(&cluster), before, "{own}");
@@ -1115,33 +1194,35 @@ fn what_is_deleted_under_a_living_owner_comes_back() {
 
 #[test]
 fn nothing_is_made_for_what_has_lost_its_owner() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
     // The garbage collector deletes owners first, then the objects they own.
     for (resource, own) in [
-        (Resource::KnativeService, "hello"),
-        (Resource::Image, "hello-00001-cache-user-container"),
-        (Resource::Deployment, "hello-00001-deployment"),
-        (Resource::Service, "hello"),
-        (Resource::Configuration, "hello"),
+        (ResourceKind::KnativeService, "hello"),
+        (ResourceKind::Image, "hello-00001-cache-user-container"),
+        (ResourceKind::Deployment, "hello-00001-deployment"),
+        (ResourceKind::Service, "hello"),
+        (ResourceKind::Configuration, "hello"),
     ] {
         cluster.objects.remove(&(resource, name(own)));
-        cluster.step(Event::Observe(resource, name(own), None));
-        let made = cluster.write(&Key::new(resource, Part::Object, name(own)));
+        cluster.step(ControllerEvent::Observe(resource, name(own), None));
+        let made = cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(own)));
         assert_eq!(made, [], "{own}");
     }
 }
 
 #[test]
 fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let at = "www.shop.test";
-    let domains = |cluster: &Cluster, own: &str| {
+    let domains = |cluster: &FakeApiServer, own: &str| {
         let ingress = cluster.table().services[&name(own)].ingress.clone().unwrap_or_default();
         ingress.domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
     };
-    let is = |cluster: &Cluster, which: &str| cluster.condition(Resource::DomainMapping, at, which);
+    let is = |cluster: &FakeApiServer, which: &str| {
+        cluster.condition(ResourceKind::DomainMapping, at, which)
+    };
     cluster.map(at, "Service", "hello");
     assert_eq!(
         is(&cluster, "ReferenceResolved"),
@@ -1162,7 +1243,7 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
         (is(&cluster, "Ready"), domains(&cluster, "hello")),
         ("True : ".into(), vec![at.into()])
     );
-    let status = &cluster.object(Resource::DomainMapping, at)["status"];
+    let status = &cluster.object(ResourceKind::DomainMapping, at)["status"];
     assert_eq!(
         (&status["url"], &status["address"]["url"]),
         (&json!("http://www.shop.test"), &json!("http://www.shop.test"))
@@ -1175,74 +1256,79 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
         (domains(&cluster, "hello"), domains(&cluster, "now-hello")),
         (vec![], vec![at.into()])
     );
-    cluster.remove(Resource::KnativeService, "hello");
+    cluster.remove(ResourceKind::KnativeService, "hello");
     assert!(is(&cluster, "Ready").starts_with("False ResolveFailed"));
-    cluster.remove(Resource::DomainMapping, at);
-    assert!(cluster.objects.contains_key(&(Resource::ClusterDomainClaim, Name::new("", at))));
+    cluster.remove(ResourceKind::DomainMapping, at);
+    assert!(
+        cluster
+            .objects
+            .contains_key(&(ResourceKind::ClusterDomainClaim, NamespacedName::new("", at)))
+    );
     let world = cluster.machine.world();
     assert!(world.mappings.is_empty() && world.mapped.is_empty());
 }
 
 #[test]
 fn claims_that_we_make_come_and_go_with_their_mappings() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
     cluster.service("hello", "hello:v1", 0, Value::Null);
     let at = "www.shop.test";
-    let claim = |cluster: &Cluster| {
-        let own = (Resource::ClusterDomainClaim, Name::new("", at));
+    let claim = |cluster: &FakeApiServer| {
+        let own = (ResourceKind::ClusterDomainClaim, NamespacedName::new("", at));
         cluster.objects.get(&own).map(|it| it["spec"]["namespace"].clone())
     };
     cluster.map(at, "Service", "hello");
     assert_eq!(claim(&cluster), Some(json!(SPACE)));
-    assert_eq!(cluster.condition(Resource::DomainMapping, at, "Ready"), "True : ");
-    cluster.remove(Resource::DomainMapping, at);
+    assert_eq!(cluster.condition(ResourceKind::DomainMapping, at, "Ready"), "True : ");
+    cluster.remove(ResourceKind::DomainMapping, at);
     assert_eq!(claim(&cluster), None);
 }
 
 #[test]
 fn a_header_chooses_among_tags_where_the_feature_is_on() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let traffic = json!([
         {"latestRevision": true, "percent": 100, "tag": "now"}, {"latestRevision": true, "percent": 0, "tag": "next"},
     ]);
     cluster.service("hello", "hello:v1", 0, traffic);
     assert_eq!(cluster.table().services[&name("hello")].ingress, None);
     cluster.config("config-features", json!({"tag-header-based-routing": "enabled"}));
-    let tags = |cluster: &Cluster, own: &str| {
+    let tags = |cluster: &FakeApiServer, own: &str| {
         let service = cluster.table().services[&name(own)].clone();
-        assert_eq!(service.path, Path::Activator, "somebody must read it");
+        assert_eq!(service.path, ConnectionPath::Activator, "somebody must read it");
         service.ingress.and_then(|it| it.tags)
     };
-    let all =
-        ["next", "now"].map(|it| Tag { name: it.into(), service: name(&format!("{it}-hello")) });
+    let all = ["next", "now"]
+        .map(|it| RouteTag { name: it.into(), service: name(&format!("{it}-hello")) });
     assert_eq!(tags(&cluster, "hello"), Some(TagRouting::Choice(all.into())));
     assert_eq!(tags(&cluster, "next-hello"), Some(TagRouting::Tag("next".into())));
 }
 
 #[test]
 fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
     cluster.service("hello", "hello:v1", 0, traffic);
-    let hosts = |cluster: &Cluster, own: &str| cluster.table().services[&name(own)].hosts.clone();
+    let hosts =
+        |cluster: &FakeApiServer, own: &str| cluster.table().services[&name(own)].hosts.clone();
     assert_eq!(hosts(&cluster, "now-hello"), ["now-hello.default.localhost"]);
-    let mut object = cluster.object(Resource::Service, "now-hello").clone();
+    let mut object = cluster.object(ResourceKind::Service, "now-hello").clone();
     object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
-    let own = (Resource::Service, name("now-hello"));
+    let own = (ResourceKind::Service, name("now-hello"));
     cluster.objects.insert(own.clone(), object.clone());
-    cluster.step(Event::Observe(own.0, own.1, Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(own.0, own.1, Some(Box::new(object))));
     assert_eq!(hosts(&cluster, "now-hello"), [""; 0]);
     assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
-    let url = &cluster.object(Resource::Route, "hello")["status"]["traffic"][0]["url"];
+    let url = &cluster.object(ResourceKind::Route, "hello")["status"]["traffic"][0]["url"];
     assert_eq!(url, "http://now-hello.default.svc.cluster.local");
 }
 
 #[test]
 fn a_network_policy_says_whose_requests_may_wait() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
-    let sources = |cluster: &Cluster| {
+    let sources = |cluster: &FakeApiServer| {
         let sources = cluster.table().revisions[&name("hello-00001")].sources.clone();
         sources.map(|it| it.addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
@@ -1251,16 +1337,16 @@ fn a_network_policy_says_whose_requests_may_wait() {
         "podSelector": {"matchLabels": {"serving.knative.dev/service": "hello"}},
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
     }});
-    let observed = |it| Event::Observe(Resource::NetworkPolicy, name("web"), it);
+    let observed = |it| ControllerEvent::Observe(ResourceKind::NetworkPolicy, name("web"), it);
     cluster.step(observed(Some(Box::new(policy))));
     assert_eq!(sources(&cluster), Some(vec![]), "nobody is known to be let in");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
     });
-    cluster.step(Event::Client(name("web-1"), Client::read(&pod)));
+    cluster.step(ControllerEvent::Client(name("web-1"), PolicyClientPod::read(&pod)));
     assert_eq!(sources(&cluster), Some(vec!["10.244.0.9".into(), "fd00::9".into()]));
-    cluster.step(Event::Client(name("web-1"), None));
+    cluster.step(ControllerEvent::Client(name("web-1"), None));
     assert_eq!(sources(&cluster), Some(vec![]));
     cluster.step(observed(None));
     assert_eq!(sources(&cluster), None);
@@ -1268,97 +1354,101 @@ fn a_network_policy_says_whose_requests_may_wait() {
 
 #[test]
 fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.config("config-network", json!({"rollout-duration": "10"}));
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
-    let shares = |machine: &Machine| {
+    let shares = |machine: &ControllerStateMachine| {
         let targets = table(machine).services[&name("hello")].targets.clone();
         targets.into_iter().map(|it| (it.revision.name, it.percent)).collect::<BTreeMap<_, _>>()
     };
-    let newest = |cluster: &Cluster| shares(&cluster.machine).get("hello-00002").copied();
+    let newest = |cluster: &FakeApiServer| shares(&cluster.machine).get("hello-00002").copied();
     assert_eq!(shares(&cluster.machine), [("hello-00001".into(), 100)].into());
     cluster.service("hello", "hello:v2", 1, Value::Null);
     assert_eq!(newest(&cluster), None, "it is not ready yet");
     cluster.ready();
     assert_eq!(newest(&cluster), Some(1));
-    let ingress = |it: &Cluster| it.condition(Resource::Route, "hello", "IngressReady");
+    let ingress = |it: &FakeApiServer| it.condition(ResourceKind::Route, "hello", "IngressReady");
     assert!(ingress(&cluster).starts_with("Unknown RolloutInProgress"));
     let mut seen = Vec::new();
     for second in 1..=10 {
         cluster.now = cluster.now.plus_ms(1000);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
         seen.extend(newest(&cluster));
         if second == 4 {
             // Another replica has the same shares without any step of its own, and continues as leader.
             let mut other = machine().loading();
             let network = json!({"data": {"rollout-duration": "10"}});
-            let own = Name::new("knative-serving", "config-network");
+            let own = NamespacedName::new("knative-serving", "config-network");
             other.step(
                 cluster.now,
-                Event::Observe(Resource::ConfigMap, own, Some(Box::new(network))),
+                ControllerEvent::Observe(ResourceKind::ConfigMap, own, Some(Box::new(network))),
             );
             for event in shown(&cluster.objects, &[]) {
                 other.step(cluster.now, event);
             }
-            other.step(cluster.now, Event::Known);
+            other.step(cluster.now, ControllerEvent::Known);
             assert_eq!(shares(&other), shares(&cluster.machine));
             (cluster.machine, cluster.follower) = (other, None);
-            cluster.step(Event::Lead(true));
+            cluster.step(ControllerEvent::Lead(true));
             cluster.ready();
         }
     }
     assert_eq!(seen, [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]);
     assert_eq!(ingress(&cluster), "True : ");
     let state = |it: &str| {
-        cluster.object(Resource::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
+        cluster.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
     };
     assert_eq!(state("hello-00001"), "reserve");
-    assert!(cluster.object(Resource::Route, "hello")["status"].get("annotations").is_none());
+    assert!(cluster.object(ResourceKind::Route, "hello")["status"].get("annotations").is_none());
 }
 
 #[test]
 fn plain_http_is_sent_to_https_where_asked() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.config("config-network", json!({"http-protocol": "Redirected"}));
     let ingress = cluster.table().services[&name("hello")].ingress.clone();
-    assert_eq!(ingress, Some(Box::new(Ingress { redirects: true, ..Ingress::default() })));
+    assert_eq!(
+        ingress,
+        Some(Box::new(GatewayRules { redirects: true, ..GatewayRules::default() }))
+    );
 }
 
 #[test]
 fn nothing_is_started_before_its_images_are_resolved() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.resolves = false;
     cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
-    let made = |cluster: &Cluster| {
+    let made = |cluster: &FakeApiServer| {
         let name = name("hello-00001-deployment");
-        cluster.objects.get(&(Resource::Deployment, name)).cloned()
+        cluster.objects.get(&(ResourceKind::Deployment, name)).cloned()
     };
-    let healthy =
-        |it: &Cluster| it.condition(Resource::Revision, "hello-00001", "ContainerHealthy");
+    let healthy = |it: &FakeApiServer| {
+        it.condition(ResourceKind::Revision, "hello-00001", "ContainerHealthy")
+    };
     assert_eq!((made(&cluster), healthy(&cluster)), (None, "Unknown ResolvingDigests: ".into()));
     let revision = name("hello-00001");
     let wanted = cluster.machine.wanted_digests(&revision).expect("a question");
     assert_eq!(wanted.images, [("user-container".into(), "registry.test/hello:v1".into())]);
     let why = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
-    cluster.step(Event::Resolved(revision.clone(), Err(why.into())));
+    cluster.step(ControllerEvent::Resolved(revision.clone(), Err(why.into())));
     assert_eq!(
         (made(&cluster), healthy(&cluster)),
         (None, format!("False ContainerMissing: {why}"))
     );
     assert!(
         cluster
-            .condition(Resource::KnativeService, "hello", "Ready")
+            .condition(ResourceKind::KnativeService, "hello", "Ready")
             .starts_with("False RevisionFailed")
     );
     let digest = "registry.test/hello@sha256:abc";
     let digests = vec![("user-container".to_owned(), digest.to_owned())];
-    cluster.step(Event::Resolved(revision.clone(), Ok(digests)));
+    cluster.step(ControllerEvent::Resolved(revision.clone(), Ok(digests)));
     let deployment = made(&cluster).expect("made");
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], digest);
     assert_eq!(healthy(&cluster), "Unknown Deploying: ");
-    let status = &cluster.object(Resource::Revision, "hello-00001")["status"];
+    let status = &cluster.object(ResourceKind::Revision, "hello-00001")["status"];
     let named = json!([{"name": "user-container", "imageDigest": digest}]);
     assert_eq!(status["containerStatuses"], named);
     assert_eq!(cluster.machine.wanted_digests(&revision), None, "once is enough");
@@ -1367,16 +1457,16 @@ fn nothing_is_started_before_its_images_are_resolved() {
     for event in shown(&cluster.objects, &[]) {
         other.step(cluster.now, event);
     }
-    other.step(cluster.now, Event::Known);
-    assert_eq!(other.step(cluster.now, Event::Lead(true)).resolve, []);
+    other.step(cluster.now, ControllerEvent::Known);
+    assert_eq!(other.step(cluster.now, ControllerEvent::Lead(true)).resolve, []);
 }
 
 #[test]
 fn digests_of_what_is_gone_are_asked_for_no_more() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.resolves = false;
     cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
-    let events = cluster.delete(Resource::KnativeService, &name("hello"));
+    let events = cluster.delete(ResourceKind::KnativeService, &name("hello"));
     let mut named = Vec::new();
     for event in events {
         named.extend(cluster.machine.step(cluster.now, event).resolve);
@@ -1385,7 +1475,7 @@ fn digests_of_what_is_gone_are_asked_for_no_more() {
     assert_eq!(cluster.machine.wanted_digests(&name("hello-00001")), None);
 }
 
-fn activator(name: &str, leaves: bool) -> Event {
+fn activator(name: &str, leaves: bool) -> ControllerEvent {
     let mut pod = json!({
         "metadata": {"name": name, "namespace": "knative-serving", "uid": name, "labels": {"app": "activator"}},
         "spec": {"nodeName": "n1"},
@@ -1396,19 +1486,24 @@ fn activator(name: &str, leaves: bool) -> Event {
     if leaves {
         pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
     }
-    Event::Observe(Resource::Pod, Name::new("knative-serving", name), Some(Box::new(pod)))
+    ControllerEvent::Observe(
+        ResourceKind::Pod,
+        NamespacedName::new("knative-serving", name),
+        Some(Box::new(pod)),
+    )
 }
 
 #[test]
 fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.service("other", "hello:v1", 0, Value::Null);
     cluster.step(activator("activator-22", false));
     cluster.step(activator("activator-333", false));
-    let named = |cluster: &Cluster| cluster.table().activators.into_keys().collect::<Vec<_>>();
-    let targets = |cluster: &Cluster, own: &str| {
-        let slice = cluster.object(Resource::EndpointSlice, own);
+    let named =
+        |cluster: &FakeApiServer| cluster.table().activators.into_keys().collect::<Vec<_>>();
+    let targets = |cluster: &FakeApiServer, own: &str| {
+        let slice = cluster.object(ResourceKind::EndpointSlice, own);
         crate::observe::targets(slice).iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()
     };
     let leaving = targets(&cluster, "hello").remove(0);
@@ -1436,13 +1531,14 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
 /// Activators of a removed installation may still have requests; they follow no controller of this one.
 #[test]
 fn an_activator_that_left_before_a_name_came_is_never_led_to() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     for it in cluster.table().activators.into_keys() {
         cluster.step(activator(&it, true));
     }
     cluster.service("hello", "hello:v1", 0, Value::Null);
-    let slices = |cluster: &Cluster| {
-        let all = cluster.objects.iter().filter(|((kind, _), _)| *kind == Resource::EndpointSlice);
+    let slices = |cluster: &FakeApiServer| {
+        let all =
+            cluster.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::EndpointSlice);
         let all =
             all.flat_map(|(_, it)| crate::observe::targets(it).into_iter().map(str::to_owned));
         all.collect::<BTreeSet<String>>()
@@ -1455,27 +1551,31 @@ fn an_activator_that_left_before_a_name_came_is_never_led_to() {
 
 #[test]
 fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let agent = json!({
         "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
         "spec": {"nodeName": "n2"}, "status": {"podIP": "10.0.0.2"},
     });
-    let own = Name::new("knative-serving", "agent-x");
-    cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(agent))));
+    let own = NamespacedName::new("knative-serving", "agent-x");
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(agent))));
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     cluster.ready();
     let (_, uid) = pods(&cluster).remove(0);
     cluster.decide("hello-00001", 0);
-    let on_n1 = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
-    cluster.step(Event::Seen(on_n1, PodSeen { uid, drained: true, ..seen() }));
+    let on_n1 =
+        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+    cluster.step(ControllerEvent::Seen(on_n1, PodObservation { uid, drained: true, ..seen() }));
     assert_eq!(pods(&cluster).len(), 1);
     cluster.now = cluster.now.plus_ms(1000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(pods(&cluster).len(), 0);
 }
 
-fn shown(objects: &BTreeMap<(Resource, Name), Value>, order: &[usize]) -> Vec<Event> {
+fn shown(
+    objects: &BTreeMap<(ResourceKind, NamespacedName), Value>,
+    order: &[usize],
+) -> Vec<ControllerEvent> {
     let all: Vec<_> = objects.iter().collect();
     let mut order: Vec<usize> = order.iter().map(|it| it % all.len()).collect();
     order.extend(0..all.len());
@@ -1485,7 +1585,7 @@ fn shown(objects: &BTreeMap<(Resource, Name), Value>, order: &[usize]) -> Vec<Ev
         .into_iter()
         .map(|at| {
             let ((resource, name), object) = all[at];
-            Event::Observe(*resource, name.clone(), Some(Box::new(object.clone())))
+            ControllerEvent::Observe(*resource, name.clone(), Some(Box::new(object.clone())))
         })
         .collect()
 }
@@ -1500,11 +1600,11 @@ proptest! {
         order in proptest::collection::vec(any::<usize>(), 0..40), split in any::<bool>(), scale in 0..3u32,
         late in any::<bool>(),
     ) {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         cluster.service("hello", "hello:v1", 1, Value::Null);
         cluster.ready();
-        cluster.user(Resource::Configuration, "code", json!({"template": template("hello:v1", 0)}));
-        cluster.user(Resource::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
+        cluster.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 0)}));
+        cluster.user(ResourceKind::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
         if split {
             let traffic = json!([
                 {"revisionName": "hello-00001", "latestRevision": false, "percent": 40, "tag": "old"},
@@ -1521,18 +1621,18 @@ proptest! {
         for event in shown(&before, &order) {
             cluster.step(event);
         }
-        cluster.step(Event::Known);
+        cluster.step(ControllerEvent::Known);
         cluster.ready();
         cluster.writes = 0;
         if late {
             // A leader that has no decisions yet leaves the scale as it is.
-            cluster.step(Event::Lead(true));
+            cluster.step(ControllerEvent::Lead(true));
             prop_assert_eq!(cluster.writes, 0, "nothing is known that would have to be written");
         }
         cluster.decide("hello-00001", scale);
         // Draining is annotated on the pods, so that every replica has the same table.
         prop_assert_eq!(&cluster.table(), &table, "what it says");
-        cluster.step(Event::Lead(true));
+        cluster.step(ControllerEvent::Lead(true));
         let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
         prop_assert!(cluster.writes == 0, "{:#?}", changed);
     }

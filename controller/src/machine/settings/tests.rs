@@ -3,30 +3,42 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    children::Resource,
-    machine::{Effects, Event},
-    world::World,
+    children::ResourceKind,
+    machine::{ControllerEffects, ControllerEvent},
+    world::ClusterState,
 };
 
-const NOW: Stamp = Stamp(1_000_000);
+const NOW: UnixMillis = UnixMillis(1_000_000);
 
-fn machine() -> Machine {
-    Machine::new(World::default(), Outbox::new())
+fn machine() -> ControllerStateMachine {
+    ControllerStateMachine::new(ClusterState::default(), Outbox::new())
 }
 
-fn observe(machine: &mut Machine, namespace: &str, name: &str, data: Option<Value>) -> Effects {
+fn observe(
+    machine: &mut ControllerStateMachine,
+    namespace: &str,
+    name: &str,
+    data: Option<Value>,
+) -> ControllerEffects {
     let object = data.map(|data| Box::new(json!({ "data": data })));
-    machine.step(NOW, Event::Observe(Resource::ConfigMap, Name::new(namespace, name), object))
+    machine.step(
+        NOW,
+        ControllerEvent::Observe(
+            ResourceKind::ConfigMap,
+            NamespacedName::new(namespace, name),
+            object,
+        ),
+    )
 }
 
-fn own(machine: &Machine) -> String {
+fn own(machine: &ControllerStateMachine) -> String {
     machine.world().settings.namespace.clone()
 }
 
 #[test]
 fn a_config_map_changes_what_is_in_force_and_its_end_gives_the_defaults_back() {
     let mut machine = machine();
-    let (ours, before) = (own(&machine), Settings::clone(&machine.world().settings));
+    let (ours, before) = (own(&machine), ControllerSettings::clone(&machine.world().settings));
     let data = json!({ "progress-deadline": "30s", "default-affinity-type": "none" });
     observe(&mut machine, &ours, "config-deployment", Some(data));
     let settings = &machine.world().settings;
@@ -47,7 +59,9 @@ fn a_bad_config_map_is_told_and_changes_nothing() {
     observe(&mut machine, &ours, "config-autoscaler", Some(good));
     let bad = json!({ "stable-window": "3s" });
     let told = observe(&mut machine, &ours, "config-autoscaler", Some(bad));
-    let [ConfigNews { name, event, .. }] = told.news.as_slice() else { panic!("{:?}", told.news) };
+    let [ConfigMapEventRecord { name, event, .. }] = told.news.as_slice() else {
+        panic!("{:?}", told.news)
+    };
     assert_eq!((name.name.as_str(), event.reason), ("config-autoscaler", "ConfigRefused"));
     assert_eq!(machine.world().settings.autoscaler.policy.stable_window.as_secs(), 30);
 }
@@ -56,41 +70,45 @@ fn a_bad_config_map_is_told_and_changes_nothing() {
 fn only_who_leads_tells_people_and_a_new_leader_tells_what_still_holds() {
     let mut machine = machine();
     let ours = own(&machine);
-    machine.step(NOW, Event::Lead(false));
+    machine.step(NOW, ControllerEvent::Lead(false));
     let bad = || Some(json!({ "stable-window": "3s" }));
     assert_eq!(observe(&mut machine, &ours, "config-autoscaler", bad()).news, []);
     observe(&mut machine, &ours, "config-deployment", Some(json!({ "progress-deadline": "x" })));
     observe(&mut machine, &ours, "config-deployment", Some(json!({})));
-    let told = machine.step(NOW, Event::Lead(true)).news;
+    let told = machine.step(NOW, ControllerEvent::Lead(true)).news;
     let told: Vec<_> = told.iter().map(|it| (it.name.name.as_str(), it.event.reason)).collect();
     assert_eq!(told, [("config-autoscaler", "ConfigRefused")]);
-    assert_eq!(machine.step(NOW, Event::Lead(true)).news, [], "once");
+    assert_eq!(machine.step(NOW, ControllerEvent::Lead(true)).news, [], "once");
 }
 
 #[test]
 fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
-    let settings = Settings { platform: Platform::Kubernetes, ..Settings::default() };
-    let world = World { settings: Arc::new(settings), ..World::default() };
-    let mut machine = Machine::new(world, Outbox::new());
+    let settings =
+        ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
+    let world = ClusterState { settings: Arc::new(settings), ..ClusterState::default() };
+    let mut machine = ControllerStateMachine::new(world, Outbox::new());
     let ours = own(&machine);
     for app in 0..25 {
-        let name = Name::new("default", format!("hello-{app}"));
+        let name = NamespacedName::new("default", format!("hello-{app}"));
         let spec = json!({"template": {"spec": {"containers": [{"image": "hello:v1"}]}}});
         let uid = format!("00000000-0000-4000-8000-{app:012}");
         let object = json!({
             "metadata": {"name": name.name.as_str(), "namespace": "default", "uid": uid, "generation": 1}, "spec": spec,
         });
-        machine.step(NOW, Event::Observe(Resource::Configuration, name, Some(Box::new(object))));
+        machine.step(
+            NOW,
+            ControllerEvent::Observe(ResourceKind::Configuration, name, Some(Box::new(object))),
+        );
     }
-    let named = |effects: &Effects| {
-        let deployments = effects.keys.iter().filter(|it| it.resource == Resource::Deployment);
+    let named = |effects: &ControllerEffects| {
+        let deployments = effects.keys.iter().filter(|it| it.resource == ResourceKind::Deployment);
         deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
     };
     let data = json!({ "default-affinity-type": "none" });
     let mut counts = vec![named(&observe(&mut machine, &ours, "config-deployment", Some(data)))];
     for turn in 1..=3 {
-        assert_eq!(named(&machine.step(NOW.plus_ms(turn * 100 - 1), Event::Tick)), 0);
-        counts.push(named(&machine.step(NOW.plus_ms(turn * 100), Event::Tick)));
+        assert_eq!(named(&machine.step(NOW.plus_ms(turn * 100 - 1), ControllerEvent::Tick)), 0);
+        counts.push(named(&machine.step(NOW.plus_ms(turn * 100), ControllerEvent::Tick)));
     }
     assert_eq!(counts, [10, 10, 5, 0]);
 }
@@ -107,7 +125,7 @@ fn config_maps_of_other_namespaces_set_nothing() {
 
 #[test]
 fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_last_good_word() {
-    fn said(machine: &Machine) -> Option<(String, bool)> {
+    fn said(machine: &ControllerStateMachine) -> Option<(String, bool)> {
         match machine.route(&RouteKey::Settings)? {
             RouteChange::Settings(it) => {
                 it.request_log.map(|it| (it.template.source().to_owned(), it.probes))
@@ -119,7 +137,7 @@ fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_la
     let ours = own(&machine);
     let mut cursor = machine.routes().subscribe();
     cursor.take();
-    let mut set = |machine: &mut Machine, data: Option<Value>| {
+    let mut set = |machine: &mut ControllerStateMachine, data: Option<Value>| {
         observe(machine, &ours, "config-observability", data);
         let news = cursor.take().map(|batch| batch.steps).unwrap_or_default();
         news.iter().any(|(key, _)| *key == RouteKey::Settings)
@@ -146,7 +164,7 @@ fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_la
 fn the_table_says_whose_word_gateways_take() {
     let mut machine = machine();
     let ours = own(&machine);
-    let edge = |machine: &Machine| match machine.route(&RouteKey::Settings) {
+    let edge = |machine: &ControllerStateMachine| match machine.route(&RouteKey::Settings) {
         Some(RouteChange::Settings(it)) => it.edge,
         other => panic!("{other:?}"),
     };

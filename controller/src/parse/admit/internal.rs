@@ -3,7 +3,9 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use super::{super::Problem, Kind, Question, annotations_mut, default_metric, same_creator};
+use super::{
+    super::Problem, AdmissionRequest, AdmittedKind, annotations_mut, default_metric, same_creator,
+};
 use crate::{
     parse::{defaults, dns, metadata},
     policy,
@@ -29,7 +31,11 @@ pub(super) fn class_and_metric(object: &mut Value) {
     annotations.entry(&metric).or_insert_with(|| default_metric(&class));
 }
 
-pub(super) fn domain_mapping(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+pub(super) fn domain_mapping(
+    it: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
     let name = meta.name.as_deref().unwrap_or_default();
     // The name is the domain, which a generated suffix would change.
     if meta.generate_name.as_deref().is_some_and(|it| !it.is_empty()) {
@@ -93,7 +99,11 @@ fn reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: &mut V
     }
 }
 
-pub(super) fn pod_autoscaler(it: &Question<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+pub(super) fn pod_autoscaler(
+    it: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
     metadata::name(meta, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
     let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
@@ -115,7 +125,7 @@ pub(super) fn pod_autoscaler(it: &Question<'_>, meta: &ObjectMeta, problems: &mu
 }
 
 pub(super) fn serverless_service(
-    it: &Question<'_>,
+    it: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
     problems: &mut Vec<Problem>,
 ) {
@@ -136,11 +146,11 @@ pub(super) fn serverless_service(
 }
 
 /// Warns that kinds which the controller writes ignore the content that others write.
-pub(super) fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+pub(super) fn warn(it: &AdmissionRequest<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
     let made = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
     let what = format!("{:?}", it.kind);
     let message = match it.kind {
-        Kind::Metric => {
+        AdmittedKind::Metric => {
             format!("a {what} has no effect: the kernel counts, and nothing is scraped")
         }
         _ if !made => {
@@ -155,7 +165,7 @@ pub(super) fn warn(it: &Question<'_>, meta: &ObjectMeta, warnings: &mut Vec<Prob
     warnings.push(Problem::new("spec", message));
 }
 
-pub(super) fn domain_claim(it: &Question<'_>, problems: &mut Vec<Problem>) {
+pub(super) fn domain_claim(it: &AdmissionRequest<'_>, problems: &mut Vec<Problem>) {
     let namespace = it.object.pointer("/spec/namespace").and_then(Value::as_str);
     if namespace.unwrap_or_default().is_empty() {
         problems.push(Problem::missing("spec.namespace"));

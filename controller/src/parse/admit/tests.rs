@@ -4,18 +4,18 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    config_maps::{Defaults, Features, Flag, SecureDefaults},
-    parse::{Platform, problem},
-    policy::AutoscalerConfig,
+    config_maps::{Features, Flag, RevisionDefaults, SecureDefaults},
+    parse::{AdmissionPlatform, problem},
+    policy::ScalePolicyConfig,
 };
 
-static DEFAULTS: LazyLock<Defaults> = LazyLock::new(Defaults::default);
+static DEFAULTS: LazyLock<RevisionDefaults> = LazyLock::new(RevisionDefaults::default);
 static FEATURES: LazyLock<Features> = LazyLock::new(Features::default);
-static AUTOSCALER: LazyLock<AutoscalerConfig> = LazyLock::new(AutoscalerConfig::default);
+static AUTOSCALER: LazyLock<ScalePolicyConfig> = LazyLock::new(ScalePolicyConfig::default);
 
-fn rules(features: &Features) -> Rules<'_> {
-    Rules {
-        platform: Platform::Kubernetes,
+fn rules(features: &Features) -> AdmissionRules<'_> {
+    AdmissionRules {
+        platform: AdmissionPlatform::Kubernetes,
         defaults: &DEFAULTS,
         features,
         autoscaler: &AUTOSCALER,
@@ -44,29 +44,29 @@ fn container(container: &str) -> Value {
     template(&format!("{{containers: [{container}]}}"))
 }
 
-fn ask<'a>(kind: Kind, object: &'a Value, features: &'a Features) -> Question<'a> {
-    Question { kind, object, old: None, user: None, rules: rules(features) }
+fn ask<'a>(kind: AdmittedKind, object: &'a Value, features: &'a Features) -> AdmissionRequest<'a> {
+    AdmissionRequest { kind, object, old: None, user: None, rules: rules(features) }
 }
 
 /// Returns problems and warnings of an object that is created: filled in, then validated.
-fn said_with(kind: Kind, object: &Value, features: &Features) -> String {
+fn said_with(kind: AdmittedKind, object: &Value, features: &Features) -> String {
     let (object, _) = default(&ask(kind, object, features));
     problem::knative(&validate(&ask(kind, &object, features)).problems)
 }
 
-fn said(kind: Kind, object: &Value) -> String {
+fn said(kind: AdmittedKind, object: &Value) -> String {
     said_with(kind, object, &FEATURES)
 }
 
 /// Returns problems and warnings of a change from `old` to `new`.
-fn updated(kind: Kind, old: &Value, new: &Value) -> String {
+fn updated(kind: AdmittedKind, old: &Value, new: &Value) -> String {
     let (old, _) = default(&ask(kind, old, &FEATURES));
-    let question = |object| Question { old: Some(&old), ..ask(kind, object, &FEATURES) };
+    let question = |object| AdmissionRequest { old: Some(&old), ..ask(kind, object, &FEATURES) };
     let (new, _) = default(&question(new));
     problem::knative(&validate(&question(&new)).problems)
 }
 
-fn check(kind: Kind, table: &[(Value, &str)]) {
+fn check(kind: AdmittedKind, table: &[(Value, &str)]) {
     for (object, want) in table {
         assert_eq!(said(kind, object), *want, "{object}");
     }
@@ -77,7 +77,7 @@ const AT: &str = "spec.template.spec.containers[0]";
 #[test]
 fn what_is_right_is_accepted() {
     check(
-        Kind::Service,
+        AdmittedKind::Service,
         &[
             (container("{image: a}"), ""),
             (container("{image: a, resources: {limits: {cpu: 1}}, securityContext: {}}"), ""),
@@ -116,7 +116,7 @@ fn names_are_judged_in_knatives_words() {
     let prefix = format!("not a DNS 1035 label prefix: {LABEL}: metadata.generateName");
     let bad_own = format!("invalid value: {}", label("spec.template.metadata.name"));
     check(
-        Kind::Service,
+        AdmittedKind::Service,
         &[
             (named("{name: A}"), &label("metadata.name")),
             (named("{generateName: 1-}"), &prefix),
@@ -136,9 +136,9 @@ fn names_are_judged_in_knatives_words() {
     );
     let long = format!("{{name: {}}}", "a".repeat(64));
     let want = "not a DNS 1035 label: [must be no more than 63 characters]: metadata.name";
-    assert_eq!(said(Kind::Service, &named(&long)), want);
+    assert_eq!(said(AdmittedKind::Service, &named(&long)), want);
     let fits = format!("{{name: {}}}", "a".repeat(63));
-    assert_eq!(said(Kind::Service, &named(&fits)), "");
+    assert_eq!(said(AdmittedKind::Service, &named(&fits)), "");
 }
 
 /// Cases of knative.md §1.13: containers.
@@ -168,9 +168,9 @@ fn containers_are_judged_in_knatives_words() {
         ("{image: a, securityContext: {capabilities: {add: [X]}}}", format!("must not set the field(s): {AT}.securityContext.capabilities.add")),
         ("{image: a, volumeMounts: [{name: v, mountPath: /v}]}", format!("volumeMount has no matching volume: {AT}.volumeMounts[0].name")),
     ] {
-        assert_eq!(said(Kind::Service, &container(text)), want, "{text}");
+        assert_eq!(said(AdmittedKind::Service, &container(text)), want, "{text}");
     }
-    let image = said(Kind::Service, &container("{image: 'A b'}"));
+    let image = said(AdmittedKind::Service, &container("{image: 'A b'}"));
     let want = format!(
         "Failed to parse image reference: {}\nimage: \"A b\", error: could not parse reference: A b",
         at(".image")
@@ -183,9 +183,9 @@ fn containers_are_judged_in_knatives_words() {
 fn several_containers_are_judged_in_knatives_words() {
     let features = Features { multi_container: Flag::Disabled, ..Features::default() };
     let two = template("{containers: [{image: a, ports: [{containerPort: 80}]}, {image: b}]}");
-    assert_eq!(said(Kind::Service, &two), "");
+    assert_eq!(said(AdmittedKind::Service, &two), "");
     let off = "multi-container is off, but found 2 containers: spec.template.spec.containers";
-    assert_eq!(said_with(Kind::Service, &two, &features), off);
+    assert_eq!(said_with(AdmittedKind::Service, &two, &features), off);
     let probe = |port: &str| {
         template(&format!(
             "{{containers: [{{image: a, ports: [{{containerPort: 80}}]}}, {{image: b, livenessProbe: {{tcpSocket: {port}}}}}]}}"
@@ -193,13 +193,13 @@ fn several_containers_are_judged_in_knatives_words() {
     };
     let at = "spec.template.spec.containers[1].livenessProbe";
     let disallowed = format!("must not set the field(s): {at}");
-    assert_eq!(said(Kind::Service, &probe("{port: 81}")), disallowed);
+    assert_eq!(said(AdmittedKind::Service, &probe("{port: 81}")), disallowed);
     let features = Features { multi_container_probing: Flag::Enabled, ..Features::default() };
-    assert_eq!(said_with(Kind::Service, &probe("{port: 81}"), &features), "");
+    assert_eq!(said_with(AdmittedKind::Service, &probe("{port: 81}"), &features), "");
     let unnamed = format!("invalid value: 0: {at}.tcpSocket.port\nProbe port must be specified");
-    assert_eq!(said_with(Kind::Service, &probe("{port: 0}"), &features), unnamed);
+    assert_eq!(said_with(AdmittedKind::Service, &probe("{port: 0}"), &features), unnamed);
     check(
-        Kind::Service,
+        AdmittedKind::Service,
         &[
             (
                 template("{containers: [{image: a}, {image: b}]}"),
@@ -223,9 +223,9 @@ fn init_containers_are_judged_in_knatives_words() {
     let with =
         |init: &str| template(&format!("{{initContainers: [{init}], containers: [{{image: a}}]}}"));
     let off = "pod spec support for init-containers is off, but found 1 init containers: spec.template.spec.initContainers";
-    assert_eq!(said(Kind::Service, &with("{image: b}")), off);
+    assert_eq!(said(AdmittedKind::Service, &with("{image: b}")), off);
     let features = Features { podspec_init_containers: Flag::Enabled, ..Features::default() };
-    let said = |init: &str| said_with(Kind::Service, &with(init), &features);
+    let said = |init: &str| said_with(AdmittedKind::Service, &with(init), &features);
     assert_eq!(said("{image: b}"), "");
     let at = "spec.template.spec.initContainers[0]";
     let not = |field: &str| format!("field not allowed in an init container: {at}.{field}");
@@ -277,14 +277,14 @@ fn probes_are_judged_in_knatives_words() {
         ),
     ] {
         let object = container(&format!("{{image: a, readinessProbe: {text}}}"));
-        assert_eq!(said(Kind::Service, &object), want, "{text}");
+        assert_eq!(said(AdmittedKind::Service, &object), want, "{text}");
     }
     let none = container("{image: a, livenessProbe: {periodSeconds: 1}}");
     let at = format!("{AT}.livenessProbe");
     let want = format!(
         "expected exactly one, got neither: {at}.exec, {at}.grpc, {at}.httpGet, {at}.tcpSocket"
     );
-    assert_eq!(said(Kind::Service, &none), want);
+    assert_eq!(said(AdmittedKind::Service, &none), want);
 }
 
 const MOUNT: &str = "spec.template.spec.containers[0].volumeMounts[0]";
@@ -309,18 +309,18 @@ fn mounts_are_judged_in_knatives_words() {
         ("", format!("missing field(s): {MOUNT}.mountPath")),
     ] {
         let object = mounted("{name: v, emptyDir: {}}", path);
-        assert_eq!(said(Kind::Service, &object), want, "{path}");
+        assert_eq!(said(AdmittedKind::Service, &object), want, "{path}");
     }
     let twice = template(
         "{containers: [{image: a, volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /v/}]}], volumes: [{name: v, emptyDir: {}}]}",
     );
     let want = format!("invalid value: \"/v/\" must be unique: {AT}.volumeMounts[1].mountPath");
-    assert_eq!(said(Kind::Service, &twice), want);
+    assert_eq!(said(AdmittedKind::Service, &twice), want);
     let secret = mounted("{name: v, secret: {secretName: s}}", "/v");
-    let (mut written, _) = default(&ask(Kind::Service, &secret, &FEATURES));
+    let (mut written, _) = default(&ask(AdmittedKind::Service, &secret, &FEATURES));
     let mount = &mut written["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0];
     mount["readOnly"] = false.into();
-    let verdict = validate(&ask(Kind::Service, &written, &FEATURES));
+    let verdict = validate(&ask(AdmittedKind::Service, &written, &FEATURES));
     let want = format!("volume mount should be readOnly for this type of volume: {MOUNT}.readOnly");
     assert_eq!(problem::knative(&verdict.problems), want);
 }
@@ -353,9 +353,9 @@ fn kinds_of_volumes_are_judged_in_knatives_words() {
         ("nfs: {path: /, server: s}", format!("{none}\nmust not set the field(s): {VOLUME}.nfs")),
     ] {
         let object = mounted(&format!("{{name: v, {volume}}}"), "/v");
-        assert_eq!(said(Kind::Service, &object), want, "{volume}");
+        assert_eq!(said(AdmittedKind::Service, &object), want, "{volume}");
     }
-    assert_eq!(said(Kind::Service, &mounted("{name: v}", "/v")), none);
+    assert_eq!(said(AdmittedKind::Service, &mounted("{name: v}", "/v")), none);
 }
 
 /// Cases of knative.md §1.13: contents of volumes.
@@ -391,7 +391,7 @@ fn contents_of_volumes_are_judged_in_knatives_words() {
             format!("duplicate volume name \"v\": {second}"),
         ),
     ] {
-        assert_eq!(said(Kind::Service, &mounted(volumes, "/v")), want, "{volumes}");
+        assert_eq!(said(AdmittedKind::Service, &mounted(volumes, "/v")), want, "{volumes}");
     }
 }
 
@@ -423,18 +423,18 @@ fn fields_behind_features_follow_them() {
     ];
     for (field, value, turn) in table {
         let object = template(&format!("{{{field}: {value}, containers: [{{image: a}}]}}"));
-        let off = said(Kind::Service, &object);
+        let off = said(AdmittedKind::Service, &object);
         let want = format!("must not set the field(s): spec.template.spec.{field}");
         assert!(off.contains(&want), "{field}: {off}");
         let mut features = Features::default();
         turn(&mut features);
-        assert_eq!(said_with(Kind::Service, &object, &features), "", "{field}");
+        assert_eq!(said_with(AdmittedKind::Service, &object, &features), "", "{field}");
     }
     for field in ["nodeName", "restartPolicy", "terminationGracePeriodSeconds", "subdomain"] {
         let value = if field.ends_with("Seconds") { "1" } else { "a" };
         let object = template(&format!("{{{field}: {value}, containers: [{{image: a}}]}}"));
         let want = format!("must not set the field(s): spec.template.spec.{field}");
-        assert_eq!(said(Kind::Service, &object), want);
+        assert_eq!(said(AdmittedKind::Service, &object), want);
     }
 }
 
@@ -473,13 +473,13 @@ fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
         (annotated(&format!("{side}/cpu-resource-request"), "100m"), String::new()),
         (annotated("networking.knative.dev/x", "y"), format!("invalid key name \"networking.knative.dev/x\": {at}")),
     ] {
-        assert_eq!(said(Kind::Service, &object), want, "{object}");
+        assert_eq!(said(AdmittedKind::Service, &object), want, "{object}");
     }
     let misplaced = yaml(
         "{metadata: {name: a, annotations: {autoscaling.knative.dev/max-scale: '1', serving.knative.dev/rollout-duration: 1.5s}}, spec: {template: {spec: {containers: [{image: a}]}}}}",
     );
     let want = "invalid key name \"autoscaling.knative.dev/max-scale\": metadata.annotations\nautoscaling annotations must be put under \"spec.template.metadata.annotations\" to work\nrollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration";
-    assert_eq!(said(Kind::Service, &misplaced), want);
+    assert_eq!(said(AdmittedKind::Service, &misplaced), want);
 }
 
 /// Rule of knative.md §1.6 and §1.13: a bare Route must name the targets of its requests.
@@ -488,7 +488,7 @@ fn routes_name_their_targets() {
     let route =
         |targets: &str| yaml(&format!("{{metadata: {{name: r}}, spec: {{traffic: {targets}}}}}"));
     check(
-        Kind::Route,
+        AdmittedKind::Route,
         &[
             (route("[{configurationName: c, percent: 100}]"), ""),
             (route("[]"), "Traffic targets sum to 0, want 100: spec.traffic"),
@@ -509,7 +509,7 @@ fn routes_name_their_targets() {
             (yaml("{metadata: {name: r}}"), "missing field(s): spec"),
         ],
     );
-    let key = said(Kind::Route, &route("[{percent: 100, revisionName: 'a b'}]"));
+    let key = said(AdmittedKind::Route, &route("[{percent: 100, revisionName: 'a b'}]"));
     assert!(
         key.starts_with("invalid key name \"a b\": spec.traffic[0].revisionName\nname part must"),
         "{key}"
@@ -522,25 +522,28 @@ fn a_revision_never_changes() {
     let revision = |image: &str| {
         yaml(&format!("{{metadata: {{name: a-1}}, spec: {{containers: [{{image: {image}}}]}}}}"))
     };
-    assert_eq!(said(Kind::Revision, &revision("x")), "");
+    assert_eq!(said(AdmittedKind::Revision, &revision("x")), "");
     assert_eq!(
         updated(
-            Kind::Revision,
+            AdmittedKind::Revision,
             &revision("x"),
-            &default(&ask(Kind::Revision, &revision("x"), &FEATURES)).0
+            &default(&ask(AdmittedKind::Revision, &revision("x"), &FEATURES)).0
         ),
         ""
     );
-    let changed =
-        updated(Kind::Revision, &default(&ask(Kind::Revision, &revision("x"), &FEATURES)).0, &{
-            let mut new = default(&ask(Kind::Revision, &revision("x"), &FEATURES)).0;
+    let changed = updated(
+        AdmittedKind::Revision,
+        &default(&ask(AdmittedKind::Revision, &revision("x"), &FEATURES)).0,
+        &{
+            let mut new = default(&ask(AdmittedKind::Revision, &revision("x"), &FEATURES)).0;
             new["spec"]["containers"][0]["image"] = "y".into();
             new
-        });
+        },
+    );
     let want = "Immutable fields changed (-old +new): spec\ncontainers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
     assert_eq!(changed, want);
     let bad = said(
-        Kind::Revision,
+        AdmittedKind::Revision,
         &yaml("{metadata: {name: a-1}, spec: {containers: [{image: a, stdin: true}]}}"),
     );
     assert_eq!(bad, "must not set the field(s): spec.containers[0].stdin");
@@ -554,14 +557,14 @@ fn a_named_template_changes_only_with_its_name() {
             "{{metadata: {{name: a}}, spec: {{template: {{metadata: {{name: {name}}}, spec: {{containers: [{{image: {image}}}]}}}}}}}}"
         ))
     };
-    let (old, _) = default(&ask(Kind::Service, &named("a-1", "x"), &FEATURES));
+    let (old, _) = default(&ask(AdmittedKind::Service, &named("a-1", "x"), &FEATURES));
     let mut new = old.clone();
     new["spec"]["template"]["spec"]["containers"][0]["image"] = "y".into();
     let want = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\nspec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
-    assert_eq!(updated(Kind::Service, &old, &new), want);
+    assert_eq!(updated(AdmittedKind::Service, &old, &new), want);
     new["spec"]["template"]["metadata"]["name"] = "a-2".into();
-    assert_eq!(updated(Kind::Service, &old, &new), "");
-    assert_eq!(updated(Kind::Service, &old, &old), "");
+    assert_eq!(updated(AdmittedKind::Service, &old, &new), "");
+    assert_eq!(updated(AdmittedKind::Service, &old, &old), "");
 }
 
 /// Rule of knative.md §1.12: a new default must not require a new name.
@@ -570,7 +573,8 @@ fn a_named_template_is_not_filled_in_again() {
     let old = yaml(
         "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {timeoutSeconds: 7, containers: [{image: x}]}}}}",
     );
-    let question = Question { old: Some(&old), ..ask(Kind::Service, &old, &FEATURES) };
+    let question =
+        AdmissionRequest { old: Some(&old), ..ask(AdmittedKind::Service, &old, &FEATURES) };
     let (new, _) = default(&question);
     assert_eq!(new["spec"]["template"], old["spec"]["template"]);
     assert_eq!(new["spec"]["traffic"][0]["percent"], 100);
@@ -581,10 +585,11 @@ fn a_named_template_may_be_applied_again_as_it_was_written() {
     let written = yaml(
         "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {containers: [{image: x, ports: [{containerPort: 7}]}]}}}}",
     );
-    let (made, _) = default(&ask(Kind::Service, &written, &FEATURES));
+    let (made, _) = default(&ask(AdmittedKind::Service, &written, &FEATURES));
     let again = |old: &Value, new: &Value| {
-        let question = Question { old: Some(old), ..ask(Kind::Service, new, &FEATURES) };
-        updated(Kind::Service, old, &default(&question).0)
+        let question =
+            AdmissionRequest { old: Some(old), ..ask(AdmittedKind::Service, new, &FEATURES) };
+        updated(AdmittedKind::Service, old, &default(&question).0)
     };
     assert_eq!(again(&made, &written), "");
     let said = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\n";
@@ -594,7 +599,7 @@ fn a_named_template_may_be_applied_again_as_it_was_written() {
     assert_eq!(again(&made, &other), want, "and nothing but what was written");
     let mut longer = written.clone();
     longer["spec"]["template"]["spec"]["timeoutSeconds"] = json!(77);
-    let (longer, _) = default(&ask(Kind::Service, &longer, &FEATURES));
+    let (longer, _) = default(&ask(AdmittedKind::Service, &longer, &FEATURES));
     let want = format!("{said}spec.timeoutSeconds:\n\t-: 77\n\t+: <unset>\n");
     assert_eq!(again(&longer, &written), want, "what was taken away is not kept in silence");
 }
@@ -604,7 +609,12 @@ fn a_named_template_may_be_applied_again_as_it_was_written() {
 fn makers_are_noted_and_not_rewritten() {
     let object = container("{image: a}");
     let by = |user, old, object| {
-        default(&Question { user: Some(user), old, ..ask(Kind::Service, object, &FEATURES) }).0
+        default(&AdmissionRequest {
+            user: Some(user),
+            old,
+            ..ask(AdmittedKind::Service, object, &FEATURES)
+        })
+        .0
     };
     let made = by("ann", None, &object);
     let notes = |object: &Value| {
@@ -620,15 +630,19 @@ fn makers_are_noted_and_not_rewritten() {
     let mut forged = made.clone();
     forged["metadata"]["annotations"][key::CREATOR] = "eve".into();
     let want = "annotation value is immutable: metadata.annotations.serving.knative.dev/creator";
-    assert_eq!(updated(Kind::Service, &made, &forged), want);
+    assert_eq!(updated(AdmittedKind::Service, &made, &forged), want);
     let mut forged = made.clone();
     forged["metadata"]["annotations"][key::LAST_MODIFIER] = "eve".into();
     let want = "invalid value: eve: metadata.annotations.serving.knative.dev/lastModifier";
-    assert_eq!(updated(Kind::Service, &made, &forged), want);
+    assert_eq!(updated(AdmittedKind::Service, &made, &forged), want);
     let owned = yaml(
         "{metadata: {name: a, ownerReferences: [{apiVersion: v, kind: Service, name: a, uid: u}]}, spec: {traffic: [{configurationName: a, percent: 100}]}}",
     );
-    let child = default(&Question { user: Some("ann"), ..ask(Kind::Route, &owned, &FEATURES) }).0;
+    let child = default(&AdmissionRequest {
+        user: Some("ann"),
+        ..ask(AdmittedKind::Route, &owned, &FEATURES)
+    })
+    .0;
     assert_eq!(child["metadata"]["annotations"], Value::Null);
 }
 
@@ -640,10 +654,10 @@ fn domain_mappings_are_judged_in_knatives_words() {
     };
     let good = "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: s}}";
     let (filled, _) =
-        default(&ask(Kind::DomainMapping, &mapping("a.example.com", good), &FEATURES));
+        default(&ask(AdmittedKind::DomainMapping, &mapping("a.example.com", good), &FEATURES));
     assert_eq!(filled["spec"]["ref"]["namespace"], "n");
     check(
-        Kind::DomainMapping,
+        AdmittedKind::DomainMapping,
         &[
             (mapping("a.example.com", good), ""),
             (
@@ -681,12 +695,12 @@ fn domain_mappings_are_judged_in_knatives_words() {
 fn internal_kinds_are_filled_in_and_judged() {
     let pa = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
     let good = "{scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a-1-deployment}, protocolType: http1}";
-    let (filled, _) = default(&ask(Kind::PodAutoscaler, &pa(good), &FEATURES));
+    let (filled, _) = default(&ask(AdmittedKind::PodAutoscaler, &pa(good), &FEATURES));
     let annotations = &filled["metadata"]["annotations"];
     assert_eq!(annotations["autoscaling.knative.dev/class"], "kpa.autoscaling.knative.dev");
     assert_eq!(annotations["autoscaling.knative.dev/metric"], "concurrency");
     check(
-        Kind::PodAutoscaler,
+        AdmittedKind::PodAutoscaler,
         &[
             (pa(good), ""),
             (pa("{}"), "missing field(s): spec"),
@@ -700,7 +714,7 @@ fn internal_kinds_are_filled_in_and_judged() {
     );
     let sks = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
     check(
-        Kind::ServerlessService,
+        AdmittedKind::ServerlessService,
         &[
             (
                 sks(
@@ -715,7 +729,7 @@ fn internal_kinds_are_filled_in_and_judged() {
         ],
     );
     check(
-        Kind::ClusterDomainClaim,
+        AdmittedKind::ClusterDomainClaim,
         &[(yaml("{metadata: {name: a.b}, spec: {}}"), "missing field(s): spec.namespace")],
     );
 }
@@ -724,7 +738,7 @@ fn internal_kinds_are_filled_in_and_judged() {
 #[test]
 fn defaults_are_knatives() {
     let (filled, _) = default(&ask(
-        Kind::Service,
+        AdmittedKind::Service,
         &template("{timeoutSeconds: 301, containers: [{image: a}]}"),
         &FEATURES,
     ));
@@ -751,8 +765,8 @@ fn secure_defaults_fill_what_nobody_said() {
     let object = container("{image: a, ports: [{containerPort: 80}]}");
     let with = |secure_pod_defaults| {
         let features = Features { secure_pod_defaults, ..Features::default() };
-        let (filled, _) = default(&ask(Kind::Service, &object, &features));
-        assert_eq!(said_with(Kind::Service, &filled, &features), "");
+        let (filled, _) = default(&ask(AdmittedKind::Service, &object, &features));
+        assert_eq!(said_with(AdmittedKind::Service, &filled, &features), "");
         filled["spec"]["template"]["spec"]["containers"][0]["securityContext"].clone()
     };
     assert_eq!(with(SecureDefaults::Disabled), Value::Null);
@@ -774,8 +788,8 @@ fn warnings_name_what_is_not_safe_and_what_is_old() {
         "{metadata: {name: a, annotations: {serving.knative.dev/rolloutDuration: 10s}}, spec: {template: {metadata: {annotations: {autoscaling.knative.dev/minScale: '1'}}, spec: {containers: [{image: a, securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false, seccompProfile: {type: RuntimeDefault}}}]}}}}",
     );
     let verdict = validate(&ask(
-        Kind::Service,
-        &default(&ask(Kind::Service, &object, &FEATURES)).0,
+        AdmittedKind::Service,
+        &default(&ask(AdmittedKind::Service, &object, &FEATURES)).0,
         &FEATURES,
     ));
     assert_eq!(verdict.problems, []);
@@ -786,21 +800,21 @@ fn warnings_name_what_is_not_safe_and_what_is_old() {
 /// Kinds that the controller writes may also be written by users, without any effect.
 #[test]
 fn what_only_the_controller_writes_is_told() {
-    let said = |kind: Kind, owners: &str, old: bool| {
+    let said = |kind: AdmittedKind, owners: &str, old: bool| {
         let meta = format!("{{name: a, namespace: n, ownerReferences: {owners}}}");
         let object = yaml(&format!("{{metadata: {meta}, spec: {{}}}}"));
         let old = old.then_some(&object);
-        let verdict = validate(&Question { old, ..ask(kind, &object, &FEATURES) });
+        let verdict = validate(&AdmissionRequest { old, ..ask(kind, &object, &FEATURES) });
         verdict.warnings.iter().any(|it| it.message.contains("has no effect"))
     };
     let owned = "[{apiVersion: v1, kind: Revision, name: a, uid: u, controller: true}]";
-    for kind in [Kind::PodAutoscaler, Kind::ServerlessService] {
+    for kind in [AdmittedKind::PodAutoscaler, AdmittedKind::ServerlessService] {
         assert!(said(kind, "[]", false) && said(kind, "[]", true), "{kind:?} without a Revision");
         assert!(said(kind, owned, true), "{kind:?} that is changed");
         assert!(!said(kind, owned, false), "{kind:?} as the controller makes it");
     }
-    assert!(said(Kind::Metric, owned, false));
-    assert!(!said(Kind::ClusterDomainClaim, "[]", false), "an administrator's own");
+    assert!(said(AdmittedKind::Metric, owned, false));
+    assert!(!said(AdmittedKind::ClusterDomainClaim, "[]", false), "an administrator's own");
 }
 
 #[test]
@@ -808,7 +822,7 @@ fn fields_that_no_pod_has_are_taken_out_and_named() {
     let object = template(
         "{speed: 1, timeoutSeconds: 5, containers: [{image: a, imagge: b, ports: [{containerPort: 80, colour: red}]}]}",
     );
-    let (filled, mut unknown) = default(&ask(Kind::Service, &object, &FEATURES));
+    let (filled, mut unknown) = default(&ask(AdmittedKind::Service, &object, &FEATURES));
     unknown.sort();
     let at = "spec.template.spec";
     let want = [
@@ -818,20 +832,20 @@ fn fields_that_no_pod_has_are_taken_out_and_named() {
     ];
     assert_eq!(unknown, want);
     assert_eq!(filled["spec"]["template"]["spec"]["timeoutSeconds"], 5);
-    assert_eq!(said(Kind::Service, &object), "");
+    assert_eq!(said(AdmittedKind::Service, &object), "");
 }
 
-fn kinds() -> impl Strategy<Value = Kind> {
+fn kinds() -> impl Strategy<Value = AdmittedKind> {
     prop::sample::select(vec![
-        Kind::Service,
-        Kind::Configuration,
-        Kind::Revision,
-        Kind::Route,
-        Kind::DomainMapping,
-        Kind::PodAutoscaler,
-        Kind::Metric,
-        Kind::ServerlessService,
-        Kind::ClusterDomainClaim,
+        AdmittedKind::Service,
+        AdmittedKind::Configuration,
+        AdmittedKind::Revision,
+        AdmittedKind::Route,
+        AdmittedKind::DomainMapping,
+        AdmittedKind::PodAutoscaler,
+        AdmittedKind::Metric,
+        AdmittedKind::ServerlessService,
+        AdmittedKind::ClusterDomainClaim,
     ])
 }
 
@@ -951,9 +965,9 @@ proptest! {
     #[test]
     fn no_document_stops_admission(kind in kinds(), object in documents(), old in documents(), update: bool) {
         let old = update.then_some(&old);
-        let question = Question { old, user: Some("ann"), ..ask(kind, &object, &FEATURES) };
+        let question = AdmissionRequest { old, user: Some("ann"), ..ask(kind, &object, &FEATURES) };
         let (filled, _) = default(&question);
-        let _ = validate(&Question { object: &filled, ..question });
+        let _ = validate(&AdmissionRequest { object: &filled, ..question });
     }
 
     /// Defaulting is idempotent, since the API server may call again after another webhook.
@@ -968,17 +982,17 @@ proptest! {
     /// An admitted object is admitted again without a change, and is not changed.
     #[test]
     fn what_was_accepted_stays_accepted(object in services()) {
-        let (filled, _) = default(&ask(Kind::Service, &object, &FEATURES));
-        prop_assume!(validate(&ask(Kind::Service, &filled, &FEATURES)).problems.is_empty());
-        let again = Question { old: Some(&filled), user: Some("bob"), ..ask(Kind::Service, &filled, &FEATURES) };
+        let (filled, _) = default(&ask(AdmittedKind::Service, &object, &FEATURES));
+        prop_assume!(validate(&ask(AdmittedKind::Service, &filled, &FEATURES)).problems.is_empty());
+        let again = AdmissionRequest { old: Some(&filled), user: Some("bob"), ..ask(AdmittedKind::Service, &filled, &FEATURES) };
         let (after, _) = default(&again);
         prop_assert_eq!(&after, &filled);
-        prop_assert_eq!(validate(&Question { object: &after, ..again }).problems, vec![]);
+        prop_assert_eq!(validate(&AdmissionRequest { object: &after, ..again }).problems, vec![]);
     }
 }
 
 /// The spec of a Revision, a pointer into it, and the value expected there after defaulting.
-type Filled = (String, String, Value);
+type DefaultedField = (String, String, Value);
 
 fn one(container: &str) -> String {
     format!("{{containers: [{{image: a, {container}}}]}}")
@@ -992,7 +1006,7 @@ fn first(field: &str) -> String {
     format!("containers/0/{field}")
 }
 
-fn pod_defaults() -> Vec<Filled> {
+fn pod_defaults() -> Vec<DefaultedField> {
     let pod = |spec: &str| format!("{{containers: [{{image: a}}], {spec}}}");
     let mut table = Vec::new();
     for (text, timeout, start) in [
@@ -1024,7 +1038,7 @@ fn pod_defaults() -> Vec<Filled> {
     table
 }
 
-fn container_defaults() -> Vec<Filled> {
+fn container_defaults() -> Vec<DefaultedField> {
     let mut table = Vec::new();
     for text in ["", "name: ''", "name: null"] {
         table.push((one(text), first("name"), json!("user-container")));
@@ -1049,7 +1063,7 @@ fn container_defaults() -> Vec<Filled> {
     table
 }
 
-fn probe_defaults() -> Vec<Filled> {
+fn probe_defaults() -> Vec<DefaultedField> {
     let mut table = Vec::new();
     for probe in
         ["", "readinessProbe: null", "readinessProbe: {}", "readinessProbe: {tcpSocket: null}"]
@@ -1098,7 +1112,7 @@ fn probe_defaults() -> Vec<Filled> {
 fn defaults_of_what_is_absent_null_zero_or_empty_are_knatives() {
     let table = [pod_defaults(), container_defaults(), probe_defaults()];
     for (spec, at, want) in table.into_iter().flatten() {
-        let (filled, _) = default(&ask(Kind::Service, &template(&spec), &FEATURES));
+        let (filled, _) = default(&ask(AdmittedKind::Service, &template(&spec), &FEATURES));
         let at = format!("/spec/template/spec/{at}");
         assert_eq!(filled.pointer(&at).unwrap_or(&Value::Null), &want, "{spec}: {at}");
     }
@@ -1109,7 +1123,7 @@ fn defaults_of_traffic_are_knatives() {
     for traffic in ["", "traffic: null", "traffic: []"] {
         let object =
             service(&format!("{{template: {{spec: {{containers: [{{image: a}}]}}}}, {traffic}}}"));
-        let (filled, _) = default(&ask(Kind::Service, &object, &FEATURES));
+        let (filled, _) = default(&ask(AdmittedKind::Service, &object, &FEATURES));
         assert_eq!(filled["spec"]["traffic"], json!([{"latestRevision": true, "percent": 100}]));
     }
     for (target, want) in [
@@ -1123,7 +1137,7 @@ fn defaults_of_traffic_are_knatives() {
         let object = service(&format!(
             "{{template: {{spec: {{containers: [{{image: a}}]}}}}, traffic: [{target}]}}"
         ));
-        let (filled, _) = default(&ask(Kind::Service, &object, &FEATURES));
+        let (filled, _) = default(&ask(AdmittedKind::Service, &object, &FEATURES));
         assert_eq!(filled["spec"]["traffic"][0], want, "{target}");
     }
 }

@@ -1,10 +1,10 @@
 use super::*;
 
-fn ask(hook: Hook, request: Value) -> Value {
+fn ask(hook: AdmissionHook, request: Value) -> Value {
     let body =
         json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
-    let answer =
-        answer(hook, body.to_string().as_bytes(), &Settings::default()).expect("an answer");
+    let answer = answer(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
+        .expect("an answer");
     serde_json::from_slice(&answer).expect("JSON")
 }
 
@@ -37,7 +37,7 @@ fn patch(answer: &Value) -> Vec<Value> {
 
 #[test]
 fn filling_in_is_answered_by_the_smallest_patch() {
-    let answer = ask(Hook::Defaulting, request(&service("a")));
+    let answer = ask(AdmissionHook::Defaulting, request(&service("a")));
     assert_eq!(answer["kind"], "AdmissionReview");
     assert_eq!(answer["response"]["uid"], "u");
     assert_eq!(answer["response"]["allowed"], true);
@@ -67,19 +67,19 @@ fn filling_in_is_answered_by_the_smallest_patch() {
 fn a_full_object_gets_no_patch() {
     let filled = {
         let mut object = service("a");
-        let answer = ask(Hook::Defaulting, request(&object));
+        let answer = ask(AdmissionHook::Defaulting, request(&object));
         let patch: json_patch::Patch =
             serde_json::from_value(patch(&answer).into()).expect("a patch");
         json_patch::patch(&mut object, &patch).expect("applies");
         object
     };
-    let answer = ask(Hook::Defaulting, request(&filled));
+    let answer = ask(AdmissionHook::Defaulting, request(&filled));
     assert_eq!(answer["response"], json!({"uid": "u", "allowed": true}));
 }
 
 #[test]
 fn a_refusal_is_a_status_in_knatives_words() {
-    let answer = ask(Hook::Validation, request(&service("")));
+    let answer = ask(AdmissionHook::Validation, request(&service("")));
     let response = &answer["response"];
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().expect("a message");
@@ -101,7 +101,7 @@ fn unknown_fields_go_as_the_client_asked() {
         if let Some(said) = said {
             request["options"]["fieldValidation"] = said.into();
         }
-        ask(Hook::Defaulting, request)["response"].clone()
+        ask(AdmissionHook::Defaulting, request)["response"].clone()
     };
     let warning = "unknown field \"spec.template.spec.containers[0].imagge\"";
     for said in [None, Some("Warn")] {
@@ -117,14 +117,14 @@ fn unknown_fields_go_as_the_client_asked() {
 
 #[test]
 fn a_warning_is_one_line() {
-    let (filled, _) = admit::default(&Question {
-        kind: Kind::Service,
+    let (filled, _) = admit::default(&AdmissionRequest {
+        kind: AdmittedKind::Service,
         object: &service("a"),
         old: None,
         user: None,
-        rules: Settings::default().rules(),
+        rules: AdmissionSettings::default().rules(),
     });
-    let answer = ask(Hook::Validation, request(&filled));
+    let answer = ask(AdmissionHook::Validation, request(&filled));
     assert_eq!(answer["response"]["allowed"], true);
     let warnings = answer["response"]["warnings"].as_array().expect("warnings").clone();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
@@ -137,21 +137,25 @@ fn what_is_not_asked_about_is_let_through() {
     for (key, value) in [("operation", json!("DELETE")), ("subResource", json!("status"))] {
         let mut request = request(&bad);
         request[key] = value;
-        assert_eq!(ask(Hook::Validation, request)["response"]["allowed"], true, "{key}");
+        assert_eq!(ask(AdmissionHook::Validation, request)["response"]["allowed"], true, "{key}");
     }
     let mut leaving = bad;
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    assert_eq!(ask(Hook::Validation, request(&leaving))["response"]["allowed"], true);
+    assert_eq!(ask(AdmissionHook::Validation, request(&leaving))["response"]["allowed"], true);
 }
 
 #[test]
 fn what_is_no_review_is_refused() {
     for body in ["", "[]", "{}", "{\"request\": 1}", "nonsense"] {
-        assert!(answer(Hook::Validation, body.as_bytes(), &Settings::default()).is_err(), "{body}");
+        assert!(
+            answer(AdmissionHook::Validation, body.as_bytes(), &AdmissionSettings::default())
+                .is_err(),
+            "{body}"
+        );
     }
     let mut foreign = request(&service("a"));
     foreign["kind"]["kind"] = "Cat".into();
-    let response = ask(Hook::Validation, foreign)["response"].clone();
+    let response = ask(AdmissionHook::Validation, foreign)["response"].clone();
     assert_eq!(response["status"]["message"], "unhandled kind: serving.knative.dev/Cat");
 }
 
@@ -162,7 +166,7 @@ fn config_maps_are_judged_before_they_are_in_force() {
             "metadata": {"name": "config-defaults", "annotations": annotations},
             "data": data,
         });
-        ask(Hook::Config, request(&object))["response"].clone()
+        ask(AdmissionHook::Config, request(&object))["response"].clone()
     };
     let good = map(json!({"revision-timeout-seconds": "100"}), json!({}));
     assert_eq!(good["allowed"], true);

@@ -6,12 +6,12 @@ use std::{collections::BTreeMap, path::Path};
 
 use common::outbox::Outbox;
 use controller::{
-    machine::{Event, Machine},
-    world::{Stamp, World},
+    machine::{ControllerEvent, ControllerStateMachine},
+    world::{ClusterState, UnixMillis},
 };
 use local::{
-    bundle::{self, Surroundings},
-    images::PullPolicy,
+    bundle::{self, BundleContext},
+    images::ImagePullPolicy,
 };
 
 use super::*;
@@ -33,7 +33,7 @@ const READ_ELSEWHERE: [&str; 8] = [
 /// Fields with only one accepted value, which is also the default.
 const ONLY_AS_USUAL: [&str; 2] = ["securityContext.privileged", "ports[].protocol"];
 
-struct Row {
+struct PodFieldCase {
     on: String,
     field: String,
     value: Value,
@@ -52,13 +52,13 @@ fn tables() -> impl Iterator<Item = Vec<&'static str>> {
 }
 
 /// Rows of the page about pods; their effect on the local node is in a table of its own.
-fn rows() -> Vec<Row> {
+fn rows() -> Vec<PodFieldCase> {
     let mut here = BTreeMap::new();
     for cells in tables().filter(|it| it.len() == 3) {
         let fields = cells[1].split(", ").filter_map(quoted);
         here.extend(fields.map(|field| ((cells[0], field), cells[2])));
     }
-    let row = |on: &str, field: &str, value: &str, effect: &str| Row {
+    let row = |on: &str, field: &str, value: &str, effect: &str| PodFieldCase {
         on: on.into(),
         field: field.into(),
         value: serde_json::from_str(value).unwrap(),
@@ -74,7 +74,7 @@ fn rows() -> Vec<Row> {
 }
 
 /// A service whose pod has the row's field with `value`.
-fn service(row: &Row, value: Option<Value>) -> Value {
+fn service(row: &PodFieldCase, value: Option<Value>) -> Value {
     let mut container = json!({"image": "hello:v1", "command": ["serve"]});
     let mut spec = json!({});
     if row.field.starts_with("volumes[]") {
@@ -109,7 +109,7 @@ fn inner<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String
 }
 
 /// Variants of the row's value: without its field, and with that field alone. `None` if the field is the whole value.
-fn variants(row: &Row) -> Option<(Value, Value)> {
+fn variants(row: &PodFieldCase) -> Option<(Value, Value)> {
     let (mut without, mut alone) = (row.value.clone(), row.value.clone());
     let (parent, own) = inner(&mut without, &row.field)?;
     parent.as_object_mut().unwrap().remove(&own);
@@ -128,12 +128,16 @@ fn in_order(mut spec: Value) -> Value {
 
 /// Formats the node's start of the containers of a service's pod; an error is the reason for its refusal.
 fn started(service: &Value) -> Result<String, String> {
-    let read = parse::service(service, &AutoscalerConfig::default());
+    let read = parse::service(service, &ScalePolicyConfig::default());
     let (name, manifest) = read.map_err(|problems| parse::line(&problems))?;
-    let mut machine = Machine::new(World { seed: 1, ..World::default() }, Outbox::new());
-    let mut orders = machine.step(Stamp(1_000_000), Event::Apply(name, manifest)).start;
+    let mut machine = ControllerStateMachine::new(
+        ClusterState { seed: 1, ..ClusterState::default() },
+        Outbox::new(),
+    );
+    let mut orders =
+        machine.step(UnixMillis(1_000_000), ControllerEvent::Apply(name, manifest)).start;
     let order = orders.remove(0);
-    let around = Surroundings {
+    let around = BundleContext {
         uid: &order.uid,
         pod: &order.name,
         namespace: "default",
@@ -155,14 +159,14 @@ fn started(service: &Value) -> Result<String, String> {
     };
     let all = order.spec.containers.iter().map(|it| {
         let image = it.image.as_deref().unwrap_or_default();
-        let policy = PullPolicy::of(it.image_pull_policy.as_deref(), image);
+        let policy = ImagePullPolicy::of(it.image_pull_policy.as_deref(), image);
         format!("{} {image} {policy:?} {}", it.name, start(it))
     });
     Ok(all.collect())
 }
 
 /// Returns true if the row's field changes the start of a pod, beside the other fields of its value or alone.
-fn is_read(row: &Row) -> bool {
+fn is_read(row: &PodFieldCase) -> bool {
     let with = started(&service(row, Some(row.value.clone())));
     let base = || started(&service(row, None));
     match variants(row) {
@@ -178,13 +182,13 @@ fn is_read(row: &Row) -> bool {
 fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
     let rows = rows();
     assert!(rows.len() > 100, "the page could not be read: {}", rows.len());
-    let is_ours = |it: &&Row| {
+    let is_ours = |it: &&PodFieldCase| {
         let elsewhere = READ_ELSEWHERE.iter().any(|own| it.field.starts_with(own));
         !elsewhere && !ONLY_AS_USUAL.contains(&&*it.field)
     };
-    let features_are_off = |it: &&Row| !it.effect.starts_with("works with `");
+    let features_are_off = |it: &&PodFieldCase| !it.effect.starts_with("works with `");
     let works = rows.iter().filter(|it| it.effect.starts_with("works"));
-    let tried: Vec<&Row> = works.filter(features_are_off).filter(is_ours).collect();
+    let tried: Vec<&PodFieldCase> = works.filter(features_are_off).filter(is_ours).collect();
     let idle = tried.iter().filter(|it| !is_read(it)).map(|it| format!("{} {}", it.on, it.field));
     assert_eq!(idle.collect::<Vec<_>>(), [""; 0], "nothing on the node reads them");
     assert!(tried.len() > 20, "{} rows", tried.len());
@@ -194,13 +198,14 @@ fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
 #[test]
 fn the_node_reads_nothing_that_it_warns_of() {
     let rows = rows();
-    let warned: Vec<&Row> = rows.iter().filter(|it| it.effect.starts_with("warned:")).collect();
+    let warned: Vec<&PodFieldCase> =
+        rows.iter().filter(|it| it.effect.starts_with("warned:")).collect();
     let read = warned.iter().filter(|it| is_read(it)).map(|it| format!("{} {}", it.on, it.field));
     assert_eq!(read.collect::<Vec<_>>(), [""; 0]);
     assert!(warned.len() > 5, "{} rows", warned.len());
     for row in warned {
         let it = service(row, Some(row.value.clone()));
-        let said = warnings(&Name::new("default", "hello"), &it).join("\n");
+        let said = warnings(&NamespacedName::new("default", "hello"), &it).join("\n");
         let word = format!("{} has no effect", row.field);
         assert!(said.contains(&word), "{} {}: {said:?}", row.on, row.field);
     }

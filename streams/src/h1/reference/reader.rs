@@ -1,13 +1,15 @@
 //! Pure: reads one message after another, as simply as possible.
 
-use super::{Body, Head, Kind, Odd, Server, Stop};
+use super::{
+    ReferenceBody, ReferenceHead, ReferenceRequestKind, ReferenceStop, ServerProfile, UnusualForm,
+};
 
 /// Reader of messages that continues at offset `at`.
-pub(super) struct Reader<'a> {
+pub(super) struct ReferenceReader<'a> {
     bytes: &'a [u8],
     pub(super) at: usize,
-    server: Server,
-    pub(super) odd: Vec<Odd>,
+    server: ServerProfile,
+    pub(super) odd: Vec<UnusualForm>,
 }
 
 fn is_token(text: &[u8]) -> bool {
@@ -30,19 +32,19 @@ fn trimmed(mut text: &[u8]) -> &[u8] {
     text
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8], server: Server) -> Self {
+impl<'a> ReferenceReader<'a> {
+    pub(super) fn new(bytes: &'a [u8], server: ServerProfile) -> Self {
         Self { bytes, at: 0, server, odd: Vec::new() }
     }
 
     /// Records an unusual form; returns an error if the server refuses it.
-    fn meets(&mut self, odd: Odd) -> Result<(), Stop> {
+    fn meets(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
         self.odd.push(odd);
-        if self.server.takes(odd) { Ok(()) } else { Err(Stop::Refused) }
+        if self.server.takes(odd) { Ok(()) } else { Err(ReferenceStop::Refused) }
     }
 
     /// Records an unusual form that a server detects before the end of the line.
-    fn early(&mut self, odd: Odd) -> Result<(), Stop> {
+    fn early(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
         self.at += 1;
         self.meets(odd)?;
         self.at -= 1;
@@ -50,9 +52,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the next line, without its end; `alone` is the form of a bare line feed.
-    fn line(&mut self, alone: Odd) -> Result<&'a [u8], Stop> {
+    fn line(&mut self, alone: UnusualForm) -> Result<&'a [u8], ReferenceStop> {
         let rest = &self.bytes[self.at..];
-        let end = rest.iter().position(|byte| *byte == b'\n').ok_or(Stop::Short)?;
+        let end = rest.iter().position(|byte| *byte == b'\n').ok_or(ReferenceStop::Short)?;
         self.at += end + 1;
         match rest[..end].strip_suffix(b"\r") {
             Some(line) => Ok(line),
@@ -61,55 +63,57 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the head of a request: empty lines before it (§2.2), its first line (§3), its headers (§5).
-    pub(super) fn head(&mut self) -> Result<Head, Stop> {
+    pub(super) fn head(&mut self) -> Result<ReferenceHead, ReferenceStop> {
         while matches!(self.bytes[self.at..], [b'\n', ..] | [b'\r', b'\n', ..]) {
-            self.line(Odd::LineFeed)?;
+            self.line(UnusualForm::LineFeed)?;
         }
         match self.bytes[self.at..] {
-            [] | [b'\r'] => return Err(Stop::Short),
-            [b'P', b'R', b'I', b' ', b'*', b' ', b'H', b'T', ..] => self.early(Odd::Symbol)?,
+            [] | [b'\r'] => return Err(ReferenceStop::Short),
+            [b'P', b'R', b'I', b' ', b'*', b' ', b'H', b'T', ..] => {
+                self.early(UnusualForm::Symbol)?
+            }
             [byte, ..] if byte.is_ascii_alphabetic() => {}
-            [byte, ..] if is_token(&[byte]) => self.early(Odd::Symbol)?,
+            [byte, ..] if is_token(&[byte]) => self.early(UnusualForm::Symbol)?,
             [_, ..] => {
                 self.at += 1;
-                return Err(Stop::Refused);
+                return Err(ReferenceStop::Refused);
             }
         }
-        let first = self.line(Odd::LineFeed)?;
+        let first = self.line(UnusualForm::LineFeed)?;
         let (kind, is_old) = self.request_line(first)?;
         let fields = self.fields()?;
         let body = self.length(&fields, is_old)?;
         let closes = if is_old { !fields.keeps || fields.closes } else { fields.closes };
-        Ok(Head { end: self.at, kind, closes, says_close: fields.closes, body })
+        Ok(ReferenceHead { end: self.at, kind, closes, says_close: fields.closes, body })
     }
 
     /// Reads header lines up to the empty one (§5).
-    fn fields(&mut self) -> Result<Fields, Stop> {
-        let mut fields = Fields::default();
+    fn fields(&mut self) -> Result<FramingFields, ReferenceStop> {
+        let mut fields = FramingFields::default();
         let mut lines: Vec<Vec<u8>> = Vec::new();
         loop {
-            let line = self.line(Odd::LineFeed)?;
+            let line = self.line(UnusualForm::LineFeed)?;
             if line.is_empty() {
                 break;
             }
             if line[0] == b'\r' {
-                return Err(Stop::Refused);
+                return Err(ReferenceStop::Refused);
             }
             if line.contains(&b'\r') {
-                self.meets(Odd::Return)?;
+                self.meets(UnusualForm::Return)?;
                 if line.to_ascii_lowercase().starts_with(b"connection:") {
-                    self.meets(Odd::ReturnedClose)?;
+                    self.meets(UnusualForm::ReturnedClose)?;
                 }
             }
             match lines.last_mut() {
                 // §5.2: the line break of a folded line counts as a blank.
                 Some(last) if is_blank(&line[0]) => {
-                    self.meets(Odd::Fold)?;
+                    self.meets(UnusualForm::Fold)?;
                     let before = last.to_ascii_lowercase();
                     let says_close =
                         before.starts_with(b"connection:") && trimmed(&before).ends_with(b"close");
                     if says_close && trimmed(line).first().is_some_and(|byte| *byte != b',') {
-                        self.meets(Odd::FoldedClose)?;
+                        self.meets(UnusualForm::FoldedClose)?;
                     }
                     last.push(b' ');
                     last.extend(line);
@@ -125,11 +129,11 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a response: interim ones, a status line (§4), headers and a body.
-    pub(super) fn answer(&mut self, kind: Kind) -> Result<(), Stop> {
+    pub(super) fn answer(&mut self, kind: ReferenceRequestKind) -> Result<(), ReferenceStop> {
         let status = loop {
-            let first = self.line(Odd::LineFeed)?;
-            let digits = first.get(9..12).ok_or(Stop::Refused)?;
-            let status = number_of(digits, 10).ok_or(Stop::Refused)?;
+            let first = self.line(UnusualForm::LineFeed)?;
+            let digits = first.get(9..12).ok_or(ReferenceStop::Refused)?;
+            let status = number_of(digits, 10).ok_or(ReferenceStop::Refused)?;
             if !(100..200).contains(&status) || status == 101 {
                 break status;
             }
@@ -139,10 +143,11 @@ impl<'a> Reader<'a> {
         let rest = self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
         let begin: Vec<u8> = rest.take(4).copied().collect();
         if status == 101 && matches!(begin[..], [0, 0, length, 4] if length % 6 == 0) {
-            self.meets(Odd::Frame)?;
+            self.meets(UnusualForm::Frame)?;
         }
-        let opens = status == 101 || kind == Kind::Connect && (200..300).contains(&status);
-        if kind == Kind::Head || opens || status == 204 || status == 304 {
+        let opens =
+            status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
+        if kind == ReferenceRequestKind::Head || opens || status == 204 || status == 304 {
             return Ok(());
         }
         if !fields.codings.is_empty() {
@@ -153,55 +158,57 @@ impl<'a> Reader<'a> {
         self.body(body)
     }
 
-    fn request_line(&mut self, line: &[u8]) -> Result<(Kind, bool), Stop> {
+    fn request_line(&mut self, line: &[u8]) -> Result<(ReferenceRequestKind, bool), ReferenceStop> {
         let words: Vec<&[u8]> = line.split(is_blank).filter(|word| !word.is_empty()).collect();
-        let [method, target, version] = words[..] else { return Err(Stop::Refused) };
+        let [method, target, version] = words[..] else { return Err(ReferenceStop::Refused) };
         if !is_token(method) {
-            return Err(Stop::Refused);
+            return Err(ReferenceStop::Refused);
         }
         if !method.iter().all(u8::is_ascii_uppercase) {
-            self.meets(Odd::Method)?;
+            self.meets(UnusualForm::Method)?;
         }
         if line.contains(&b'\t') {
-            self.meets(Odd::Tabs)?;
+            self.meets(UnusualForm::Tabs)?;
         }
         if line.len() != method.len() + target.len() + version.len() + 2 {
-            self.meets(Odd::Spaces)?;
+            self.meets(UnusualForm::Spaces)?;
         }
         if !target.iter().all(u8::is_ascii_graphic) {
-            self.meets(Odd::Target)?;
+            self.meets(UnusualForm::Target)?;
         }
         match version {
             b"HTTP/1.1" | b"HTTP/1.0" => {}
-            [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => self.meets(Odd::Version)?,
-            _ => return Err(Stop::Refused),
+            [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => {
+                self.meets(UnusualForm::Version)?
+            }
+            _ => return Err(ReferenceStop::Refused),
         }
         let kind = match method {
-            b"HEAD" => Kind::Head,
-            b"CONNECT" => Kind::Connect,
-            _ => Kind::Plain,
+            b"HEAD" => ReferenceRequestKind::Head,
+            b"CONNECT" => ReferenceRequestKind::Connect,
+            _ => ReferenceRequestKind::Plain,
         };
         Ok((kind, version == b"HTTP/1.0"))
     }
 
-    fn field(&mut self, line: &[u8], fields: &mut Fields) -> Result<(), Stop> {
+    fn field(&mut self, line: &[u8], fields: &mut FramingFields) -> Result<(), ReferenceStop> {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            return self.meets(Odd::Colon);
+            return self.meets(UnusualForm::Colon);
         };
         let (name, value) = (&line[..colon], trimmed(&line[colon + 1..]));
         if name.last().is_some_and(is_blank) {
             // Servers that accept it read another name; only a name without the blank would be what the RFC warns of.
-            return self.meets(Odd::Blank);
+            return self.meets(UnusualForm::Blank);
         }
         if !is_token(name) {
-            return self.meets(Odd::Name);
+            return self.meets(UnusualForm::Name);
         }
         if value.iter().any(is_control) {
-            self.meets(Odd::Value)?;
+            self.meets(UnusualForm::Value)?;
         }
         let name = name.to_ascii_lowercase();
         if !value.is_ascii() && matches!(&name[..], b"transfer-encoding" | b"connection") {
-            self.meets(Odd::Letter)?;
+            self.meets(UnusualForm::Letter)?;
         }
         match &name[..] {
             b"content-length" => fields.lengths.push(value.to_vec()),
@@ -221,65 +228,69 @@ impl<'a> Reader<'a> {
     }
 
     /// Computes the length of the body (§6.3).
-    fn length(&mut self, fields: &Fields, is_old: bool) -> Result<Body, Stop> {
+    fn length(
+        &mut self,
+        fields: &FramingFields,
+        is_old: bool,
+    ) -> Result<ReferenceBody, ReferenceStop> {
         if fields.lengths.len() > 1 {
-            self.meets(Odd::Lengths)?;
+            self.meets(UnusualForm::Lengths)?;
         }
         let mut length = None;
         for value in &fields.lengths {
             if value.contains(&b',') {
-                self.meets(Odd::LengthList)?;
+                self.meets(UnusualForm::LengthList)?;
             }
             for number in value.split(|byte| *byte == b',') {
-                let number = number_of(trimmed(number), 10).ok_or(Stop::Refused)?;
+                let number = number_of(trimmed(number), 10).ok_or(ReferenceStop::Refused)?;
                 if length.is_some_and(|other| other != number) {
-                    return Err(Stop::Refused);
+                    return Err(ReferenceStop::Refused);
                 }
                 length = Some(number);
             }
         }
         if fields.codings.is_empty() {
-            return Ok(Body::Sized(length.unwrap_or(0)));
+            return Ok(ReferenceBody::Sized(length.unwrap_or(0)));
         }
         if is_old {
-            self.meets(Odd::OldCoding)?;
+            self.meets(UnusualForm::OldCoding)?;
         }
         if length.is_some() {
-            self.meets(Odd::Both)?;
+            self.meets(UnusualForm::Both)?;
         }
         let list = fields.codings.join(&b',');
         let mut codings: Vec<&[u8]> = list.split(|byte| *byte == b',').map(trimmed).collect();
         if codings.iter().any(|coding| coding.is_empty()) {
-            self.meets(Odd::NoCoding)?;
+            self.meets(UnusualForm::NoCoding)?;
         }
         codings.retain(|coding| !coding.is_empty());
         if codings.len() > 1 {
-            self.meets(Odd::Codings)?;
+            self.meets(UnusualForm::Codings)?;
         }
         match codings.pop() {
-            None => Ok(Body::Sized(length.unwrap_or(0))),
-            Some(last) if last.eq_ignore_ascii_case(b"chunked") => Ok(Body::Chunked),
-            Some(_) => Err(Stop::Refused),
+            None => Ok(ReferenceBody::Sized(length.unwrap_or(0))),
+            Some(last) if last.eq_ignore_ascii_case(b"chunked") => Ok(ReferenceBody::Chunked),
+            Some(_) => Err(ReferenceStop::Refused),
         }
     }
 
-    pub(super) fn body(&mut self, body: Body) -> Result<(), Stop> {
+    pub(super) fn body(&mut self, body: ReferenceBody) -> Result<(), ReferenceStop> {
         match body {
-            Body::Sized(length) => self.pass(length),
-            Body::Chunked => self.chunks(),
+            ReferenceBody::Sized(length) => self.pass(length),
+            ReferenceBody::Chunked => self.chunks(),
         }
     }
 
-    fn pass(&mut self, length: u64) -> Result<(), Stop> {
+    fn pass(&mut self, length: u64) -> Result<(), ReferenceStop> {
         if length > (self.bytes.len() - self.at) as u64 {
-            return Err(Stop::Short);
+            return Err(ReferenceStop::Short);
         }
         self.at += length as usize;
         Ok(())
     }
 
     /// Reads a chunked body: sizes and data, then trailers (§7.1).
-    fn chunks(&mut self) -> Result<(), Stop> {
+    fn chunks(&mut self) -> Result<(), ReferenceStop> {
         loop {
             let size = self.size()?;
             if size == 0 {
@@ -289,26 +300,26 @@ impl<'a> Reader<'a> {
             match self.bytes[self.at..] {
                 [b'\r', b'\n', ..] => self.at += 2,
                 [b'\n', ..] => {
-                    self.meets(Odd::ChunkLineFeed)?;
+                    self.meets(UnusualForm::ChunkLineFeed)?;
                     self.at += 1;
                 }
-                [b'\r'] | [] => return Err(Stop::Short),
-                _ => return Err(Stop::Refused),
+                [b'\r'] | [] => return Err(ReferenceStop::Short),
+                _ => return Err(ReferenceStop::Refused),
             }
         }
         loop {
-            let line = self.line(Odd::Trailer)?;
+            let line = self.line(UnusualForm::Trailer)?;
             if line.is_empty() {
                 return Ok(());
             }
             let colon = line.iter().position(|byte| *byte == b':').unwrap_or(0);
             if !is_token(&line[..colon]) || line[colon..].iter().any(is_control) {
-                self.meets(Odd::Trailer)?;
+                self.meets(UnusualForm::Trailer)?;
             }
         }
     }
 
-    fn size(&mut self) -> Result<u64, Stop> {
+    fn size(&mut self) -> Result<u64, ReferenceStop> {
         let rest = &self.bytes[self.at..];
         let digits = rest.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
         let is_odd = |byte: &u8| digits == 0 || !b" \t\r\n;".contains(byte);
@@ -317,27 +328,27 @@ impl<'a> Reader<'a> {
         {
             // Servers refuse such a line before its end.
             self.at += 1;
-            return Err(Stop::Refused);
+            return Err(ReferenceStop::Refused);
         }
-        let line = self.line(Odd::ChunkLineFeed)?;
+        let line = self.line(UnusualForm::ChunkLineFeed)?;
         let text = line.split(|byte| *byte == b';').next().unwrap_or_default();
         let digits = trimmed(text);
         if line.contains(&b'\r') {
-            return Err(Stop::Refused);
+            return Err(ReferenceStop::Refused);
         }
         if digits.len() != text.len() {
-            self.meets(Odd::ChunkBlank)?;
+            self.meets(UnusualForm::ChunkBlank)?;
         }
         if digits.len() > 16 {
-            self.meets(Odd::ChunkZeros)?;
+            self.meets(UnusualForm::ChunkZeros)?;
         }
-        number_of(digits, 16).ok_or(Stop::Refused)
+        number_of(digits, 16).ok_or(ReferenceStop::Refused)
     }
 }
 
 /// Headers on which framing and persistence depend.
 #[derive(Default)]
-struct Fields {
+struct FramingFields {
     lengths: Vec<Vec<u8>>,
     codings: Vec<Vec<u8>>,
     closes: bool,

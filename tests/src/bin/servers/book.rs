@@ -17,16 +17,16 @@ static BOOK: LazyLock<Option<File>> = LazyLock::new(|| {
 
 /// A request that has begun. Its end is written to the book on drop.
 #[derive(Debug)]
-pub(crate) struct Begun(());
+pub(crate) struct BookedRequest(());
 
-impl Begun {
+impl BookedRequest {
     pub(crate) fn now() -> Self {
         note("+\n");
         Self(())
     }
 }
 
-impl Drop for Begun {
+impl Drop for BookedRequest {
     fn drop(&mut self) {
         note("-\n");
     }

@@ -10,7 +10,7 @@ use self::generated::{
     Text,
     echo_server::{Echo, EchoServer},
 };
-use crate::book::{self, Begun};
+use crate::book::{self, BookedRequest};
 
 #[allow(
     clippy::all,
@@ -25,11 +25,11 @@ mod generated {
 }
 
 pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
-    let server = Server::builder().add_service(EchoServer::new(Service));
+    let server = Server::builder().add_service(EchoServer::new(EchoService));
     Ok(server.serve_with_incoming(TcpListenerStream::new(listener)).await?)
 }
 
-struct Service;
+struct EchoService;
 
 /// Does as a message demands: it waits, fails, or returns the text.
 async fn answer(text: Text) -> Result<Text, Status> {
@@ -43,7 +43,7 @@ async fn answer(text: Text) -> Result<Text, Status> {
 
 /// Stream that keeps the request open in the book until the stream ends.
 fn held(
-    begun: Begun,
+    begun: BookedRequest,
     stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,
 ) -> BoxStream<'static, Result<Text, Status>> {
     stream
@@ -55,9 +55,9 @@ fn held(
 }
 
 #[tonic::async_trait]
-impl Echo for Service {
+impl Echo for EchoService {
     async fn unary(&self, request: Request<Text>) -> Result<Response<Text>, Status> {
-        let _begun = Begun::now();
+        let _begun = BookedRequest::now();
         Ok(Response::new(answer(request.into_inner()).await?))
     }
 
@@ -67,7 +67,7 @@ impl Echo for Service {
         &self,
         request: Request<Text>,
     ) -> Result<Response<Self::ServerStreamStream>, Status> {
-        let begun = Begun::now();
+        let begun = BookedRequest::now();
         let text = request.into_inner();
         let three = stream::iter(0..3).then(move |_| answer(text.clone()));
         Ok(Response::new(held(begun, three)))
@@ -77,7 +77,7 @@ impl Echo for Service {
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Text>, Status> {
-        let _begun = Begun::now();
+        let _begun = BookedRequest::now();
         let (mut stream, mut last) = (request.into_inner(), Text::default());
         while let Some(text) = stream.message().await? {
             last = answer(text).await?;
@@ -91,7 +91,7 @@ impl Echo for Service {
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Self::BidiStream>, Status> {
-        let begun = Begun::now();
+        let begun = BookedRequest::now();
         let answers = request.into_inner().then(|text| async { answer(text?).await });
         Ok(Response::new(held(begun, answers)))
     }

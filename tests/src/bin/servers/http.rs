@@ -21,9 +21,9 @@ use tokio_tungstenite::{
     tungstenite::{handshake::derive_accept_key, protocol::Role},
 };
 
-use crate::book::{self, Begun};
+use crate::book::{self, BookedRequest};
 
-type Body = BoxBody<Bytes, Infallible>;
+type ServerBody = BoxBody<Bytes, Infallible>;
 
 pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
     loop {
@@ -33,13 +33,16 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
             let server = auto::Builder::new(TokioExecutor::new());
             let io = TokioIo::new(stream);
             // A request begins when the service is called, even if its future is dropped before its end.
-            let service = service_fn(|request| answer(request, Begun::now()));
+            let service = service_fn(|request| answer(request, BookedRequest::now()));
             server.serve_connection_with_upgrades(io, service).await
         });
     }
 }
 
-async fn answer(request: Request<Incoming>, begun: Begun) -> Result<Response<Body>, hyper::Error> {
+async fn answer(
+    request: Request<Incoming>,
+    begun: BookedRequest,
+) -> Result<Response<ServerBody>, hyper::Error> {
     let body = match request.uri().path() {
         // Over HTTP/2, hyper leaves HEAD to the application.
         _ if request.method() == Method::HEAD => Empty::new().boxed(),
@@ -64,18 +67,18 @@ async fn answer(request: Request<Incoming>, begun: Begun) -> Result<Response<Bod
     Ok(Response::new(body))
 }
 
-fn full(bytes: impl Into<Bytes>) -> Body {
+fn full(bytes: impl Into<Bytes>) -> ServerBody {
     Full::new(bytes.into()).boxed()
 }
 
-fn status(status: StatusCode) -> Response<Body> {
+fn status(status: StatusCode) -> Response<ServerBody> {
     let mut response = Response::new(Empty::new().boxed());
     *response.status_mut() = status;
     response
 }
 
 /// A body of unknown length, which is sent in chunks.
-fn chunks() -> Body {
+fn chunks() -> ServerBody {
     let chunk = |_| async {
         tokio::task::yield_now().await;
         Ok(Frame::data(Bytes::from_static(b"some words\n")))
@@ -84,7 +87,7 @@ fn chunks() -> Body {
 }
 
 /// Echoes messages of a WebSocket until the client closes it, which ends the request.
-fn echo_websocket(mut request: Request<Incoming>, begun: Begun) -> Response<Body> {
+fn echo_websocket(mut request: Request<Incoming>, begun: BookedRequest) -> Response<ServerBody> {
     let Some(key) = request.headers().get(SEC_WEBSOCKET_KEY) else {
         return status(StatusCode::BAD_REQUEST);
     };

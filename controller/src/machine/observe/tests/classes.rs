@@ -2,54 +2,54 @@
 
 use super::*;
 
-fn annotated(cluster: &mut Cluster, pairs: &[(&str, &str)]) {
+fn annotated(cluster: &mut FakeApiServer, pairs: &[(&str, &str)]) {
     with_image(cluster, "hello:v1", pairs);
 }
 
-fn with_image(cluster: &mut Cluster, image: &str, pairs: &[(&str, &str)]) {
+fn with_image(cluster: &mut FakeApiServer, image: &str, pairs: &[(&str, &str)]) {
     let mut template = template(image, 1);
     for (name, value) in pairs {
         template["metadata"]["annotations"][format!("autoscaling.knative.dev/{name}")] =
             json!(value);
     }
-    cluster.user(Resource::KnativeService, "hello", json!({"template": template}));
+    cluster.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
 }
 
-fn deployment(cluster: &Cluster) -> Name {
+fn deployment(cluster: &FakeApiServer) -> NamespacedName {
     let own = name("hello-00001-deployment");
-    assert!(cluster.objects.contains_key(&(Resource::Deployment, own.clone())));
+    assert!(cluster.objects.contains_key(&(ResourceKind::Deployment, own.clone())));
     own
 }
 
-fn pods(cluster: &Cluster) -> Vec<Name> {
+fn pods(cluster: &FakeApiServer) -> Vec<NamespacedName> {
     let all = cluster.objects.keys();
-    let all = all.filter(|(resource, it)| *resource == Resource::Pod && it.namespace == SPACE);
+    let all = all.filter(|(resource, it)| *resource == ResourceKind::Pod && it.namespace == SPACE);
     all.map(|(_, it)| it.clone()).collect()
 }
 
 /// Reports this number of pods as ready, as the kubelet and Endpoints do.
-fn confirm(cluster: &mut Cluster, count: usize) {
+fn confirm(cluster: &mut FakeApiServer, count: usize) {
     for own in pods(cluster).into_iter().take(count) {
-        let mut object = cluster.objects[&(Resource::Pod, own.clone())].clone();
+        let mut object = cluster.objects[&(ResourceKind::Pod, own.clone())].clone();
         object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-        cluster.objects.insert((Resource::Pod, own.clone()), object.clone());
-        cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(object))));
+        cluster.objects.insert((ResourceKind::Pod, own.clone()), object.clone());
+        cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(object))));
     }
 }
 
-fn horizontal() -> (Resource, Name) {
-    (Resource::HorizontalPodAutoscaler, name("hello-00001"))
+fn horizontal() -> (ResourceKind, NamespacedName) {
+    (ResourceKind::HorizontalPodAutoscaler, name("hello-00001"))
 }
 
 #[test]
 fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let asked = [("class", "hpa.autoscaling.knative.dev"), ("metric", "cpu"), ("target", "70")];
     annotated(&mut cluster, &[&asked[..], &[("min-scale", "2"), ("max-scale", "5")]].concat());
     let spec = &cluster.objects[&horizontal()]["spec"];
     assert_eq!((&spec["minReplicas"], &spec["maxReplicas"]), (&json!(2), &json!(5)));
     let owner = &cluster.objects[&horizontal()]["metadata"]["ownerReferences"][0];
-    let autoscaler = cluster.object(Resource::PodAutoscaler, "hello-00001");
+    let autoscaler = cluster.object(ResourceKind::PodAutoscaler, "hello-00001");
     assert_eq!(
         (&owner["kind"], &owner["uid"]),
         (&json!("PodAutoscaler"), &autoscaler["metadata"]["uid"])
@@ -67,15 +67,15 @@ fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
     cluster.ready();
     cluster.decide("hello-00001", 0);
     assert_eq!((pods_wanted(&cluster), pods(&cluster).len()), (&json!(4), 4));
-    let status = &cluster.object(Resource::PodAutoscaler, "hello-00001")["status"];
+    let status = &cluster.object(ResourceKind::PodAutoscaler, "hello-00001")["status"];
     assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(4), &json!(4)));
     for which in ["Active", "Ready", "SKSReady", "ScaleTargetInitialized"] {
-        let said = cluster.condition(Resource::PodAutoscaler, "hello-00001", which);
+        let said = cluster.condition(ResourceKind::PodAutoscaler, "hello-00001", which);
         assert_eq!(said, "True : ", "{which}");
     }
-    let path = &cluster.object(Resource::ServerlessService, "hello-00001")["spec"]["mode"];
+    let path = &cluster.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"];
     assert_eq!(path, "Serve");
-    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     let gone = cluster.scale(&own, 2, &[]);
     for event in gone {
         cluster.step(event);
@@ -85,7 +85,7 @@ fn kubernetes_scales_a_revision_of_its_class_and_nothing_of_ours_does() {
 
 #[test]
 fn a_foreign_class_is_left_to_its_owner() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     annotated(&mut cluster, &[("class", "sloth.example.com")]);
     cluster.ready();
     assert!(!cluster.objects.contains_key(&horizontal()));
@@ -96,13 +96,13 @@ fn a_foreign_class_is_left_to_its_owner() {
     cluster.ready();
     cluster.decide("hello-00001", 0);
     assert_eq!((pods_wanted(&cluster), pods(&cluster).len()), (&json!(3), 3));
-    let autoscaler = cluster.object(Resource::PodAutoscaler, "hello-00001");
+    let autoscaler = cluster.object(ResourceKind::PodAutoscaler, "hello-00001");
     assert_eq!(autoscaler.get("status"), None, "its owner writes it");
 }
 
 #[test]
 fn our_class_has_no_horizontal_autoscaler() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     annotated(&mut cluster, &[]);
     assert!(!cluster.objects.contains_key(&horizontal()));
     assert!(cluster.table().revisions[&name("hello-00001")].policy.is_some());
@@ -110,14 +110,14 @@ fn our_class_has_no_horizontal_autoscaler() {
 
 #[test]
 fn a_revision_says_which_annotation_a_config_map_has_come_to_forbid() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     annotated(&mut cluster, &[("min-scale", "3"), ("max-scale", "10"), ("target", "10")]);
-    let said = |cluster: &Cluster| {
-        cluster.condition(Resource::Revision, "hello-00001", "AutoscalingAnnotationsValid")
+    let said = |cluster: &FakeApiServer| {
+        cluster.condition(ResourceKind::Revision, "hello-00001", "AutoscalingAnnotationsValid")
     };
     assert_eq!(said(&cluster), " : ");
     cluster.config("config-autoscaler", json!({"max-scale-limit": "5", "max-scale": "5"}));
-    let bounds = |cluster: &Cluster| {
+    let bounds = |cluster: &FakeApiServer| {
         let policy = cluster.table().revisions[&name("hello-00001")].policy.clone();
         let policy = policy.expect("ours");
         (policy.min_scale, policy.max_scale, policy.total)
@@ -135,21 +135,21 @@ fn a_revision_says_which_annotation_a_config_map_has_come_to_forbid() {
 /// Source of the rule: knative/serving `pkg/reconciler/revision/resources/pa.go`.
 #[test]
 fn a_revision_whose_pods_all_crash_is_as_if_no_route_led_there() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     annotated(&mut cluster, &[("min-scale", "2")]);
     cluster.ready();
-    let reachable = |cluster: &Cluster| {
-        let autoscaler = cluster.object(Resource::PodAutoscaler, "hello-00001");
+    let reachable = |cluster: &FakeApiServer| {
+        let autoscaler = cluster.object(ResourceKind::PodAutoscaler, "hello-00001");
         let said = autoscaler["spec"]["reachability"].clone();
         (cluster.table().revisions[&name("hello-00001")].reachable, said)
     };
     assert_eq!(reachable(&cluster), (true, json!("Reachable")));
-    let fare = |cluster: &mut Cluster, status: Value| {
+    let fare = |cluster: &mut FakeApiServer, status: Value| {
         for own in pods(cluster) {
-            let mut object = cluster.objects[&(Resource::Pod, own.clone())].clone();
+            let mut object = cluster.objects[&(ResourceKind::Pod, own.clone())].clone();
             object["status"]["containerStatuses"] = json!([status]);
-            cluster.objects.insert((Resource::Pod, own.clone()), object.clone());
-            cluster.step(Event::Observe(Resource::Pod, own, Some(Box::new(object))));
+            cluster.objects.insert((ResourceKind::Pod, own.clone()), object.clone());
+            cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(object))));
         }
     };
     let crashed = json!({
@@ -165,10 +165,11 @@ fn a_revision_whose_pods_all_crash_is_as_if_no_route_led_there() {
 
 #[test]
 fn with_a_least_number_ready_means_what_the_kubelets_say() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     annotated(&mut cluster, &[("min-scale", "3")]);
     cluster.ready();
-    let said = |cluster: &Cluster| cluster.condition(Resource::KnativeService, "hello", "Ready");
+    let said =
+        |cluster: &FakeApiServer| cluster.condition(ResourceKind::KnativeService, "hello", "Ready");
     let waits = said(&cluster);
     assert!(waits.starts_with("Unknown"), "{waits}");
     confirm(&mut cluster, 2);
@@ -180,14 +181,14 @@ fn with_a_least_number_ready_means_what_the_kubelets_say() {
 /// Readers of the Kubernetes objects see every pod of the new Revision ready before the old one loses its traffic.
 #[test]
 fn with_a_least_number_the_old_revision_goes_last() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     annotated(&mut cluster, &[("min-scale", "2")]);
     cluster.ready();
     confirm(&mut cluster, 2);
     with_image(&mut cluster, "hello:v2", &[("min-scale", "2")]);
     // Agents report at once that the new pods listen; kubelets report them one by one.
     cluster.ready();
-    let serves = |cluster: &Cluster| {
+    let serves = |cluster: &FakeApiServer| {
         let table = cluster.table();
         let target = table.services[&name("hello")].targets[0].revision.name.clone();
         let old = table.revisions[&name("hello-00001")].reachable;
@@ -203,47 +204,51 @@ fn with_a_least_number_the_old_revision_goes_last() {
 
 #[test]
 fn a_route_is_ready_once_every_activator_that_says_so_leads_there() {
-    let mut cluster = Cluster::new();
-    let who =
-        |name: &str| Subscriber { role: Role::Activator, name: name.into(), node: "n1".into() };
+    let mut cluster = FakeApiServer::new();
+    let who = |name: &str| ComponentReplica {
+        role: ComponentRole::Activator,
+        name: name.into(),
+        node: "n1".into(),
+    };
     // Two report their routed services, one is of an earlier release without that, and one has not named all services.
     for (stream, name) in [(1, "one"), (2, "two"), (3, "earlier"), (4, "begins")] {
-        cluster.step(Event::ReportBegin(who(name), stream));
+        cluster.step(ControllerEvent::ReportBegin(who(name), stream));
         if name != "earlier" {
-            cluster.step(Event::NamesRouted(who(name), stream));
+            cluster.step(ControllerEvent::NamesRouted(who(name), stream));
         }
         if name != "begins" {
-            cluster.step(Event::ReportSynced(who(name), stream));
+            cluster.step(ControllerEvent::ReportSynced(who(name), stream));
         }
     }
     cluster.service("hello", "hello:v1", 0, Value::Null);
-    let said = |cluster: &Cluster| cluster.condition(Resource::Route, "hello", "IngressReady");
+    let said =
+        |cluster: &FakeApiServer| cluster.condition(ResourceKind::Route, "hello", "IngressReady");
     let waits = "Unknown IngressNotConfigured: Ingress has not yet been reconciled.";
     assert_eq!(said(&cluster), waits);
     assert_eq!(cluster.table().services[&name("hello")].targets.len(), 1, "it is in the table");
-    cluster.step(Event::Routed(who("one"), 1, name("hello"), true));
+    cluster.step(ControllerEvent::Routed(who("one"), 1, name("hello"), true));
     assert_eq!(said(&cluster), waits, "the other one does not yet");
-    cluster.step(Event::Routed(who("two"), 2, name("hello"), true));
+    cluster.step(ControllerEvent::Routed(who("two"), 2, name("hello"), true));
     assert_eq!(said(&cluster), "True : ");
-    assert_eq!(cluster.condition(Resource::KnativeService, "hello", "Ready"), "True : ");
+    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
     // A ready Route stays ready when an activator's stream begins again and has not named anything yet.
-    cluster.step(Event::ReportBegin(who("two"), 5));
-    cluster.step(Event::NamesRouted(who("two"), 5));
-    cluster.step(Event::ReportSynced(who("two"), 5));
-    cluster.step(Event::Observe(
-        Resource::Route,
+    cluster.step(ControllerEvent::ReportBegin(who("two"), 5));
+    cluster.step(ControllerEvent::NamesRouted(who("two"), 5));
+    cluster.step(ControllerEvent::ReportSynced(who("two"), 5));
+    cluster.step(ControllerEvent::Observe(
+        ResourceKind::Route,
         name("hello"),
-        Some(Box::new(cluster.object(Resource::Route, "hello").clone())),
+        Some(Box::new(cluster.object(ResourceKind::Route, "hello").clone())),
     ));
     assert_eq!(said(&cluster), "True : ");
 }
 
 #[test]
 fn what_was_decided_and_from_what_is_told() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
-    let told = |cluster: &Cluster| {
-        [Resource::PodAutoscaler, Resource::Revision].map(|resource| {
+    let told = |cluster: &FakeApiServer| {
+        [ResourceKind::PodAutoscaler, ResourceKind::Revision].map(|resource| {
             let status = &cluster.object(resource, "hello-00001")["status"];
             status["annotations"]["rouse.dev/decision"].as_str().map(str::to_owned)
         })
@@ -256,9 +261,9 @@ fn what_was_decided_and_from_what_is_told() {
     assert_eq!(told(&cluster), both(line));
     // The same decision with other figures causes no write.
     let writes = cluster.writes;
-    let again = Decision { stable: 5.0, ..decision("hello-00001", 3) };
-    cluster.step(Event::Decide(again));
+    let again = ScaleDecision { stable: 5.0, ..decision("hello-00001", 3) };
+    cluster.step(ControllerEvent::Decide(again));
     assert_eq!((cluster.writes, told(&cluster)), (writes, both(line)));
-    cluster.step(Event::Undecide(name("hello-00001")));
+    cluster.step(ControllerEvent::Undecide(name("hello-00001")));
     assert_eq!(told(&cluster), [None, None]);
 }

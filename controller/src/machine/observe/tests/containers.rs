@@ -3,21 +3,21 @@
 use super::*;
 
 /// Applies a service with a serving container and a sidecar.
-fn pair(cluster: &mut Cluster, own: &str) {
+fn pair(cluster: &mut FakeApiServer, own: &str) {
     let mut template = template("hello:v2", 1);
     let serves = &mut template["spec"]["containers"][0];
     serves["ports"] = json!([{"containerPort": 8080, "name": "", "protocol": "TCP"}]);
     let helps = json!({"name": "helps", "image": "help:v1"});
     template["spec"]["containers"].as_array_mut().expect("a list").push(helps);
-    cluster.user(Resource::KnativeService, own, json!({"template": template}));
+    cluster.user(ResourceKind::KnativeService, own, json!({"template": template}));
 }
 
 /// Reports the containers of a Revision's only pod, as the kubelet does.
-fn says(cluster: &mut Cluster, revision: &str, serves: &Value, helps: &Value) {
+fn says(cluster: &mut FakeApiServer, revision: &str, serves: &Value, helps: &Value) {
     let prefix = format!("{revision}-deployment-");
-    let pods = cluster.names(Resource::Pod);
+    let pods = cluster.names(ResourceKind::Pod);
     let pod = pods.into_iter().find(|it| it.name.starts_with(&prefix)).expect("a pod");
-    let at = (Resource::Pod, pod.clone());
+    let at = (ResourceKind::Pod, pod.clone());
     let mut object = cluster.objects[&at].clone();
     let of = |name: &str, it: &Value| {
         let mut it = it.clone();
@@ -27,33 +27,33 @@ fn says(cluster: &mut Cluster, revision: &str, serves: &Value, helps: &Value) {
     object["status"]["containerStatuses"] =
         json!([of("user-container", serves), of("helps", helps)]);
     cluster.objects.insert(at, object.clone());
-    cluster.step(Event::Observe(Resource::Pod, pod, Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, pod, Some(Box::new(object))));
 }
 
 fn running(restarts: u32) -> Value {
     json!({"state": {"running": {}}, "restartCount": restarts})
 }
 
-fn pass(cluster: &mut Cluster, ms: u64) {
+fn pass(cluster: &mut FakeApiServer, ms: u64) {
     cluster.now = cluster.now.plus_ms(ms);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
 }
 
-fn targets(cluster: &Cluster, own: &str) -> Vec<String> {
+fn targets(cluster: &FakeApiServer, own: &str) -> Vec<String> {
     let targets = &cluster.table().services[&name(own)].targets;
     targets.iter().map(|it| it.revision.name.to_string()).collect()
 }
 
-fn is(cluster: &Cluster, revision: &str) -> String {
-    cluster.condition(Resource::Revision, revision, "Ready")
+fn is(cluster: &FakeApiServer, revision: &str) -> String {
+    cluster.condition(ResourceKind::Revision, revision, "Ready")
 }
 
 #[test]
 fn a_pod_is_ready_once_all_of_its_containers_run() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     pair(&mut cluster, "pair");
     cluster.ready();
-    let starting = [common::wire::PodPhase::Starting];
+    let starting = [common::wire::RoutingPhase::Starting];
     assert_eq!(phases(&cluster), starting, "that something listens tells nothing of the other");
     let creating = json!({"state": {"waiting": {"reason": "ContainerCreating"}}});
     for helps in [&json!({}), &creating, &json!({"state": {}})] {
@@ -62,12 +62,12 @@ fn a_pod_is_ready_once_all_of_its_containers_run() {
     }
     // For the serving container, the listener suffices.
     says(&mut cluster, "pair-00001", &creating, &running(0));
-    assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready]);
+    assert_eq!(phases(&cluster), [common::wire::RoutingPhase::Ready]);
 }
 
 #[test]
 fn a_revision_of_several_containers_is_ready_once_they_stay() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     pair(&mut cluster, "pair");
     cluster.ready();
     says(&mut cluster, "pair-00001", &running(0), &running(0));
@@ -87,7 +87,7 @@ fn a_revision_of_several_containers_is_ready_once_they_stay() {
 #[test]
 fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_that_works() {
     for code in [0, 7] {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         cluster.service("pair", "hello:v1", 1, Value::Null);
         cluster.ready();
         assert_eq!(targets(&cluster, "pair"), ["pair-00001"]);
@@ -97,7 +97,7 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
         for round in 0..20 {
             let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
             let waits = json!({"state": waits, "lastState": ended, "restartCount": round});
-            let seen = |cluster: &Cluster| {
+            let seen = |cluster: &FakeApiServer| {
                 assert_eq!(targets(cluster, "pair"), ["pair-00001"], "round {round}");
                 is(cluster, "pair-00002")
             };
@@ -121,9 +121,9 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
         for event in shown(&cluster.objects, &[]) {
             cluster.step(event);
         }
-        cluster.step(Event::Known);
+        cluster.step(ControllerEvent::Known);
         cluster.ready();
-        cluster.step(Event::Lead(true));
+        cluster.step(ControllerEvent::Lead(true));
         says(&mut cluster, "pair-00002", &running(0), &running(20));
         assert_eq!(is(&cluster, "pair-00002"), why);
         // This time the container stays.
@@ -134,47 +134,49 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
 }
 
 /// Returns the only pod of a Revision.
-fn only(cluster: &Cluster) -> Name {
-    let mut pods = cluster.names(Resource::Pod).into_iter().filter(|it| it.namespace == SPACE);
+fn only(cluster: &FakeApiServer) -> NamespacedName {
+    let mut pods = cluster.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
     pods.next().expect("a pod")
 }
 
 /// Reports the only pod as ready or not, as the kubelet does for all of its probes.
-fn passes(cluster: &mut Cluster, ready: bool) {
+fn passes(cluster: &mut FakeApiServer, ready: bool) {
     let pod = only(cluster);
-    let at = (Resource::Pod, pod.clone());
+    let at = (ResourceKind::Pod, pod.clone());
     let mut object = cluster.objects[&at].clone();
     let status = if ready { "True" } else { "False" };
     object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
     cluster.objects.insert(at, object.clone());
-    cluster.step(Event::Observe(Resource::Pod, pod, Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, pod, Some(Box::new(object))));
 }
 
 #[test]
 fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
     for kubelet_first in [true, false] {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         let mut template = template("hello:v1", 1);
         template["spec"]["containers"][0]["readinessProbe"] =
             json!({"exec": {"command": ["true"]}});
-        cluster.user(Resource::KnativeService, "hello", json!({"template": template}));
-        let steps: [fn(&mut Cluster); 2] = if kubelet_first {
-            [|it| passes(it, true), Cluster::ready]
+        cluster.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
+        let steps: [fn(&mut FakeApiServer); 2] = if kubelet_first {
+            [|it| passes(it, true), FakeApiServer::ready]
         } else {
-            [Cluster::ready, |it| passes(it, true)]
+            [FakeApiServer::ready, |it| passes(it, true)]
         };
         // The agent sees the pod, which does not listen yet.
-        let uid = cluster.objects[&(Resource::Pod, only(&cluster))]["metadata"]["uid"].clone();
-        let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
-        let waits = PodSeen { uid: uid.as_str().expect("a uid").into(), ready: false, ..seen() };
-        cluster.step(Event::Seen(agent, waits));
-        let starting = [common::wire::PodPhase::Starting];
+        let uid = cluster.objects[&(ResourceKind::Pod, only(&cluster))]["metadata"]["uid"].clone();
+        let agent =
+            ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+        let waits =
+            PodObservation { uid: uid.as_str().expect("a uid").into(), ready: false, ..seen() };
+        cluster.step(ControllerEvent::Seen(agent, waits));
+        let starting = [common::wire::RoutingPhase::Starting];
         assert_eq!(phases(&cluster), starting);
         steps[0](&mut cluster);
         assert_eq!(phases(&cluster), starting, "kubelet first: {kubelet_first}");
         steps[1](&mut cluster);
-        assert_eq!(phases(&cluster), [common::wire::PodPhase::Ready]);
+        assert_eq!(phases(&cluster), [common::wire::RoutingPhase::Ready]);
         passes(&mut cluster, false);
-        assert_ne!(phases(&cluster), [common::wire::PodPhase::Ready], "the command fails");
+        assert_ne!(phases(&cluster), [common::wire::RoutingPhase::Ready], "the command fails");
     }
 }

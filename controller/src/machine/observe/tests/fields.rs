@@ -4,14 +4,14 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::{
-    config_maps::{Defaults, Features, read},
+    config_maps::{Features, RevisionDefaults, read},
     crds,
     parse::{
-        Platform as Where, Problem, Rules,
-        admit::{Kind, Question, Verdict, default, validate},
+        AdmissionPlatform as Where, AdmissionRules, Problem,
+        admit::{AdmissionRequest, AdmittedKind, ValidationResult, default, validate},
         idle, mask,
     },
-    policy::{self, AutoscalerConfig},
+    policy::{self, ScalePolicyConfig},
 };
 
 mod keys;
@@ -21,7 +21,7 @@ mod others;
 const PAGE: &str = include_str!("../../../../../docs/fields.md");
 
 #[derive(Clone, Debug)]
-struct Row {
+struct FieldRow {
     on: String,
     field: String,
     value: Value,
@@ -33,7 +33,7 @@ fn quoted(cell: &str) -> Option<&str> {
     cell.trim().strip_prefix('`')?.strip_suffix('`')
 }
 
-fn rows() -> Vec<Row> {
+fn rows() -> Vec<FieldRow> {
     PAGE.lines().flat_map(rows_of).collect()
 }
 
@@ -44,11 +44,11 @@ fn cells(line: &str) -> Vec<&str> {
 }
 
 /// Returns the rows of one line: one for each field that it names.
-fn rows_of(line: &str) -> Vec<Row> {
+fn rows_of(line: &str) -> Vec<FieldRow> {
     let cells = cells(line);
     let [on, fields, value, effect] = cells[..] else { return Vec::new() };
     let Some(value) = quoted(value) else { return Vec::new() };
-    let row = |field: &str| Row {
+    let row = |field: &str| FieldRow {
         on: on.into(),
         field: quoted(field).unwrap_or_else(|| panic!("{field} of {on} is not quoted")).into(),
         value: serde_json::from_str(value).unwrap_or_else(|why| panic!("{value} of {on}: {why}")),
@@ -71,14 +71,14 @@ fn service() -> Value {
 }
 
 /// Expands a row about a group of annotations into one row for each of them.
-fn all_of(row: Row) -> Vec<Row> {
+fn all_of(row: FieldRow) -> Vec<FieldRow> {
     let Some(group) = row.field.strip_suffix('*') else { return vec![row] };
     let names = idle::ANNOTATIONS.iter().flat_map(|it| it.names).filter(|it| it.starts_with(group));
-    names.map(|name| Row { field: (*name).into(), ..row.clone() }).collect()
+    names.map(|name| FieldRow { field: (*name).into(), ..row.clone() }).collect()
 }
 
 /// Returns an object with the field of a row set; `None` if the row is about something else.
-fn with(row: &Row) -> Option<(Kind, Value)> {
+fn with(row: &FieldRow) -> Option<(AdmittedKind, Value)> {
     let (mut at, kind) = place(&row.on)?;
     let mut object = others::base(kind);
     match row.on.as_str() {
@@ -100,7 +100,7 @@ fn with(row: &Row) -> Option<(Kind, Value)> {
 }
 
 /// Adds the counterpart of a row's field: volumes and mounts need each other.
-fn beside(object: &mut Value, row: &Row) {
+fn beside(object: &mut Value, row: &FieldRow) {
     let Some(spec) = object.pointer_mut("/spec/template/spec") else { return };
     if row.field.starts_with("volumes[]") {
         let mount = json!([{"name": "v", "mountPath": "/v", "readOnly": true}]);
@@ -110,15 +110,15 @@ fn beside(object: &mut Value, row: &Row) {
     }
 }
 
-fn is_of_a_pod(row: &Row) -> bool {
+fn is_of_a_pod(row: &FieldRow) -> bool {
     matches!(row.on.as_str(), "spec" | "container")
 }
 
 /// Returns the JSON pointer of a row's place, and the kind of the object that contains it.
-fn place(on: &str) -> Option<(String, Kind)> {
+fn place(on: &str) -> Option<(String, AdmittedKind)> {
     const TEMPLATE: &str = "/spec/template";
-    let own = |at: &str| Some((at.to_owned(), Kind::Service));
-    let inner = |at: &str| Some((format!("{TEMPLATE}{at}"), Kind::Service));
+    let own = |at: &str| Some((at.to_owned(), AdmittedKind::Service));
+    let inner = |at: &str| Some((format!("{TEMPLATE}{at}"), AdmittedKind::Service));
     match on {
         "annotation" => return own("/metadata/annotations"),
         "label" => return own("/metadata/labels"),
@@ -134,52 +134,52 @@ fn place(on: &str) -> Option<(String, Kind)> {
     }
     let (what, kind) = on.split_once(" of a ")?;
     let kind = match kind {
-        "Configuration" => Kind::Configuration,
-        "Route" => Kind::Route,
-        "DomainMapping" => Kind::DomainMapping,
-        "Revision" => Kind::Revision,
+        "Configuration" => AdmittedKind::Configuration,
+        "Route" => AdmittedKind::Route,
+        "DomainMapping" => AdmittedKind::DomainMapping,
+        "Revision" => AdmittedKind::Revision,
         _ => return None,
     };
     matches!(what, "annotation" | "label").then(|| (format!("/metadata/{what}s"), kind))
 }
 
 /// Runs admission on an object; returns the defaulted object and the verdict.
-fn admit(kind: Kind, object: &Value, feature: Option<&str>) -> (Value, Verdict) {
+fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, ValidationResult) {
     let keys = feature.map(|key| (key.to_owned(), "enabled".to_owned()));
     let features: Features = read(&keys.into_iter().collect()).expect("a feature").value;
-    let (defaults, autoscaler) = (Defaults::default(), AutoscalerConfig::default());
-    let rules = Rules {
+    let (defaults, autoscaler) = (RevisionDefaults::default(), ScalePolicyConfig::default());
+    let rules = AdmissionRules {
         platform: Where::Kubernetes,
         defaults: &defaults,
         features: &features,
         autoscaler: &autoscaler,
         cluster_domain: "cluster.local",
     };
-    let ask = Question { kind, object, old: None, user: None, rules };
+    let ask = AdmissionRequest { kind, object, old: None, user: None, rules };
     let (filled, unknown) = default(&ask);
     assert_eq!(unknown, [""; 0]);
-    let verdict = validate(&Question { object: &filled, ..ask });
+    let verdict = validate(&AdmissionRequest { object: &filled, ..ask });
     (filled, verdict)
 }
 
 /// Returns everything that follows from an object, but for fields that are only copied without an effect.
-fn outcome(kind: Kind, object: &Value) -> String {
-    if kind != Kind::Service {
+fn outcome(kind: AdmittedKind, object: &Value) -> String {
+    if kind != AdmittedKind::Service {
         return told(&others::alone(kind, object));
     }
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.follower = None;
-    for event in cluster.apply(Resource::KnativeService, &name("hello"), object.clone()) {
+    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), object.clone()) {
         cluster.step(event);
     }
     cluster.ready();
     told(&cluster)
 }
 
-fn told(cluster: &Cluster) -> String {
+fn told(cluster: &FakeApiServer) -> String {
     let specs = cluster.objects.iter().filter_map(|((resource, name), it)| match resource {
-        Resource::Deployment => Some(format!("{name} {}", bare(it))),
-        Resource::HorizontalPodAutoscaler => Some(format!("{name} {}", it["spec"])),
+        ResourceKind::Deployment => Some(format!("{name} {}", bare(it))),
+        ResourceKind::HorizontalPodAutoscaler => Some(format!("{name} {}", it["spec"])),
         _ => None,
     });
     let specs: Vec<String> = specs.collect();
@@ -216,14 +216,14 @@ fn follow<'a>(mut it: &'a Value, path: &str) -> &'a Value {
 }
 
 /// Returns true if the pod has the row's field as it was written.
-fn pod_has(row: &Row, filled: &Value) -> bool {
-    let mut cluster = Cluster::new();
+fn pod_has(row: &FieldRow, filled: &Value) -> bool {
+    let mut cluster = FakeApiServer::new();
     cluster.follower = None;
-    for event in cluster.apply(Resource::KnativeService, &name("hello"), filled.clone()) {
+    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), filled.clone()) {
         cluster.step(event);
     }
-    let pod =
-        &cluster.object(Resource::Deployment, "hello-00001-deployment")["spec"]["template"]["spec"];
+    let pod = &cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["template"]
+        ["spec"];
     let of = |spec: &Value| {
         let at = if row.on == "container" { &spec["containers"][0] } else { spec };
         follow(at, &row.field).clone()
@@ -234,15 +234,16 @@ fn pod_has(row: &Row, filled: &Value) -> bool {
 }
 
 /// Returns true if the row's field makes any difference.
-fn works(row: &Row, kind: Kind, filled: &Value) -> bool {
+fn works(row: &FieldRow, kind: AdmittedKind, filled: &Value) -> bool {
     if is_of_a_pod(row) && row.field.contains('.') && pod_has(row, filled) {
         return true;
     }
-    static BEFORE: LazyLock<String> =
-        LazyLock::new(|| outcome(Kind::Service, &admit(Kind::Service, &service(), None).0));
+    static BEFORE: LazyLock<String> = LazyLock::new(|| {
+        outcome(AdmittedKind::Service, &admit(AdmittedKind::Service, &service(), None).0)
+    });
     let after = outcome(kind, filled);
     match kind {
-        Kind::Service => after != *BEFORE,
+        AdmittedKind::Service => after != *BEFORE,
         _ => after != outcome(kind, &admit(kind, &others::base(kind), None).0),
     }
 }
@@ -253,18 +254,21 @@ fn word(effect: &str) -> (&str, &str) {
 }
 
 /// Returns true if a warning states that the row's field has no effect.
-fn is_warned(row: &Row, warnings: &[Problem]) -> bool {
+fn is_warned(row: &FieldRow, warnings: &[Problem]) -> bool {
     let says = |it: &str| it.contains("has no effect") && it.contains(&row.field);
     warnings.iter().any(|it| says(&it.to_string()))
 }
 
 /// Returns the rows that fail, so that a failed test shows all of them and not only the first.
-fn at_fault(rows: &[Row], tries: impl Fn(&Row) + std::panic::RefUnwindSafe) -> Vec<&Row> {
-    let fails = |row: &&Row| std::panic::catch_unwind(|| tries(row)).is_err();
+fn at_fault(
+    rows: &[FieldRow],
+    tries: impl Fn(&FieldRow) + std::panic::RefUnwindSafe,
+) -> Vec<&FieldRow> {
+    let fails = |row: &&FieldRow| std::panic::catch_unwind(|| tries(row)).is_err();
     rows.iter().filter(fails).collect()
 }
 
-fn try_row(row: &Row) {
+fn try_row(row: &FieldRow) {
     let said = format!("{} {}", row.on, row.field);
     let (word, rest) = word(&row.effect);
     if word == "see" {
@@ -345,7 +349,7 @@ fn the_page_has_every_field_that_a_pod_may_have() {
     let rows = rows();
     let mut ends = |on: &str, path: &str| {
         let plain = |it: &str| it.replace("[]", "");
-        let is = |it: &Row| it.on == on && plain(&it.field) == path;
+        let is = |it: &FieldRow| it.on == on && plain(&it.field) == path;
         if !rows.iter().any(is) {
             missing.push(format!("{on} {path}"));
         }
@@ -355,14 +359,17 @@ fn the_page_has_every_field_that_a_pod_may_have() {
 }
 
 /// Calls `visit` for each field of a pod that has no fields of its own, below a container or the spec itself.
-fn ends_of(mask: &mask::Mask, path: &str, visit: &mut impl FnMut(&str, &str)) {
+fn ends_of(mask: &mask::FieldMask, path: &str, visit: &mut impl FnMut(&str, &str)) {
     for (name, field) in mask.0 {
         let path = if path.is_empty() { (*name).to_owned() } else { format!("{path}.{name}") };
         match field {
             // Init containers have the fields of containers.
-            mask::Field::In(_) if *name == "initContainers" => {}
-            mask::Field::In(inner) | mask::Field::IfIn(_, inner) => ends_of(inner, &path, visit),
-            mask::Field::Any | mask::Field::If(_) => match path.strip_prefix("containers.") {
+            mask::FieldRule::In(_) if *name == "initContainers" => {}
+            mask::FieldRule::In(inner) | mask::FieldRule::IfIn(_, inner) => {
+                ends_of(inner, &path, visit)
+            }
+            mask::FieldRule::Any | mask::FieldRule::If(_) => match path.strip_prefix("containers.")
+            {
                 Some(own) => visit("container", own),
                 None => visit("spec", &path),
             },
@@ -396,13 +403,13 @@ fn the_page_has_every_key_wherever_it_stands() {
 
 #[test]
 fn a_domain_says_that_its_certificate_is_not_used() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     let at = "www.shop.test";
     let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let spec = json!({"ref": to, "tls": {"secretName": "own"}});
-    cluster.user(Resource::DomainMapping, at, spec);
+    cluster.user(ResourceKind::DomainMapping, at, spec);
     assert_eq!(
-        cluster.condition(Resource::DomainMapping, at, "CertificateProvisioned"),
+        cluster.condition(ResourceKind::DomainMapping, at, "CertificateProvisioned"),
         "False CertificateNotReady: The gateway serves no TLS: Secret \"own\" is not used"
     );
 }

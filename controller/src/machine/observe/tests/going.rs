@@ -6,17 +6,17 @@ use super::*;
 const ALL: [&str; 1] = ["hello-00001"];
 
 /// Returns a cluster with a running service, or with a Configuration and a Route of their own.
-fn running(by_itself: bool) -> Cluster {
-    let mut cluster = Cluster::new();
+fn running(by_itself: bool) -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     if by_itself {
         cluster.user(
-            Resource::Configuration,
+            ResourceKind::Configuration,
             "hello",
             json!({"template": template("hello:v1", 1)}),
         );
         let traffic =
             json!([{"configurationName": "hello", "latestRevision": true, "percent": 100}]);
-        cluster.user(Resource::Route, "hello", json!({"traffic": traffic}));
+        cluster.user(ResourceKind::Route, "hello", json!({"traffic": traffic}));
     } else {
         cluster.service("hello", "hello:v1", 1, Value::Null);
     }
@@ -25,7 +25,7 @@ fn running(by_itself: bool) -> Cluster {
 }
 
 /// Deletes an object, as a user does, that stays until its finalizers or the objects it owns are gone.
-fn delete(cluster: &mut Cluster, resource: Resource, own: &Name) {
+fn delete(cluster: &mut FakeApiServer, resource: ResourceKind, own: &NamespacedName) {
     let at = (resource, own.clone());
     let stamp = cluster.now.rfc3339();
     let object = cluster.objects.get_mut(&at).expect("an object");
@@ -34,16 +34,16 @@ fn delete(cluster: &mut Cluster, resource: Resource, own: &Name) {
     object["metadata"]["generation"] = json!(generation + 1);
     object["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
     let object = object.clone();
-    cluster.step(Event::Observe(resource, own.clone(), Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(resource, own.clone(), Some(Box::new(object))));
 }
 
 /// Returns all objects made for a service, owners first.
-fn made(cluster: &Cluster) -> Vec<(Resource, Name)> {
-    let order = |resource: &Resource| match resource {
-        Resource::KnativeService => 0,
-        Resource::Configuration | Resource::Route => 1,
-        Resource::Revision => 2,
-        Resource::Pod => 4,
+fn made(cluster: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
+    let order = |resource: &ResourceKind| match resource {
+        ResourceKind::KnativeService => 0,
+        ResourceKind::Configuration | ResourceKind::Route => 1,
+        ResourceKind::Revision => 2,
+        ResourceKind::Pod => 4,
         _ => 3,
     };
     let own = cluster.objects.keys().filter(|(_, it)| it.namespace == SPACE);
@@ -53,17 +53,20 @@ fn made(cluster: &Cluster) -> Vec<(Resource, Name)> {
 }
 
 /// Returns an object and all objects below it in the tree of owners.
-fn below(cluster: &Cluster, of: &(Resource, Name)) -> Vec<(Resource, Name)> {
+fn below(
+    cluster: &FakeApiServer,
+    of: &(ResourceKind, NamespacedName),
+) -> Vec<(ResourceKind, NamespacedName)> {
     let mut all = vec![of.clone()];
     let mut at = 0;
     while let Some(owner) = all.get(at).cloned() {
         at += 1;
         let uid = cluster.objects[&owner]["metadata"]["uid"].clone();
         let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == uid;
-        let of_deployment = |(resource, it): &(Resource, Name)| {
+        let of_deployment = |(resource, it): &(ResourceKind, NamespacedName)| {
             let prefix = format!("{}-", owner.1.name);
-            owner.0 == Resource::Deployment
-                && *resource == Resource::Pod
+            owner.0 == ResourceKind::Deployment
+                && *resource == ResourceKind::Pod
                 && it.name.starts_with(&prefix)
         };
         let owned = cluster.objects.iter().filter(|(key, it)| is_owned(it) || of_deployment(key));
@@ -73,10 +76,10 @@ fn below(cluster: &Cluster, of: &(Resource, Name)) -> Vec<(Resource, Name)> {
 }
 
 /// Has the writer check every part of these objects, as any event could.
-fn look_at_all(cluster: &mut Cluster, of: &[(Resource, Name)]) {
+fn look_at_all(cluster: &mut FakeApiServer, of: &[(ResourceKind, NamespacedName)]) {
     for (resource, name) in of {
-        for part in [Part::Object, Part::Status, Part::Scale] {
-            for event in cluster.write(&Key::new(*resource, part, name.clone())) {
+        for part in [ObjectPart::Object, ObjectPart::Status, ObjectPart::Scale] {
+            for event in cluster.write(&ObjectPartKey::new(*resource, part, name.clone())) {
                 cluster.step(event);
             }
         }
@@ -98,7 +101,7 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
             let before = cluster.objects.clone();
             for (resource, name) in all.iter().skip(1).rev() {
                 cluster.objects.remove(&(*resource, name.clone()));
-                cluster.step(Event::Observe(*resource, name.clone(), None));
+                cluster.step(ControllerEvent::Observe(*resource, name.clone(), None));
                 look_at_all(&mut cluster, &all);
             }
             let spec = |objects: &BTreeMap<_, Value>| objects[&owner]["spec"].clone();
@@ -117,11 +120,11 @@ fn nothing_is_made_under_what_others_keep() {
         delete(&mut cluster, owner.0, &owner.1);
         for (resource, name) in all.iter().skip(1).rev() {
             cluster.objects.remove(&(*resource, name.clone()));
-            cluster.step(Event::Observe(*resource, name.clone(), None));
+            cluster.step(ControllerEvent::Observe(*resource, name.clone(), None));
         }
         look_at_all(&mut cluster, &all);
         cluster.now = cluster.now.plus_ms(60_000);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
         look_at_all(&mut cluster, &all);
         assert_eq!(below(&cluster, &owner), [owner]);
     }
@@ -130,10 +133,10 @@ fn nothing_is_made_under_what_others_keep() {
 /// Orphaning (`--cascade=orphan`): the API server removes the owner references from owned objects, then the owner.
 #[test]
 fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
-    for owner in [Resource::KnativeService, Resource::Configuration] {
-        let mut cluster = running(owner == Resource::Configuration);
+    for owner in [ResourceKind::KnativeService, ResourceKind::Configuration] {
+        let mut cluster = running(owner == ResourceKind::Configuration);
         let (all, of) = (made(&cluster), (owner, name("hello")));
-        let uids = |cluster: &Cluster| -> Vec<Option<Value>> {
+        let uids = |cluster: &FakeApiServer| -> Vec<Option<Value>> {
             let rest = all.iter().filter(|at| **at != of);
             rest.map(|at| cluster.objects.get(at).map(|it| it["metadata"]["uid"].clone())).collect()
         };
@@ -151,7 +154,7 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
                 .collect()
         };
         assert!(!owned.is_empty(), "{owner:?}");
-        let by_itself = |cluster: &Cluster, at: &(Resource, Name)| {
+        let by_itself = |cluster: &FakeApiServer, at: &(ResourceKind, NamespacedName)| {
             cluster.objects[at]["metadata"].get("ownerReferences").is_none()
         };
         for at in &owned {
@@ -161,7 +164,7 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
             assert_eq!(serves(&cluster), served, "{owner:?}: {at:?} stands by itself");
         }
         cluster.objects.remove(&of);
-        cluster.step(Event::Observe(of.0, of.1.clone(), None));
+        cluster.step(ControllerEvent::Observe(of.0, of.1.clone(), None));
         look_at_all(&mut cluster, &all);
         assert_eq!(uids(&cluster), before, "{owner:?}: all is there, and nothing was made again");
         assert!(owned.iter().all(|at| by_itself(&cluster, at)), "{owner:?}");
@@ -172,15 +175,15 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
 }
 
 /// Removes the owner reference from an object, as the garbage collector does.
-fn orphan(cluster: &mut Cluster, at: &(Resource, Name)) {
+fn orphan(cluster: &mut FakeApiServer, at: &(ResourceKind, NamespacedName)) {
     let mut object = cluster.objects[at].clone();
     object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
     cluster.objects.insert(at.clone(), object.clone());
-    cluster.step(Event::Observe(at.0, at.1.clone(), Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(at.0, at.1.clone(), Some(Box::new(object))));
 }
 
 /// Returns the targets of the service's requests, and the phases of its pods.
-fn serves(cluster: &Cluster) -> (Vec<Name>, Vec<common::wire::PodPhase>) {
+fn serves(cluster: &FakeApiServer) -> (Vec<NamespacedName>, Vec<common::wire::RoutingPhase>) {
     let table = cluster.table();
     let targets = table.services.get(&name("hello")).map(|it| it.targets.iter());
     (targets.into_iter().flatten().map(|it| it.revision.clone()).collect(), phases(cluster))
@@ -191,14 +194,14 @@ fn serves(cluster: &Cluster) -> (Vec<Name>, Vec<common::wire::PodPhase>) {
 fn what_an_orphaned_service_leaves_behind_is_scaled() {
     let mut cluster = running(false);
     let own = name("hello");
-    delete(&mut cluster, Resource::KnativeService, &own);
-    for resource in [Resource::Configuration, Resource::Route] {
+    delete(&mut cluster, ResourceKind::KnativeService, &own);
+    for resource in [ResourceKind::Configuration, ResourceKind::Route] {
         orphan(&mut cluster, &(resource, own.clone()));
     }
     cluster.decide(ALL[0], 3);
-    cluster.objects.remove(&(Resource::KnativeService, own.clone()));
-    cluster.step(Event::Observe(Resource::KnativeService, own, None));
-    let deployment = cluster.object(Resource::Deployment, "hello-00001-deployment");
+    cluster.objects.remove(&(ResourceKind::KnativeService, own.clone()));
+    cluster.step(ControllerEvent::Observe(ResourceKind::KnativeService, own, None));
+    let deployment = cluster.object(ResourceKind::Deployment, "hello-00001-deployment");
     assert_eq!(deployment["spec"]["replicas"], 3);
 }
 
@@ -208,14 +211,14 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
     for (is_orphaned, replicas) in [(true, 3), (false, 1)] {
         let mut cluster = running(true);
         let own = name("hello");
-        delete(&mut cluster, Resource::Configuration, &own);
+        delete(&mut cluster, ResourceKind::Configuration, &own);
         if is_orphaned {
-            ALL.iter().for_each(|it| orphan(&mut cluster, &(Resource::Revision, name(it))));
+            ALL.iter().for_each(|it| orphan(&mut cluster, &(ResourceKind::Revision, name(it))));
         }
-        cluster.objects.remove(&(Resource::Configuration, own.clone()));
-        cluster.step(Event::Observe(Resource::Configuration, own, None));
+        cluster.objects.remove(&(ResourceKind::Configuration, own.clone()));
+        cluster.step(ControllerEvent::Observe(ResourceKind::Configuration, own, None));
         cluster.decide(ALL[0], 3);
-        let deployment = cluster.object(Resource::Deployment, "hello-00001-deployment");
+        let deployment = cluster.object(ResourceKind::Deployment, "hello-00001-deployment");
         assert_eq!(deployment["spec"]["replicas"], replicas, "orphaned: {is_orphaned}");
     }
 }
@@ -225,25 +228,25 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
 fn what_is_below_a_service_that_others_keep_serves_until_it_is_told_to_go() {
     let mut cluster = running(false);
     let served = serves(&cluster);
-    assert_eq!(served, (ALL.map(name).to_vec(), vec![common::wire::PodPhase::Ready]));
-    delete(&mut cluster, Resource::KnativeService, &name("hello"));
+    assert_eq!(served, (ALL.map(name).to_vec(), vec![common::wire::RoutingPhase::Ready]));
+    delete(&mut cluster, ResourceKind::KnativeService, &name("hello"));
     cluster.now = cluster.now.plus_ms(60_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(serves(&cluster), served);
-    delete(&mut cluster, Resource::Revision, &name(ALL[0]));
+    delete(&mut cluster, ResourceKind::Revision, &name(ALL[0]));
     assert_eq!(draining(&cluster), (true, 1));
 }
 
 #[test]
 fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
     let mut cluster = running(true);
-    delete(&mut cluster, Resource::Configuration, &name("hello"));
-    assert_eq!(cluster.names(Resource::Revision), ALL.map(name));
+    delete(&mut cluster, ResourceKind::Configuration, &name("hello"));
+    assert_eq!(cluster.names(ResourceKind::Revision), ALL.map(name));
     // A controller that starts now observes the new generation only.
     cluster.follower = None;
     cluster.machine = cluster.other();
-    cluster.step(Event::Lead(true));
-    assert_eq!(cluster.names(Resource::Revision), ALL.map(name));
+    cluster.step(ControllerEvent::Lead(true));
+    assert_eq!(cluster.names(ResourceKind::Revision), ALL.map(name));
 }
 
 #[test]
@@ -255,49 +258,57 @@ fn nothing_is_written_in_a_namespace_that_goes() {
             meta["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
         }
         let object = json!({"metadata": meta});
-        Event::Observe(Resource::Namespace, Name::new("", SPACE), Some(Box::new(object)))
+        ControllerEvent::Observe(
+            ResourceKind::Namespace,
+            NamespacedName::new("", SPACE),
+            Some(Box::new(object)),
+        )
     };
     cluster.step(space(true));
     let (all, before) = (made(&cluster), cluster.writes);
-    for (resource, name) in all.iter().rev().filter(|(it, _)| *it != Resource::KnativeService) {
+    for (resource, name) in all.iter().rev().filter(|(it, _)| *it != ResourceKind::KnativeService) {
         cluster.objects.remove(&(*resource, name.clone()));
-        cluster.step(Event::Observe(*resource, name.clone(), None));
+        cluster.step(ControllerEvent::Observe(*resource, name.clone(), None));
         look_at_all(&mut cluster, &all);
     }
     assert_eq!(cluster.writes, before);
     // A service of the same name is created afterwards.
-    cluster.step(Event::Observe(Resource::Namespace, Name::new("", SPACE), None));
+    cluster.step(ControllerEvent::Observe(
+        ResourceKind::Namespace,
+        NamespacedName::new("", SPACE),
+        None,
+    ));
     cluster.step(space(false));
     cluster.service("hello", "hello:v2", 1, Value::Null);
-    assert!(cluster.objects.contains_key(&(Resource::Configuration, name("hello"))));
+    assert!(cluster.objects.contains_key(&(ResourceKind::Configuration, name("hello"))));
 }
 
 /// Returns true if every pod is draining in the table, and the number of pods.
-fn draining(cluster: &Cluster) -> (bool, usize) {
+fn draining(cluster: &FakeApiServer) -> (bool, usize) {
     let phases = phases(cluster);
-    (phases.iter().all(|it| *it == common::wire::PodPhase::Draining), phases.len())
+    (phases.iter().all(|it| *it == common::wire::RoutingPhase::Draining), phases.len())
 }
 
 #[test]
 fn pods_of_what_is_gone_drain_until_they_end() {
     for by_itself in [false, true] {
         let owns_revisions =
-            [Resource::KnativeService, Resource::Configuration, Resource::Revision];
+            [ResourceKind::KnativeService, ResourceKind::Configuration, ResourceKind::Revision];
         let owners = made(&running(by_itself));
         for owner in owners.iter().filter(|it| owns_revisions.contains(&it.0)) {
             let mut cluster = running(by_itself);
             let all = below(&cluster, owner);
             // Owners first, as in a background deletion; the pods take longer to end.
-            for (resource, name) in all.iter().filter(|it| it.0 != Resource::Pod) {
+            for (resource, name) in all.iter().filter(|it| it.0 != ResourceKind::Pod) {
                 cluster.objects.remove(&(*resource, name.clone()));
-                cluster.step(Event::Observe(*resource, name.clone(), None));
+                cluster.step(ControllerEvent::Observe(*resource, name.clone(), None));
             }
             assert_eq!(draining(&cluster), (true, 1), "{owner:?}");
-            for (resource, name) in all.iter().filter(|it| it.0 == Resource::Pod) {
+            for (resource, name) in all.iter().filter(|it| it.0 == ResourceKind::Pod) {
                 delete(&mut cluster, *resource, name);
                 assert_eq!(draining(&cluster), (true, 1), "{owner:?}");
                 cluster.objects.remove(&(*resource, name.clone()));
-                cluster.step(Event::Observe(*resource, name.clone(), None));
+                cluster.step(ControllerEvent::Observe(*resource, name.clone(), None));
             }
             assert_eq!(cluster.table().pods.len(), 0, "{owner:?}");
         }
@@ -308,15 +319,15 @@ fn pods_of_what_is_gone_drain_until_they_end() {
 fn a_revision_that_comes_back_under_its_name_leaves_the_old_pods_their_last_requests() {
     let mut cluster = running(false);
     let (old, _) = pods(&cluster).remove(0);
-    let revision = (Resource::Revision, name(ALL[0]));
+    let revision = (ResourceKind::Revision, name(ALL[0]));
     cluster.objects.remove(&revision);
     // It is its Configuration's newest Revision, so it is created again at once.
-    cluster.step(Event::Observe(revision.0, revision.1.clone(), None));
+    cluster.step(ControllerEvent::Observe(revision.0, revision.1.clone(), None));
     assert!(cluster.objects.contains_key(&revision));
-    let is_old = |(key, _): &(&(Resource, Name), &Value)| key.1 == old;
+    let is_old = |(key, _): &(&(ResourceKind, NamespacedName), &Value)| key.1 == old;
     let uid = cluster.objects.iter().find(is_old).map(|(_, it)| it["metadata"]["uid"].clone());
     let uid = uid.expect("the old pod");
     let uid = uid.as_str().expect("a uid");
     let phase = cluster.table().pods.get(uid).map(|it| it.phase);
-    assert_eq!(phase, Some(common::wire::PodPhase::Draining));
+    assert_eq!(phase, Some(common::wire::RoutingPhase::Draining));
 }

@@ -3,35 +3,35 @@
 use super::*;
 
 /// Returns a service that was scaled from zero to this number of pods, all of them ready.
-fn awake(wanted: u32) -> Cluster {
-    let mut cluster = Cluster::new();
+fn awake(wanted: u32) -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", wanted);
     cluster.ready();
     cluster
 }
 
-fn nobody_decides(cluster: &mut Cluster) {
-    cluster.step(Event::DecisionsBegin);
-    cluster.step(Event::DecisionsSynced);
+fn nobody_decides(cluster: &mut FakeApiServer) {
+    cluster.step(ControllerEvent::DecisionsBegin);
+    cluster.step(ControllerEvent::DecisionsSynced);
 }
 
 /// Changes a pod or adds one, as Kubernetes does.
-fn put(cluster: &mut Cluster, name: &Name, object: Value) {
-    cluster.objects.insert((Resource::Pod, name.clone()), object.clone());
-    cluster.step(Event::Observe(Resource::Pod, name.clone(), Some(Box::new(object))));
+fn put(cluster: &mut FakeApiServer, name: &NamespacedName, object: Value) {
+    cluster.objects.insert((ResourceKind::Pod, name.clone()), object.clone());
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, name.clone(), Some(Box::new(object))));
 }
 
-fn change(cluster: &mut Cluster, name: &Name, change: impl FnOnce(&mut Value)) {
-    let mut object = cluster.objects[&(Resource::Pod, name.clone())].clone();
+fn change(cluster: &mut FakeApiServer, name: &NamespacedName, change: impl FnOnce(&mut Value)) {
+    let mut object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
     change(&mut object);
     put(cluster, name, object);
 }
 
 /// Adds one pod beyond the Deployment's replicas, as the beginning of a rolling update does.
-fn surge(cluster: &mut Cluster, number: u32) -> (Name, String) {
+fn surge(cluster: &mut FakeApiServer, number: u32) -> (NamespacedName, String) {
     let (like, _) = pods(cluster).remove(0);
-    let mut object = cluster.objects[&(Resource::Pod, like)].clone();
+    let mut object = cluster.objects[&(ResourceKind::Pod, like)].clone();
     let own = name(&format!("hello-00001-deployment-new-{number}"));
     let uid = format!("00000000-0000-4000-9000-{:012x}", 0xf000 + number);
     object["metadata"]["name"] = json!(own.name.as_str());
@@ -42,29 +42,29 @@ fn surge(cluster: &mut Cluster, number: u32) -> (Name, String) {
     (own, uid)
 }
 
-fn end(cluster: &mut Cluster, pod: &Name) {
+fn end(cluster: &mut FakeApiServer, pod: &NamespacedName) {
     let now = cluster.now.rfc3339();
     change(cluster, pod, |it| it["metadata"]["deletionTimestamp"] = json!(now));
 }
 
-fn phase(cluster: &Cluster, uid: &str) -> Option<common::wire::PodPhase> {
+fn phase(cluster: &FakeApiServer, uid: &str) -> Option<common::wire::RoutingPhase> {
     cluster.table().pods.get(uid).map(|it| it.phase)
 }
 
 /// Makes a replica that has just started the leader.
-fn another_leads(cluster: &mut Cluster, decided: Option<u32>) {
+fn another_leads(cluster: &mut FakeApiServer, decided: Option<u32>) {
     let mut other = machine().loading();
     for event in shown(&cluster.objects, &[]) {
         other.step(cluster.now, event);
     }
-    other.step(cluster.now, Event::Known);
+    other.step(cluster.now, ControllerEvent::Known);
     (cluster.machine, cluster.follower) = (other, None);
     decided.into_iter().for_each(|it| cluster.decide("hello-00001", it));
-    cluster.step(Event::Lead(true));
+    cluster.step(ControllerEvent::Lead(true));
 }
 
-fn agent() -> Subscriber {
-    Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() }
+fn agent() -> ComponentReplica {
+    ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() }
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn what_runs_is_kept_while_nobody_decides_and_kubernetes_replaces_it() {
     assert_eq!(pods_wanted(&cluster), 1);
     cluster.ready();
     assert_eq!(phase(&cluster, &new), Some(Ready));
-    cluster.objects.remove(&(Resource::Pod, old.clone()));
-    cluster.step(Event::Observe(Resource::Pod, old, None));
+    cluster.objects.remove(&(ResourceKind::Pod, old.clone()));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old, None));
     assert_eq!(pods_wanted(&cluster), 1);
 }
 
@@ -101,12 +101,12 @@ fn a_new_leader_keeps_what_runs_until_somebody_decides() {
     end(&mut cluster, &evicted);
     assert_eq!(pods_wanted(&cluster), 2);
     // Pods that it planned as leader need not exist when it becomes the leader again.
-    cluster.step(Event::Lead(false));
+    cluster.step(ControllerEvent::Lead(false));
     for (pod, _) in pods(&cluster) {
-        cluster.objects.remove(&(Resource::Pod, pod.clone()));
-        cluster.step(Event::Observe(Resource::Pod, pod, None));
+        cluster.objects.remove(&(ResourceKind::Pod, pod.clone()));
+        cluster.step(ControllerEvent::Observe(ResourceKind::Pod, pod, None));
     }
-    cluster.step(Event::Lead(true));
+    cluster.step(ControllerEvent::Lead(true));
     assert_eq!(pods_wanted(&cluster), 0);
 }
 
@@ -123,11 +123,11 @@ fn a_new_leader_adds_no_pod_to_an_update_under_way() {
 fn who_leads_no_more_says_of_pods_what_stands_on_them() {
     let mut cluster = awake(2);
     let now = cluster.now;
-    let one = Event::Decide(decision("hello-00001", 1));
+    let one = ControllerEvent::Decide(decision("hello-00001", 1));
     // The lease is lost before anything of the plan was written.
     cluster.machine.step(now, one);
     assert!(phases(&cluster).contains(&Draining));
-    cluster.step(Event::Lead(false));
+    cluster.step(ControllerEvent::Lead(false));
     assert_eq!(phases(&cluster), [Ready, Ready], "the next leader may let the other one go");
 }
 
@@ -135,19 +135,20 @@ fn who_leads_no_more_says_of_pods_what_stands_on_them() {
 fn a_report_that_breaks_off_twice_leaves_nothing_of_before() {
     let mut cluster = awake(2);
     let uids: Vec<_> = pods(&cluster).into_iter().map(|(_, uid)| uid).collect();
-    let named = |uid: &str| Event::Seen(agent(), PodSeen { uid: uid.into(), ..seen() });
-    cluster.step(Event::ReportBegin(agent(), 1));
+    let named =
+        |uid: &str| ControllerEvent::Seen(agent(), PodObservation { uid: uid.into(), ..seen() });
+    cluster.step(ControllerEvent::ReportBegin(agent(), 1));
     for uid in &uids {
         cluster.step(named(uid));
     }
-    cluster.step(Event::ReportSynced(agent(), 1));
+    cluster.step(ControllerEvent::ReportSynced(agent(), 1));
     // The agent starts again, names one of the pods, and its link breaks.
-    cluster.step(Event::ReportBegin(agent(), 2));
+    cluster.step(ControllerEvent::ReportBegin(agent(), 2));
     cluster.step(named(&uids[0]));
-    cluster.step(Event::ReportEnd(agent(), 2));
-    cluster.step(Event::ReportBegin(agent(), 3));
+    cluster.step(ControllerEvent::ReportEnd(agent(), 2));
+    cluster.step(ControllerEvent::ReportBegin(agent(), 3));
     cluster.step(named(&uids[0]));
-    cluster.step(Event::ReportSynced(agent(), 3));
+    cluster.step(ControllerEvent::ReportSynced(agent(), 3));
     assert_eq!(
         [phase(&cluster, &uids[0]), phase(&cluster, &uids[1])],
         [Some(Ready), Some(Starting)]
@@ -161,8 +162,8 @@ fn of_pods_that_kubernetes_keeps_a_ready_one_serves_first() {
     // A rolling update of five pods adds two; the first of them never starts.
     let (_, stuck) = surge(&mut cluster, 1);
     let (_, fine) = surge(&mut cluster, 2);
-    let is_ready = PodSeen { uid: fine.clone(), ..seen() };
-    cluster.step(Event::Seen(agent(), is_ready));
+    let is_ready = PodObservation { uid: fine.clone(), ..seen() };
+    cluster.step(ControllerEvent::Seen(agent(), is_ready));
     end(&mut cluster, &old);
     assert_eq!((phase(&cluster, &fine), phase(&cluster, &stuck)), (Some(Ready), Some(Draining)));
 }
@@ -173,23 +174,27 @@ fn a_note_from_a_clock_that_is_ahead_holds_no_pod() {
     cluster.decide("hello-00001", 0);
     let (pod, uid) = pods(&cluster).remove(0);
     let ahead = cluster.now.plus_ms(3_600_000).rfc3339();
-    let at = (Resource::Pod, pod);
+    let at = (ResourceKind::Pod, pod);
     cluster.objects.get_mut(&at).expect("a pod")["metadata"]["annotations"]
         [crate::observe::DRAINING] = json!(ahead);
     another_leads(&mut cluster, Some(0));
     assert_eq!(phase(&cluster, &uid), Some(Draining));
     cluster.now = cluster.now.plus_ms(300_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(pods(&cluster).len(), 0);
 }
 
 #[test]
 fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
-    let mut cluster = Cluster::new();
-    let node = |cluster: &mut Cluster, ready: Option<&str>| {
+    let mut cluster = FakeApiServer::new();
+    let node = |cluster: &mut FakeApiServer, ready: Option<&str>| {
         let object =
             ready.map(|it| json!({"status": {"conditions": [{"type": "Ready", "status": it}]}}));
-        cluster.step(Event::Observe(Resource::Node, Name::new("", "n1"), object.map(Box::new)));
+        cluster.step(ControllerEvent::Observe(
+            ResourceKind::Node,
+            NamespacedName::new("", "n1"),
+            object.map(Box::new),
+        ));
     };
     node(&mut cluster, Some("True"));
     cluster.service("hello", "hello:v1", 0, Value::Null);
@@ -209,32 +214,36 @@ fn a_lost_node_that_is_removed_does_not_give_its_pods_back() {
 #[test]
 fn a_node_that_only_kubernetes_misses_serves_on() {
     let mut cluster = awake(1);
-    let kubelet_is = |cluster: &mut Cluster, ready: &str| {
+    let kubelet_is = |cluster: &mut FakeApiServer, ready: &str| {
         let conditions = json!([{"type": "Ready", "status": ready}, {"type": "ContainersReady", "status": "True"}]);
-        for (_, own) in
-            cluster.objects.keys().filter(|it| it.0 == Resource::Pod).cloned().collect::<Vec<_>>()
+        for (_, own) in cluster
+            .objects
+            .keys()
+            .filter(|it| it.0 == ResourceKind::Pod)
+            .cloned()
+            .collect::<Vec<_>>()
         {
             change(cluster, &own, |it| it["status"]["conditions"] = conditions.clone());
         }
     };
-    let node = |cluster: &mut Cluster, ready: &str| {
+    let node = |cluster: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        let own = Name::new("", "n1");
-        cluster.step(Event::Observe(Resource::Node, own, Some(Box::new(object))));
+        let own = NamespacedName::new("", "n1");
+        cluster.step(ControllerEvent::Observe(ResourceKind::Node, own, Some(Box::new(object))));
     };
-    let serves = |cluster: &Cluster| (phases(cluster), cluster.table().activators.len());
-    cluster.step(Event::ReportBegin(agent(), 1));
+    let serves = |cluster: &FakeApiServer| (phases(cluster), cluster.table().activators.len());
+    cluster.step(ControllerEvent::ReportBegin(agent(), 1));
     kubelet_is(&mut cluster, "True");
     node(&mut cluster, "True");
     assert_eq!(serves(&cluster), (vec![Ready], 1));
     node(&mut cluster, "Unknown");
     kubelet_is(&mut cluster, "False");
     assert_eq!(serves(&cluster), (vec![Ready], 1), "its agent reports");
-    cluster.step(Event::ReportEnd(agent(), 1));
+    cluster.step(ControllerEvent::ReportEnd(agent(), 1));
     assert_eq!(serves(&cluster), (vec![Starting], 0));
-    cluster.step(Event::ReportBegin(agent(), 2));
+    cluster.step(ControllerEvent::ReportBegin(agent(), 2));
     assert_eq!(serves(&cluster), (vec![Ready], 1), "it is back before Kubernetes sees it");
-    cluster.step(Event::ReportEnd(agent(), 2));
+    cluster.step(ControllerEvent::ReportEnd(agent(), 2));
     node(&mut cluster, "True");
     assert_eq!(serves(&cluster), (vec![Ready], 1), "Kubernetes sees it, its agent is replaced");
 }
@@ -242,15 +251,15 @@ fn a_node_that_only_kubernetes_misses_serves_on() {
 #[test]
 fn an_activator_that_was_evicted_is_not_waited_for() {
     let mut cluster = awake(1);
-    let own = Name::new("knative-serving", "activator-1");
-    let object = cluster.objects[&(Resource::Pod, own.clone())].clone();
+    let own = NamespacedName::new("knative-serving", "activator-1");
+    let object = cluster.objects[&(ResourceKind::Pod, own.clone())].clone();
     let mut evicted = object;
     evicted["status"]["phase"] = json!("Failed");
     evicted["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
     put(&mut cluster, &own, evicted);
     cluster.decide("hello-00001", 0);
     let (_, uid) = pods(&cluster).remove(0);
-    cluster.step(Event::Seen(agent(), PodSeen { uid, drained: true, ..seen() }));
+    cluster.step(ControllerEvent::Seen(agent(), PodObservation { uid, drained: true, ..seen() }));
     assert_eq!(pods(&cluster).len(), 0);
 }
 
@@ -258,50 +267,50 @@ fn an_activator_that_was_evicted_is_not_waited_for() {
 fn a_service_that_is_refused_goes_on_as_it_was() {
     let mut cluster = awake(0);
     cluster.user(
-        Resource::KnativeService,
+        ResourceKind::KnativeService,
         "hello",
         json!({"template": {"spec": {"containers": []}}}),
     );
-    assert!(cluster.condition(Resource::KnativeService, "hello", "Ready").starts_with("False"));
+    assert!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready").starts_with("False"));
     cluster.decide("hello-00001", 1);
     assert_eq!(pods_wanted(&cluster), 1, "its names still lead there");
 }
 
 #[test]
 fn the_word_of_an_agent_that_is_gone_starves_no_pod() {
-    let mut cluster = Cluster::new();
-    let node = Name::new("knative-serving", "agent-x");
+    let mut cluster = FakeApiServer::new();
+    let node = NamespacedName::new("knative-serving", "agent-x");
     let object = json!({
         "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
         "spec": {"nodeName": "n1"}, "status": {"podIP": "10.0.0.2"},
     });
-    cluster.step(Event::Observe(Resource::Pod, node.clone(), Some(Box::new(object))));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, node.clone(), Some(Box::new(object))));
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     let (pod, uid) = pods(&cluster).remove(0);
-    cluster.step(Event::ReportBegin(agent(), 1));
-    let starts = PodSeen { uid, ready: false, listening: false, ..seen() };
-    cluster.step(Event::Seen(agent(), starts));
-    cluster.step(Event::ReportSynced(agent(), 1));
-    cluster.step(Event::ReportEnd(agent(), 1));
+    cluster.step(ControllerEvent::ReportBegin(agent(), 1));
+    let starts = PodObservation { uid, ready: false, listening: false, ..seen() };
+    cluster.step(ControllerEvent::Seen(agent(), starts));
+    cluster.step(ControllerEvent::ReportSynced(agent(), 1));
+    cluster.step(ControllerEvent::ReportEnd(agent(), 1));
     change(&mut cluster, &pod, |it| {
         it["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     });
     assert_eq!(phases(&cluster), [Starting], "it may be back in a moment");
-    cluster.step(Event::Observe(Resource::Pod, node, None));
+    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, node, None));
     assert_eq!(phases(&cluster), [Ready]);
 }
 
 #[test]
 fn all_replicas_say_the_same_of_an_image_that_cannot_be_found() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
     cluster.resolves = false;
     cluster.service("hello", "hello:v2", 1, Value::Null);
-    cluster.step(Event::Resolved(name("hello-00002"), Err("no such image".into())));
+    cluster.step(ControllerEvent::Resolved(name("hello-00002"), Err("no such image".into())));
     cluster.service("other", "hello:v2", 1, Value::Null);
-    cluster.step(Event::Resolved(name("other-00001"), Err("no such image".into())));
-    let ready = cluster.condition(Resource::Revision, "other-00001", "Ready");
+    cluster.step(ControllerEvent::Resolved(name("other-00001"), Err("no such image".into())));
+    let ready = cluster.condition(ResourceKind::Revision, "other-00001", "Ready");
     assert!(ready.starts_with("False ContainerMissing"), "{ready}");
 }

@@ -12,7 +12,7 @@ fn lengths() -> impl Iterator<Item = String> {
     })
 }
 
-fn both_families() -> Event {
+fn both_families() -> ControllerEvent {
     let object = json!({
         "metadata": {"name": "activator-2", "namespace": "knative-serving", "uid": "a2", "labels": {"app": "activator"}},
         "spec": {"nodeName": "n1"},
@@ -21,8 +21,8 @@ fn both_families() -> Event {
             "conditions": [{"type": "Ready", "status": "True"}],
         },
     });
-    let own = Name::new("knative-serving", "activator-2");
-    Event::Observe(Resource::Pod, own, Some(Box::new(object)))
+    let own = NamespacedName::new("knative-serving", "activator-2");
+    ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(object)))
 }
 
 fn tagged() -> Value {
@@ -30,15 +30,15 @@ fn tagged() -> Value {
 }
 
 /// Returns the number of objects of each kind.
-fn kinds(cluster: &Cluster) -> BTreeMap<Resource, usize> {
+fn kinds(cluster: &FakeApiServer) -> BTreeMap<ResourceKind, usize> {
     let mut kinds = BTreeMap::new();
     let own = cluster.objects.keys().filter(|(_, it)| it.namespace == SPACE);
     own.for_each(|(resource, _)| *kinds.entry(*resource).or_default() += 1);
     kinds
 }
 
-fn with(service: &str, traffic: Value) -> Cluster {
-    let mut cluster = Cluster::new();
+fn with(service: &str, traffic: Value) -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     cluster.step(both_families());
     cluster.service(service, "hello:v1", 1, traffic);
     cluster.ready();
@@ -51,7 +51,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
     for own in lengths() {
         let mut cluster = with(&own, tagged());
         assert_eq!(kinds(&cluster), wanted, "{} bytes", own.len());
-        let ready = cluster.condition(Resource::KnativeService, &own, "Ready");
+        let ready = cluster.condition(ResourceKind::KnativeService, &own, "Ready");
         assert_eq!(ready, "True : ", "{} bytes", own.len());
         let owed = crate::want::owed(cluster.machine.world(), &name(&own));
         let owing = owed.iter().filter(|it| !it.keys.is_empty()).count();
@@ -62,15 +62,21 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
         }
         // The writer checks each object again that changes.
         for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
-            let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
+            let again =
+                cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
             assert_eq!(again, [], "{} bytes: {resource} {name}", own.len());
         }
         cluster.service(&own, "hello:v1", 1, json!([{"latestRevision": true, "percent": 100}]));
         let (of, now) = (|it| kinds(&cluster)[&it], |it| wanted[&it]);
-        assert_eq!(of(Resource::Service) + 1, now(Resource::Service), "{} bytes", own.len());
-        let slices = of(Resource::EndpointSlice);
-        assert_eq!(slices + 2, now(Resource::EndpointSlice), "{} bytes", own.len());
-        cluster.remove(Resource::KnativeService, &own);
+        assert_eq!(
+            of(ResourceKind::Service) + 1,
+            now(ResourceKind::Service),
+            "{} bytes",
+            own.len()
+        );
+        let slices = of(ResourceKind::EndpointSlice);
+        assert_eq!(slices + 2, now(ResourceKind::EndpointSlice), "{} bytes", own.len());
+        cluster.remove(ResourceKind::KnativeService, &own);
         assert_eq!(kinds(&cluster), BTreeMap::new(), "{} bytes", own.len());
         assert!(cluster.machine.world().odd.is_empty(), "{} bytes", own.len());
     }
@@ -81,19 +87,19 @@ fn what_cannot_be_written_is_told_at_every_length_of_a_name() {
     for own in lengths() {
         let mut cluster = with(&own, tagged());
         let children = cluster.objects.keys().filter(|(resource, it)| {
-            let told = [Resource::Deployment, Resource::Image, Resource::Service];
+            let told = [ResourceKind::Deployment, ResourceKind::Image, ResourceKind::Service];
             it.namespace == SPACE
-                && (told.contains(resource) || *resource == Resource::EndpointSlice)
+                && (told.contains(resource) || *resource == ResourceKind::EndpointSlice)
         });
         for (resource, child) in children.cloned().collect::<Vec<_>>() {
-            let key = Key::new(resource, Part::Object, child.clone());
-            let trouble = crate::kube::Trouble { reason: "Invalid", message: "no".into() };
-            cluster.step(Event::Trouble(key.clone(), Some(trouble)));
+            let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
+            let trouble = crate::kube::WriteError { reason: "Invalid", message: "no".into() };
+            cluster.step(ControllerEvent::Trouble(key.clone(), Some(trouble)));
             let app = &cluster.machine.world().apps[&name(&own)];
             let route = app.route.as_ref().expect("a route");
             let told = route.blocked.is_some() || app.revisions[0].blocked.is_some();
             assert!(told, "{} bytes: {resource} {child}", own.len());
-            cluster.step(Event::Trouble(key, None));
+            cluster.step(ControllerEvent::Trouble(key, None));
             let app = &cluster.machine.world().apps[&name(&own)];
             let route = app.route.as_ref().expect("a route");
             let told = route.blocked.is_some() || app.revisions[0].blocked.is_some();
@@ -105,9 +111,9 @@ fn what_cannot_be_written_is_told_at_every_length_of_a_name() {
 #[test]
 fn a_pod_of_a_long_name_is_noted_as_draining() {
     for own in lengths() {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         cluster.service(&own, "hello:v1", 0, Value::Null);
-        let revision = cluster.names(Resource::Revision).remove(0);
+        let revision = cluster.names(ResourceKind::Revision).remove(0);
         cluster.decide(&revision.name, 1);
         cluster.ready();
         cluster.decide(&revision.name, 0);
@@ -115,7 +121,7 @@ fn a_pod_of_a_long_name_is_noted_as_draining() {
             cluster
                 .objects
                 .iter()
-                .filter(|((it, name), _)| *it == Resource::Pod && name.namespace == SPACE)
+                .filter(|((it, name), _)| *it == ResourceKind::Pod && name.namespace == SPACE)
         };
         let noted =
             pods().all(|(_, it)| it["metadata"]["annotations"]["rouse.dev/draining"].is_string());
@@ -125,15 +131,15 @@ fn a_pod_of_a_long_name_is_noted_as_draining() {
 
 #[test]
 fn an_object_that_was_never_written_is_told_by_what_needs_it() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
-    let trouble = crate::kube::Trouble { reason: "NotMade", message: "Deployment".into() };
+    let trouble = crate::kube::WriteError { reason: "NotMade", message: "Deployment".into() };
     let app = name("hello");
     for (of, own, condition) in [
-        (Resource::Revision, "hello-00001", "ResourcesAvailable"),
-        (Resource::Route, "hello", "IngressReady"),
+        (ResourceKind::Revision, "hello-00001", "ResourcesAvailable"),
+        (ResourceKind::Route, "hello", "IngressReady"),
     ] {
-        let missing = |trouble| Event::Unmade(app.clone(), of, name(own), trouble);
+        let missing = |trouble| ControllerEvent::Unmade(app.clone(), of, name(own), trouble);
         cluster.step(missing(Some(trouble.clone())));
         assert_eq!(cluster.condition(of, own, condition), "False NotMade: Deployment");
         cluster.step(missing(None));
@@ -142,15 +148,15 @@ fn an_object_that_was_never_written_is_told_by_what_needs_it() {
 }
 
 /// Returns a service that Kubernetes scales, with a domain of its own and the claim that is made for the domain.
-fn scaled_and_mapped(own: &str) -> Cluster {
-    let mut cluster = Cluster::new();
+fn scaled_and_mapped(own: &str) -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
     let mut template = template("hello:v1", 1);
     for (key, value) in [("class", crate::policy::HPA), ("metric", "cpu"), ("target", "70")] {
         template["metadata"]["annotations"][format!("autoscaling.knative.dev/{key}")] =
             json!(value);
     }
-    cluster.user(Resource::KnativeService, own, json!({"template": template}));
+    cluster.user(ResourceKind::KnativeService, own, json!({"template": template}));
     cluster.ready();
     cluster.map(&domain(own), "Service", own);
     cluster
@@ -163,46 +169,47 @@ fn domain(own: &str) -> String {
 #[test]
 fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
     let wanted = kinds(&scaled_and_mapped("hello"));
-    assert_eq!(wanted[&Resource::HorizontalPodAutoscaler], 1);
-    let claims = |cluster: &Cluster| cluster.names(Resource::ClusterDomainClaim);
+    assert_eq!(wanted[&ResourceKind::HorizontalPodAutoscaler], 1);
+    let claims = |cluster: &FakeApiServer| cluster.names(ResourceKind::ClusterDomainClaim);
     for own in lengths() {
         let (mut cluster, bytes) = (scaled_and_mapped(&own), own.len());
         assert_eq!(kinds(&cluster), wanted, "{bytes} bytes");
-        assert_eq!(claims(&cluster), [Name::new("", domain(&own))], "{bytes} bytes");
-        let ready = cluster.condition(Resource::DomainMapping, &domain(&own), "Ready");
+        assert_eq!(claims(&cluster), [NamespacedName::new("", domain(&own))], "{bytes} bytes");
+        let ready = cluster.condition(ResourceKind::DomainMapping, &domain(&own), "Ready");
         assert_eq!(ready, "True : ", "{bytes} bytes");
         let told = cluster.table().services[&name(&own)].ingress.clone().expect("an ingress");
         let hosts: Vec<String> = told.domains.into_iter().map(|it| it.host).collect();
         assert_eq!(hosts, [domain(&own)], "{bytes} bytes");
         // The writer checks each object again that changes.
         for (resource, name) in cluster.objects.keys().cloned().collect::<Vec<_>>() {
-            let again = cluster.write(&Key::new(resource, Part::Object, name.clone()));
+            let again =
+                cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
             assert_eq!(again, [], "{bytes} bytes: {resource} {name}");
         }
         // Kubernetes scales it, and the number of replicas is observed.
         let (at, object) = cluster
             .objects
             .iter()
-            .find(|((resource, _), _)| *resource == Resource::HorizontalPodAutoscaler)
+            .find(|((resource, _), _)| *resource == ResourceKind::HorizontalPodAutoscaler)
             .map(|(at, object)| (at.clone(), object.clone()))
             .expect("one");
-        let key = Key::new(at.0, Part::Object, at.1.clone());
-        let trouble = crate::kube::Trouble { reason: "Invalid", message: "no".into() };
-        cluster.step(Event::Trouble(key.clone(), Some(trouble)));
-        let blocked = |cluster: &Cluster| {
+        let key = ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone());
+        let trouble = crate::kube::WriteError { reason: "Invalid", message: "no".into() };
+        cluster.step(ControllerEvent::Trouble(key.clone(), Some(trouble)));
+        let blocked = |cluster: &FakeApiServer| {
             cluster.machine.world().apps[&name(&own)].revisions[0].blocked.is_some()
         };
         assert!(blocked(&cluster), "{bytes} bytes: {}", at.1);
-        cluster.step(Event::Trouble(key, None));
+        cluster.step(ControllerEvent::Trouble(key, None));
         assert!(!blocked(&cluster), "{bytes} bytes: {}", at.1);
         cluster.objects.remove(&at);
-        cluster.step(Event::Observe(at.0, at.1.clone(), None));
-        cluster.write(&Key::new(at.0, Part::Object, at.1.clone()));
+        cluster.step(ControllerEvent::Observe(at.0, at.1.clone(), None));
+        cluster.write(&ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone()));
         let spec = |it: &Value| it["spec"].clone();
         assert_eq!(cluster.objects.get(&at).map(spec), Some(spec(&object)), "{bytes} bytes: again");
-        cluster.remove(Resource::DomainMapping, &domain(&own));
+        cluster.remove(ResourceKind::DomainMapping, &domain(&own));
         assert_eq!(claims(&cluster), [], "{bytes} bytes");
-        cluster.remove(Resource::KnativeService, &own);
+        cluster.remove(ResourceKind::KnativeService, &own);
         assert_eq!(kinds(&cluster), BTreeMap::new(), "{bytes} bytes");
         assert!(cluster.machine.world().odd.is_empty(), "{bytes} bytes");
     }

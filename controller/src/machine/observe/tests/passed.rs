@@ -3,13 +3,18 @@
 use super::*;
 
 /// Returns the labels or annotations of an object.
-fn of(cluster: &Cluster, resource: Resource, own: &str, field: &str) -> BTreeMap<String, String> {
+fn of(
+    cluster: &FakeApiServer,
+    resource: ResourceKind,
+    own: &str,
+    field: &str,
+) -> BTreeMap<String, String> {
     let object = &cluster.object(resource, own)["metadata"][field];
     serde_json::from_value(object.clone()).unwrap_or_default()
 }
 
 /// Applies a Service with these labels and annotations, on itself and on its template.
-fn apply(cluster: &mut Cluster, own: &Value, inner: &Value, image: &str) {
+fn apply(cluster: &mut FakeApiServer, own: &Value, inner: &Value, image: &str) {
     let mut template = template(image, 0);
     template["metadata"]["labels"] = inner["labels"].clone();
     for (key, value) in inner["annotations"].as_object().into_iter().flatten() {
@@ -24,15 +29,15 @@ fn apply(cluster: &mut Cluster, own: &Value, inner: &Value, image: &str) {
         },
         "spec": {"template": template, "traffic": traffic},
     });
-    for event in cluster.apply(Resource::KnativeService, &name("hello"), body) {
+    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), body) {
         cluster.step(event);
     }
 }
 
-fn passed(cluster: &Cluster, field: &str, key: &str) -> Vec<String> {
+fn passed(cluster: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
     let all = cluster.objects.keys().filter(|(resource, it)| {
         it.namespace == SPACE
-            && *resource != Resource::KnativeService
+            && *resource != ResourceKind::KnativeService
             && of(cluster, *resource, &it.name, field).contains_key(key)
     });
     all.map(|(resource, it)| format!("{}/{}", resource.kind(), it.name)).collect()
@@ -47,8 +52,8 @@ fn inner() -> Value {
 }
 
 /// Returns a service that has some of each.
-fn labelled() -> Cluster {
-    let mut cluster = Cluster::new();
+fn labelled() -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     let own = json!({
         "labels": {"team": "a", "networking.knative.dev/visibility": "cluster-local"},
         "annotations": {
@@ -72,7 +77,7 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
             .collect()
     };
     let all = |it: &[&str]| -> BTreeSet<String> { it.iter().map(|it| (*it).to_owned()).collect() };
-    let set = |cluster: &Cluster, field: &str, key: &str| -> BTreeSet<String> {
+    let set = |cluster: &FakeApiServer, field: &str, key: &str| -> BTreeSet<String> {
         passed(cluster, field, key).into_iter().collect()
     };
     let (deployment, image) =
@@ -95,7 +100,7 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
         all(&[&of_service[..], &below].concat())
     );
     assert_eq!(
-        of(&cluster, Resource::Revision, "hello-00001", "annotations")[key::CREATOR],
+        of(&cluster, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
         "changer"
     );
     assert_eq!(set(&cluster, "annotations", rollout), all(&of_service[1..]));
@@ -118,35 +123,36 @@ fn what_is_passed_on_follows_a_change_and_leaves() {
         "annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another", "note": "y"},
     });
     apply(&mut cluster, &other, &inner(), "hello:v1");
-    let labels = of(&cluster, Resource::Service, "now-hello", "labels");
-    let annotations = of(&cluster, Resource::Service, "now-hello", "annotations");
+    let labels = of(&cluster, ResourceKind::Service, "now-hello", "labels");
+    let annotations = of(&cluster, ResourceKind::Service, "now-hello", "annotations");
     assert_eq!((labels["team"].as_str(), annotations["note"].as_str()), ("z", "y"));
     assert_eq!(
-        of(&cluster, Resource::Revision, "hello-00001", "annotations")[key::CREATOR],
+        of(&cluster, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
         "changer"
     );
     let none = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another"}});
     apply(&mut cluster, &none, &inner(), "hello:v1");
     assert!(passed(&cluster, "labels", "team").is_empty());
     assert!(passed(&cluster, "annotations", "note").is_empty());
-    assert_eq!(cluster.names(Resource::Revision), [name("hello-00001")]);
+    assert_eq!(cluster.names(ResourceKind::Revision), [name("hello-00001")]);
 }
 
 /// The label on a Kubernetes Service is the user's, so it stays when the Knative Service becomes public.
 #[test]
 fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
-    let hosts = |cluster: &Cluster, own: &str| cluster.table().services[&name(own)].hosts.clone();
+    let hosts =
+        |cluster: &FakeApiServer, own: &str| cluster.table().services[&name(own)].hosts.clone();
     let none = Vec::<String>::new();
     for (by_itself, of_tag) in
         [(true, none.clone()), (false, vec!["now-hello.default.localhost".to_owned()])]
     {
         let mut cluster = labelled();
-        let own = (Resource::Service, name("now-hello"));
+        let own = (ResourceKind::Service, name("now-hello"));
         if by_itself {
             let mut object = cluster.objects[&own].clone();
             object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
             cluster.objects.insert(own.clone(), object.clone());
-            cluster.step(Event::Observe(own.0, own.1.clone(), Some(Box::new(object))));
+            cluster.step(ControllerEvent::Observe(own.0, own.1.clone(), Some(Box::new(object))));
         }
         assert_eq!(
             [hosts(&cluster, "hello"), hosts(&cluster, "now-hello")],

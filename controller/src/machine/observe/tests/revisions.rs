@@ -3,12 +3,12 @@
 use super::*;
 
 /// Returns the mode of the ServerlessService, and the addresses of the slice with their port.
-fn way(cluster: &Cluster, revision: &str) -> (String, Vec<String>) {
-    let mode = cluster.object(Resource::ServerlessService, revision)["spec"]["mode"].clone();
-    let Some(slice) = cluster.objects.get(&(Resource::EndpointSlice, name(revision))) else {
+fn way(cluster: &FakeApiServer, revision: &str) -> (String, Vec<String>) {
+    let mode = cluster.object(ResourceKind::ServerlessService, revision)["spec"]["mode"].clone();
+    let Some(slice) = cluster.objects.get(&(ResourceKind::EndpointSlice, name(revision))) else {
         return (mode.as_str().unwrap_or_default().into(), Vec::new());
     };
-    let service = cluster.object(Resource::Service, revision);
+    let service = cluster.object(ResourceKind::Service, revision);
     assert_eq!(slice["ports"][0]["name"], service["spec"]["ports"][0]["name"]);
     let meta = &slice["metadata"];
     assert_eq!(meta["labels"]["kubernetes.io/service-name"], revision);
@@ -20,7 +20,7 @@ fn way(cluster: &Cluster, revision: &str) -> (String, Vec<String>) {
 }
 
 /// A change of the usual template.
-type Change = fn(&mut Value);
+type ObjectMutation = fn(&mut Value);
 
 /// Returns mode and address for the activator path; activators find the Revision by the request's host.
 fn proxied() -> (String, Vec<String>) {
@@ -29,15 +29,16 @@ fn proxied() -> (String, Vec<String>) {
 
 #[test]
 fn the_service_of_a_revision_leads_to_its_pods_or_to_activators() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(way(&cluster, "hello-00001"), proxied(), "asleep");
     cluster.decide("hello-00001", 2);
     assert_eq!(way(&cluster, "hello-00001"), proxied(), "no pod is ready yet");
     cluster.ready();
     let (mode, addresses) = way(&cluster, "hello-00001");
-    let pods = cluster.names(Resource::Pod).into_iter().filter(|it| it.namespace == SPACE);
-    let of = |it: Name| cluster.objects[&(Resource::Pod, it)]["status"]["podIP"].clone();
+    let pods = cluster.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
+    let of =
+        |it: NamespacedName| cluster.objects[&(ResourceKind::Pod, it)]["status"]["podIP"].clone();
     let mut wanted: Vec<_> = pods.map(of).collect();
     wanted.sort_by_key(ToString::to_string);
     let mut wanted: Vec<String> =
@@ -48,7 +49,7 @@ fn the_service_of_a_revision_leads_to_its_pods_or_to_activators() {
     assert_eq!((mode.as_str(), addresses), ("Serve", wanted));
     cluster.decide("hello-00001", 0);
     cluster.now = cluster.now.plus_ms(1_000_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(way(&cluster, "hello-00001"), proxied(), "asleep again");
 }
 
@@ -63,23 +64,27 @@ fn it_leads_to_activators_wherever_requests_go_by_them() {
         let port = json!([{"containerPort": 8080, "name": "h2c", "protocol": "TCP"}]);
         template["spec"]["containers"][0]["ports"] = port;
     };
-    let kinds: [(&str, Change); 4] =
+    let kinds: [(&str, ObjectMutation); 4] =
         [("limit", limited), ("path", asked), ("timeout", timed), ("h2c", h2c)];
     for (why, change) in kinds {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         let mut template = template("hello:v1", 1);
         change(&mut template);
-        cluster.user(Resource::KnativeService, "hello", json!({"template": template}));
+        cluster.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
         cluster.ready();
         cluster.decide("hello-00001", 1);
-        assert_eq!(cluster.table().services[&name("hello")].path, Path::Activator, "{why}");
+        assert_eq!(
+            cluster.table().services[&name("hello")].path,
+            ConnectionPath::Activator,
+            "{why}"
+        );
         assert_eq!(way(&cluster, "hello-00001"), proxied(), "{why}");
     }
 }
 
 #[test]
 fn it_follows_a_split_and_its_end() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
     cluster.ready();
     cluster.decide("hello-00001", 1);
@@ -98,17 +103,17 @@ fn it_follows_a_split_and_its_end() {
     // A Revision without a Route serves for as long as it has pods.
     cluster.decide("hello-00001", 0);
     cluster.now = cluster.now.plus_ms(1_000_000);
-    cluster.step(Event::Tick);
+    cluster.step(ControllerEvent::Tick);
     assert_eq!(way(&cluster, "hello-00001"), ("Proxy".into(), vec![]));
 }
 
 #[test]
 fn it_follows_the_activators() {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.step(activator("activator-2", false));
     cluster.step(activator("activator-1", true));
-    let slice = cluster.object(Resource::EndpointSlice, "hello-00001");
+    let slice = cluster.object(ResourceKind::EndpointSlice, "hello-00001");
     assert_eq!(slice["endpoints"][0]["targetRef"]["name"], "activator-2");
     assert_eq!(slice["endpoints"].as_array().map(Vec::len), Some(1));
 }

@@ -70,10 +70,10 @@ static GUARDED: LazyLock<Vec<Value>> = LazyLock::new(|| {
 });
 
 /// ConfigMaps, each with its name.
-type Maps<'a> = [(&'a str, &'a Value)];
+type ConfigMapData<'a> = [(&'a str, &'a Value)];
 
 /// Returns true if the ConfigMaps change the objects, the verdict or the table of any sample.
-fn differs(with: &Maps<'_>, without: &Maps<'_>) -> bool {
+fn differs(with: &ConfigMapData<'_>, without: &ConfigMapData<'_>) -> bool {
     static SAMPLES: LazyLock<Vec<Value>> = LazyLock::new(samples);
     static USUAL: LazyLock<Vec<String>> =
         LazyLock::new(|| SAMPLES.iter().map(|it| becomes(it, &[])).collect());
@@ -85,8 +85,8 @@ fn differs(with: &Maps<'_>, without: &Maps<'_>) -> bool {
     judged(with) != judged(without) || all.into_iter().any(became)
 }
 
-fn under(maps: &Maps<'_>) -> Cluster {
-    let mut cluster = Cluster::new();
+fn under(maps: &ConfigMapData<'_>) -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     cluster.follower = None;
     for (name, data) in maps {
         cluster.config(name, (*data).clone());
@@ -95,7 +95,7 @@ fn under(maps: &Maps<'_>) -> Cluster {
 }
 
 /// Returns the result of a service and of a second Revision of it, or the refusal.
-fn becomes(sample: &Value, maps: &Maps<'_>) -> String {
+fn becomes(sample: &Value, maps: &ConfigMapData<'_>) -> String {
     let mut cluster = under(maps);
     let mut newer = sample.clone();
     newer["spec"]["template"]["spec"]["containers"][0]["image"] = "hello:v2".into();
@@ -105,13 +105,13 @@ fn becomes(sample: &Value, maps: &Maps<'_>) -> String {
         cluster.ready();
     }
     let others =
-        cluster.objects.iter().filter(|((resource, _), _)| *resource != Resource::ConfigMap);
+        cluster.objects.iter().filter(|((resource, _), _)| *resource != ResourceKind::ConfigMap);
     let others: Vec<String> = others.map(|(at, it)| format!("{at:?} {it}")).collect();
     format!("{said:?}\n{others:?}\n{:?}", cluster.table())
 }
 
 /// Returns the verdicts on fields that need a feature, and the queries to registries.
-fn judged(maps: &Maps<'_>) -> String {
+fn judged(maps: &ConfigMapData<'_>) -> String {
     let mut cluster = under(maps);
     let configs = cluster.machine.world().settings.configs.clone();
     let said: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
@@ -122,25 +122,31 @@ fn judged(maps: &Maps<'_>) -> String {
 
 /// Returns a defaulted object and its verdict.
 fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
-    let rules = Rules {
+    let rules = AdmissionRules {
         platform: Where::Kubernetes,
         defaults: &configs.defaults,
         features: &configs.features,
         autoscaler: &configs.autoscaler,
         cluster_domain: "cluster.local",
     };
-    let ask = Question { kind: Kind::Service, object: &object, old: None, user: None, rules };
+    let ask = AdmissionRequest {
+        kind: AdmittedKind::Service,
+        object: &object,
+        old: None,
+        user: None,
+        rules,
+    };
     let (filled, _) = default(&ask);
-    let verdict = validate(&Question { object: &filled, ..ask });
+    let verdict = validate(&AdmissionRequest { object: &filled, ..ask });
     (filled, crate::parse::line(&verdict.problems))
 }
 
-fn try_to_make(cluster: &mut Cluster, object: Value) -> String {
+fn try_to_make(cluster: &mut FakeApiServer, object: Value) -> String {
     let configs = cluster.machine.world().settings.configs.clone();
     let (filled, why) = judge(object, &configs);
     if why.is_empty() {
         let own = name(filled["metadata"]["name"].as_str().expect("a name"));
-        for event in cluster.apply(Resource::KnativeService, &own, filled) {
+        for event in cluster.apply(ResourceKind::KnativeService, &own, filled) {
             cluster.step(event);
         }
     }
@@ -148,7 +154,7 @@ fn try_to_make(cluster: &mut Cluster, object: Value) -> String {
 }
 
 /// Returns two data maps: one with a row's key and any key that it depends on, one without the row's key.
-fn data(row: &Row, rest: &str) -> (Value, Value) {
+fn data(row: &FieldRow, rest: &str) -> (Value, Value) {
     let beside = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
     let mut without = json!({});
     if let Some((key, value)) = beside.and_then(|it| it.split_once('=')) {
@@ -159,7 +165,7 @@ fn data(row: &Row, rest: &str) -> (Value, Value) {
     (without, with)
 }
 
-pub(super) fn try_row(row: &Row, word: &str, rest: &str) {
+pub(super) fn try_row(row: &FieldRow, word: &str, rest: &str) {
     let said = format!("{} {} {}", row.on, row.field, row.value);
     let (without, with) = data(row, rest);
     let texts = |it: &Value| serde_json::from_value(it.clone()).expect("texts");
@@ -205,17 +211,17 @@ fn the_page_has_every_key_of_every_config_map() {
 
 /// Returns how many of six Revisions, made an hour apart, are left ten hours later.
 fn survivors(data: Value) -> usize {
-    let mut cluster = Cluster::new();
+    let mut cluster = FakeApiServer::new();
     cluster.follower = None;
     cluster.config("config-gc", data);
     for version in 1..=6 {
         cluster.service("hello", &format!("hello:v{version}"), 0, Value::Null);
         cluster.now = cluster.now.plus_ms(3_600_000);
-        cluster.step(Event::Tick);
+        cluster.step(ControllerEvent::Tick);
     }
     cluster.now = cluster.now.plus_ms(36_000_000);
-    cluster.step(Event::Tick);
-    cluster.names(Resource::Revision).len()
+    cluster.step(ControllerEvent::Tick);
+    cluster.names(ResourceKind::Revision).len()
 }
 
 #[test]
@@ -238,19 +244,19 @@ fn old_revisions_go_as_config_gc_says() {
 #[test]
 fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
     let said = |data: Value| {
-        let mut cluster = Cluster::new();
+        let mut cluster = FakeApiServer::new();
         cluster.config("config-deployment", data);
         cluster.service("hello", "hello:v1", 1, Value::Null);
-        let pod = cluster.names(Resource::Pod).into_iter().find(|it| it.namespace == SPACE);
+        let pod = cluster.names(ResourceKind::Pod).into_iter().find(|it| it.namespace == SPACE);
         let pod = pod.expect("a pod");
-        let mut object = cluster.objects[&(Resource::Pod, pod.clone())].clone();
+        let mut object = cluster.objects[&(ResourceKind::Pod, pod.clone())].clone();
         object["status"] = json!({"phase": "Pending", "conditions": [{
             "type": "PodScheduled", "status": "False",
             "reason": "Unschedulable", "message": "0/3 nodes are available",
         }]});
-        cluster.objects.insert((Resource::Pod, pod.clone()), object.clone());
-        cluster.step(Event::Observe(Resource::Pod, pod, Some(Box::new(object))));
-        cluster.condition(Resource::Revision, "hello-00001", "ResourcesAvailable")
+        cluster.objects.insert((ResourceKind::Pod, pod.clone()), object.clone());
+        cluster.step(ControllerEvent::Observe(ResourceKind::Pod, pod, Some(Box::new(object))));
+        cluster.condition(ResourceKind::Revision, "hello-00001", "ResourcesAvailable")
     };
     assert_eq!(said(json!({})), "False Unschedulable: 0/3 nodes are available");
     assert_eq!(said(json!({"pod-is-always-schedulable": "true"})), "Unknown Deploying: ");

@@ -1,27 +1,27 @@
 //! The rows of the page on the local node, with the exceptions that the page lists for it.
 
-use common::node::PodOrder;
+use common::node::LocalPodSpec;
 
 use super::*;
 use crate::{
     parse,
-    render::{ObjectKey, ObjectKind},
+    render::{KnativeObjectKey, KnativeObjectKind},
     want,
 };
 
 const SECTION: &str = "\n## On the local node\n";
 
 /// Returns the rows of the page's section on the local node; fields of one group are together.
-fn exceptions() -> Vec<Vec<Row>> {
+fn exceptions() -> Vec<Vec<FieldRow>> {
     let (_, section) = PAGE.split_once(SECTION).expect("the section");
     let section = section.split("\n## ").next().unwrap_or_default();
     section.lines().flat_map(exceptions_of).collect()
 }
 
-fn exceptions_of(line: &str) -> Vec<Vec<Row>> {
+fn exceptions_of(line: &str) -> Vec<Vec<FieldRow>> {
     let cells = cells(line);
     let [on, fields, effect] = cells[..] else { return Vec::new() };
-    let row = |field: &str| Row {
+    let row = |field: &str| FieldRow {
         on: on.into(),
         field: field.into(),
         value: Value::Null,
@@ -31,34 +31,38 @@ fn exceptions_of(line: &str) -> Vec<Vec<Row>> {
 }
 
 /// Returns the effect of a row on the local node, where features are off.
-fn effect<'a>(row: &'a Row, exceptions: &'a [Vec<Row>]) -> &'a str {
+fn effect<'a>(row: &'a FieldRow, exceptions: &'a [Vec<FieldRow>]) -> &'a str {
     let own = exceptions.iter().flatten().find(|it| it.on == row.on && it.field == row.field);
     let usual = if row.effect.starts_with("works with `") { "refused" } else { &*row.effect };
     own.map_or(usual, |it| &*it.effect)
 }
 
 /// Returns the machine of a local node after a service was applied, and the pods that it ordered.
-fn applied(object: &Value) -> (Machine, Vec<PodOrder>) {
-    let read = parse::service(object, &AutoscalerConfig::default());
+fn applied(object: &Value) -> (ControllerStateMachine, Vec<LocalPodSpec>) {
+    let read = parse::service(object, &ScalePolicyConfig::default());
     let (name, manifest) = read.expect("a service that is accepted");
-    let mut machine = Machine::new(World { seed: 1, ..World::default() }, Outbox::new());
-    let effects = machine.step(Stamp(1_000_000), Event::Apply(name, manifest));
+    let mut machine = ControllerStateMachine::new(
+        ClusterState { seed: 1, ..ClusterState::default() },
+        Outbox::new(),
+    );
+    let effects = machine.step(UnixMillis(1_000_000), ControllerEvent::Apply(name, manifest));
     (machine, effects.start)
 }
 
 /// Returns everything that node, table and autoscaler get for a service with ready pods, and the time of its next plan.
 fn outcome(object: &Value) -> String {
     let (mut machine, orders) = applied(object);
-    let agent = Subscriber { role: Role::Agent, name: "n1".into(), node: "n1".into() };
+    let agent =
+        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
     for order in &orders {
-        let seen = PodSeen { uid: order.uid.clone(), ..seen() };
-        machine.step(Stamp(1_000_100), Event::Seen(agent.clone(), seen));
+        let seen = PodObservation { uid: order.uid.clone(), ..seen() };
+        machine.step(UnixMillis(1_000_100), ControllerEvent::Seen(agent.clone(), seen));
     }
     let RouteTable { services, revisions, .. } = table(&machine);
     format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
 }
 
-fn ordered_as_written(row: &Row, object: &Value) -> bool {
+fn ordered_as_written(row: &FieldRow, object: &Value) -> bool {
     let (_, orders) = applied(object);
     let pod = serde_json::to_value(&orders.first().expect("a pod").spec).expect("JSON");
     let of = |spec: &Value| {
@@ -68,16 +72,16 @@ fn ordered_as_written(row: &Row, object: &Value) -> bool {
     of(&object["spec"]["template"]["spec"]) == of(&pod)
 }
 
-fn works(row: &Row, object: &Value) -> bool {
+fn works(row: &FieldRow, object: &Value) -> bool {
     static BEFORE: LazyLock<String> = LazyLock::new(|| outcome(&service()));
     (is_of_a_pod(row) && row.field.contains('.') && ordered_as_written(row, object))
         || outcome(object) != *BEFORE
 }
 
 /// Returns true if the Revision has a field that its pods do not have.
-fn is_kept(row: &Row, object: &Value) -> bool {
+fn is_kept(row: &FieldRow, object: &Value) -> bool {
     let (machine, _) = applied(object);
-    let key = ObjectKey { kind: ObjectKind::Revision, name: name("hello-00001") };
+    let key = KnativeObjectKey { kind: KnativeObjectKind::Revision, name: name("hello-00001") };
     let revision = want::shown(machine.world(), &key).expect("a Revision");
     let annotations = &revision["metadata"]["annotations"];
     let is_own = |(key, value): (&String, &Value)| annotations[key] == *value;
@@ -87,11 +91,11 @@ fn is_kept(row: &Row, object: &Value) -> bool {
     }
 }
 
-fn try_locally(row: &Row, exceptions: &[Vec<Row>]) {
+fn try_locally(row: &FieldRow, exceptions: &[Vec<FieldRow>]) {
     let Some((kind, object)) = with(row) else { return };
-    let config = AutoscalerConfig::default();
+    let config = ScalePolicyConfig::default();
     let read = parse::service(&object, &config);
-    if kind != Kind::Service {
+    if kind != AdmittedKind::Service {
         return assert!(read.is_err(), "only Services are applied there");
     }
     let said = format!("{} {}", row.on, row.field);
@@ -123,7 +127,7 @@ fn the_page_names_only_what_differs_on_the_local_node() {
     let exceptions = exceptions();
     assert!(exceptions.len() > 20, "the section could not be read: {}", exceptions.len());
     for group in &exceptions {
-        let differs = |it: &Row| {
+        let differs = |it: &FieldRow| {
             let mut same = rows.iter().filter(|row| row.on == it.on && row.field == it.field);
             same.any(|row| word(effect(row, &[])).0 != word(&it.effect).0)
         };

@@ -8,16 +8,16 @@ use crate::children::services;
 const DOMAIN: &str = "www.shop.test";
 
 /// Returns a minimal object of a kind that a user may write.
-pub(super) fn base(kind: Kind) -> Value {
+pub(super) fn base(kind: AdmittedKind) -> Value {
     let code = || service()["spec"]["template"].clone();
     let (version, own, spec) = match kind {
-        Kind::Service => return service(),
-        Kind::Configuration => ("v1", "hello", json!({"template": code()})),
-        Kind::Route => {
+        AdmittedKind::Service => return service(),
+        AdmittedKind::Configuration => ("v1", "hello", json!({"template": code()})),
+        AdmittedKind::Route => {
             ("v1", "way", json!({"traffic": [{"configurationName": "hello", "percent": 100}]}))
         }
-        Kind::Revision => ("v1", "hello-00001", code()["spec"].clone()),
-        Kind::DomainMapping => {
+        AdmittedKind::Revision => ("v1", "hello-00001", code()["spec"].clone()),
+        AdmittedKind::DomainMapping => {
             let to =
                 json!({"apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "way"});
             ("v1beta1", DOMAIN, json!({"ref": to}))
@@ -33,14 +33,14 @@ pub(super) fn base(kind: Kind) -> Value {
 
 /// Applies a Configuration, a Route and a DomainMapping of their own, one of which is this object. A Revision's
 /// annotations go to the Revision that was made.
-pub(super) fn alone(kind: Kind, object: &Value) -> Cluster {
-    let mut cluster = Cluster::new();
+pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
     cluster.follower = None;
     cluster.claim(DOMAIN, SPACE);
     for (which, resource) in [
-        (Kind::Configuration, Resource::Configuration),
-        (Kind::Route, Resource::Route),
-        (Kind::DomainMapping, Resource::DomainMapping),
+        (AdmittedKind::Configuration, ResourceKind::Configuration),
+        (AdmittedKind::Route, ResourceKind::Route),
+        (AdmittedKind::DomainMapping, ResourceKind::DomainMapping),
     ] {
         let own = if which == kind { object.clone() } else { admit(which, &base(which), None).0 };
         let at = name(own["metadata"]["name"].as_str().expect("a name"));
@@ -49,24 +49,24 @@ pub(super) fn alone(kind: Kind, object: &Value) -> Cluster {
         }
     }
     cluster.ready();
-    if kind == Kind::Revision {
+    if kind == AdmittedKind::Revision {
         annotate(&mut cluster, &object["metadata"]["annotations"]);
     }
     cluster
 }
 
-fn annotate(cluster: &mut Cluster, with: &Value) {
-    let own = (Resource::Revision, name("hello-00001"));
+fn annotate(cluster: &mut FakeApiServer, with: &Value) {
+    let own = (ResourceKind::Revision, name("hello-00001"));
     let mut there = cluster.objects[&own].clone();
     for (key, value) in with.as_object().into_iter().flatten() {
         there["metadata"]["annotations"][key] = value.clone();
     }
     cluster.objects.insert(own.clone(), there.clone());
-    cluster.step(Event::Observe(own.0, own.1, Some(Box::new(there))));
+    cluster.step(ControllerEvent::Observe(own.0, own.1, Some(Box::new(there))));
 }
 
 /// Checks a row of an object that Rouse makes: a field that Rouse sets is restored after a change.
-pub(super) fn try_made(row: &Row) {
+pub(super) fn try_made(row: &FieldRow) {
     let said = format!("{} {}", row.on, row.field);
     let made = made(&row.on).unwrap_or_else(|| panic!("no such place: {}", row.on));
     let is_set = !follow(&made, &row.field).is_null();
@@ -82,18 +82,18 @@ fn made(on: &str) -> Option<Value> {
     let spec = &mut object["spec"]["template"]["spec"];
     spec["serviceAccountName"] = "own".into();
     spec["imagePullSecrets"] = json!([{"name": "pull"}]);
-    let mut cluster = Cluster::new();
-    for event in cluster.apply(Resource::KnativeService, &name("hello"), object) {
+    let mut cluster = FakeApiServer::new();
+    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), object) {
         cluster.step(event);
     }
     let (resource, own) = match on {
-        "PodAutoscaler" => (Resource::PodAutoscaler, "hello-00001".to_owned()),
-        "ServerlessService" => (Resource::ServerlessService, "hello-00001".to_owned()),
-        "Image" => (Resource::Image, "hello-00001-cache-user-container".to_owned()),
-        "Service of a name" => (Resource::Service, "hello".to_owned()),
-        "Service `<revision>`" => (Resource::Service, "hello-00001".to_owned()),
+        "PodAutoscaler" => (ResourceKind::PodAutoscaler, "hello-00001".to_owned()),
+        "ServerlessService" => (ResourceKind::ServerlessService, "hello-00001".to_owned()),
+        "Image" => (ResourceKind::Image, "hello-00001-cache-user-container".to_owned()),
+        "Service of a name" => (ResourceKind::Service, "hello".to_owned()),
+        "Service `<revision>`" => (ResourceKind::Service, "hello-00001".to_owned()),
         "Service `<revision>-private`" => {
-            (Resource::Service, services::private_name("hello-00001"))
+            (ResourceKind::Service, services::private_name("hello-00001"))
         }
         _ => return None,
     };
@@ -181,9 +181,9 @@ fn the_page_has_every_field_of_the_services_of_kubernetes() {
 
 #[test]
 fn a_rollout_may_be_asked_for_by_its_older_name() {
-    let shares = |on: Kind| {
-        let mut cluster = Cluster::new();
-        let mut write = |kind: Kind, resource: Resource, version: &str| {
+    let shares = |on: AdmittedKind| {
+        let mut cluster = FakeApiServer::new();
+        let mut write = |kind: AdmittedKind, resource: ResourceKind, version: &str| {
             let mut it = base(kind);
             if let Some(image) = it.pointer_mut("/spec/template/spec/containers/0/image") {
                 *image = version.into();
@@ -199,16 +199,16 @@ fn a_rollout_may_be_asked_for_by_its_older_name() {
             cluster.ready();
         };
         let (code, resource, way) = match on {
-            Kind::Service => (Kind::Service, Resource::KnativeService, "hello"),
-            _ => (Kind::Configuration, Resource::Configuration, "way"),
+            AdmittedKind::Service => (AdmittedKind::Service, ResourceKind::KnativeService, "hello"),
+            _ => (AdmittedKind::Configuration, ResourceKind::Configuration, "way"),
         };
         write(code, resource, "hello:v1");
-        if on != Kind::Service {
-            write(Kind::Route, Resource::Route, "");
+        if on != AdmittedKind::Service {
+            write(AdmittedKind::Route, ResourceKind::Route, "");
         }
         write(code, resource, "hello:v2");
         cluster.table().services[&name(way)].targets.len()
     };
-    assert_eq!((shares(Kind::Service), shares(Kind::Route)), (2, 2));
-    assert_eq!(shares(Kind::Configuration), 1, "where it has no effect");
+    assert_eq!((shares(AdmittedKind::Service), shares(AdmittedKind::Route)), (2, 2));
+    assert_eq!(shares(AdmittedKind::Configuration), 1, "where it has no effect");
 }
