@@ -2,10 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/rouse.proto");
-    #[cfg(feature = "user")]
-    {
-        let files = protox::compile(["proto/rouse.proto"], ["proto"])?;
-        tonic_prost_build::configure().compile_fds(files)?;
-    }
+    let files = protox::compile(["proto/rouse.proto"], ["proto"])?;
+    tonic_prost_build::configure().compile_fds(files)?;
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! table (`SETTINGS_HEADER_TABLE_SIZE` 0). The library empties its own table when the client announces that at the
 //! beginning of a block (RFC 7541 §4.2). Until a client does, the bytes that its entries may hold are counted.
 
-use common::h2::{flag, kind};
+use datapath::h2::{flag, kind};
 
 /// Bytes of a HEADERS frame that state its priority.
 const PRIORITY_BYTES: usize = 5;

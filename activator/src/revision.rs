@@ -11,13 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
-    abi,
-    wire::{
-        self, AllowedSources, AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant,
-        SlotsByPod,
-    },
+use common::wire::{
+    self, AllowedSources, AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant,
+    SlotsByPod,
 };
+use datapath::abi;
 use smol_str::SmolStr;
 use tokio::sync::oneshot;
 use tracing::info;

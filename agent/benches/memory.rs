@@ -12,13 +12,13 @@ use std::{
 };
 
 use agent::plan::{KernelRoutes, RoutePlanner};
-use common::{
+use common::wire::{
+    ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange,
+    RouteTarget, ServiceEntry,
+};
+use datapath::{
     abi::{FIRST_SERVICE, FrontendKey, REST_NS},
     flow::{RoutingMode, SvcInfo, SvcState},
-    wire::{
-        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange,
-        RouteTarget, ServiceEntry,
-    },
 };
 
 fn main() -> std::io::Result<()> {

@@ -11,12 +11,12 @@ use std::{
 };
 
 use common::{
-    abi,
     link::{DrainAckReporter, PodReportKey, RouteBatch, chain},
     outbox::Outbox,
     probe::ask,
     wire::{self, PodObservation, PodReportItem, RouteChange, RouteKey},
 };
+use datapath::abi;
 use tokio::{
     io::unix::AsyncFd,
     net::TcpStream,

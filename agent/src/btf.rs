@@ -2,7 +2,7 @@
 //!
 //! The library reads BTF too, but exposes no members. Format: Documentation/bpf/btf.rst.
 
-use common::abi::{self, SockFieldOffsets, SocketBit};
+use datapath::abi::{self, SockFieldOffsets, SocketBit};
 
 /// Path of the running kernel's BTF.
 pub(crate) const FILE: &str = "/sys/kernel/btf/vmlinux";

@@ -183,7 +183,7 @@ impl AgentConfig {
             clients: self.clients_cgroup.clone().unwrap_or_else(|| pods.clone()),
             pods,
             kubelet: self.kubelet_cgroup.clone(),
-            version: common::abi::ABI_VERSION,
+            version: datapath::abi::ABI_VERSION,
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A version proves little: distributions port helpers back to older kernels, and leave some out of newer ones.
 
-use common::abi::SocketBit;
+use datapath::abi::SocketBit;
 
 use crate::{
     btf::{self, KernelBtf},

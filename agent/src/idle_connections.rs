@@ -11,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{abi::ConnectionActivity, wire::RoutingPhase};
+use common::wire::RoutingPhase;
+use datapath::abi::ConnectionActivity;
 
 use crate::sockdiag::{DiagConnection, TcpActivity};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use common::abi;
+use datapath::abi;
 
 /// Owner of a foreign program on the same hooks, recognized by the program's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

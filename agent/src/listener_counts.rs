@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use common::abi::ListenValue;
+use datapath::abi::ListenValue;
 
 /// Age of a closed entry's newest listener at which the entry is deleted. A process that soon opens its listener again
 /// keeps the entry.

@@ -14,10 +14,10 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
-use common::{
+use common::wire::RequestTotals;
+use datapath::{
     abi::{self, maps},
     flow::{RoutingMode, SvcInfo, SvcState},
-    wire::RequestTotals,
 };
 
 use self::{connection_storage::ConnectionStorage, gauges::PodGauges};
@@ -270,7 +270,7 @@ impl KernelMaps {
     /// Returns this node's open connections to a backend, as `connect` sees them.
     pub fn open_connections(&self, backend: u32) -> u64 {
         let row = row(&self.backends, backend as usize, BACKEND_WORDS);
-        common::flow::clamp(row[offset_of!(abi::BackendValue, open) / 8].load(Relaxed))
+        datapath::flow::clamp(row[offset_of!(abi::BackendValue, open) / 8].load(Relaxed))
     }
 
     /// Returns the registered pods by netns cookie.
@@ -478,7 +478,7 @@ impl CounterRows {
     fn pod_state(&self, slot: u32) -> abi::PodState {
         let row = row(&self.pod_state, slot as usize, STATE_WORDS);
         let load = |at: usize| row[at / 8].load(Acquire);
-        let gauge = |at: usize| common::flow::clamp(load(at));
+        let gauge = |at: usize| datapath::flow::clamp(load(at));
         abi::PodState {
             in_flight: gauge(offset_of!(abi::PodState, in_flight)),
             armed: load(offset_of!(abi::PodState, armed)),

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use common::abi::{ListenKey, ListenValue};
+use datapath::abi::{ListenKey, ListenValue};
 
 use crate::{clock::monotonic_ns, lock, maps::KernelMaps, programs::AgentPaths, sys};
 

@@ -17,10 +17,10 @@ use std::{
     net::IpAddr,
 };
 
-use common::{
+use common::wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry};
+use datapath::{
     abi::{self, FrontendKey},
     flow::{RoutingMode, SvcInfo, SvcState},
-    wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry},
 };
 
 pub(crate) use self::map_op::to_v6_octets;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use common::abi;
+use datapath::abi;
 
 /// Rows by namespace cookie. They survive the agent: a new agent reads them back from the maps.
 #[derive(Debug)]

@@ -11,10 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
-    abi,
-    wire::{self, PodObservation, RoutingPhase},
-};
+use common::wire::{self, PodObservation, RoutingPhase};
+use datapath::abi;
 
 use crate::{
     idle_connections,

@@ -18,7 +18,7 @@ use aya::{
     Ebpf, EbpfError, VerifierLogLevel,
     programs::{Program, ProgramError},
 };
-use common::abi::{self, maps};
+use datapath::abi::{self, maps};
 use tracing::{debug, info, warn};
 
 use crate::{

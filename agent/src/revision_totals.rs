@@ -11,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{abi, wire::NamespacedName};
+use common::wire::NamespacedName;
+use datapath::abi;
 
 /// Time for which the row of a gone pod is still read.
 const GONE_READ_TIME: Duration = Duration::from_secs(60);

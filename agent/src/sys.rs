@@ -476,7 +476,7 @@ unsafe fn close_all_but(one: i32, other: i32) {
     close(high + 1, u32::MAX);
 }
 
-/// Runs the canary: enters the namespace and the cgroup, connects to [`common::abi::CANARY`] in both families, listens
+/// Runs the canary: enters the namespace and the cgroup, connects to [`datapath::abi::CANARY`] in both families, listens
 /// on loopback, reports, and waits for the kill.
 ///
 /// # Safety
@@ -504,7 +504,7 @@ unsafe fn run_canary(parent: u32, procs: i32, netns: Option<i32>, report_to: i32
             report.enter_errno = *libc::__errno_location();
         }
         let client = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        let key = common::abi::CANARY;
+        let key = datapath::abi::CANARY;
         let octets = [key.address[12], key.address[13], key.address[14], key.address[15]];
         let to = ipv4(octets, key.port_be);
         let length = size_of_val(&to) as libc::socklen_t;

@@ -11,13 +11,13 @@ use std::{
 };
 
 use common::{
-    abi::ACTIVATOR_PORTS,
     node::LocalPodStatus,
     wire::{
         ActivatorEntry, ComponentRole, ConnectionPath, NamespacedName, PodObservation,
         RevisionActivity, ServerComponent, ServerReplicas,
     },
 };
+use datapath::abi::ACTIVATOR_PORTS;
 use k8s_openapi::jiff;
 use smol_str::SmolStr;
 

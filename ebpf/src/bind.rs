@@ -3,7 +3,7 @@
 use core::ptr;
 
 use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_get_current_cgroup_id};
-use common::{
+use datapath::{
     abi::{self, ListenKey, ListenValue, ServerSocket},
     flow,
 };

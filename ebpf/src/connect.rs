@@ -9,7 +9,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_prandom_u32, bpf_get_socket_cookie},
     maps::Array,
 };
-use common::{
+use datapath::{
     abi::{self, BackendValue, ConnectRecord, FrontendKey, ListenKey},
     flow::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
 };

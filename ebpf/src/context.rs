@@ -11,7 +11,7 @@ use aya_ebpf::{
         bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock,
     },
 };
-use common::flow;
+use datapath::flow;
 
 /// Verdict: the call goes on with the present address.
 pub const ALLOW: i32 = 1;

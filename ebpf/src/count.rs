@@ -1,6 +1,6 @@
 //! Counts requests in flight, from the packets of pods' connections.
 //!
-//! [`common::h1`], [`common::h2`] and [`common::turns`] interpret segments, in whatever order they arrive. This file
+//! [`datapath::h1`], [`datapath::h2`] and [`datapath::turns`] interpret segments, in whatever order they arrive. This file
 //! and the files below it pass them the segments, and turn their results into counters. A segment is judged by our own
 //! next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk sizes and frame
 //! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken (unlocked
@@ -27,7 +27,7 @@ use aya_ebpf::{
     maps::ProgramArray,
     programs::{SkBuffContext, SockOpsContext},
 };
-use common::{
+use datapath::{
     abi::{self, BufferedSegmentKey, PendingSegment, ProbeKey, ServerSocket},
     flow,
     h1::{Http1Events, SeekResult, UnlockedResponseRead, probe},

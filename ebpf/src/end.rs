@@ -10,7 +10,7 @@ use core::{
 };
 
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_probe_read_kernel};
-use common::abi::{self, CloseRequest, SockFieldOffsets};
+use datapath::abi::{self, CloseRequest, SockFieldOffsets};
 
 use crate::maps::ENDING;
 

@@ -6,7 +6,7 @@
 use core::ptr;
 
 use aya_ebpf::{bindings::bpf_sk_lookup, programs::SkLookupContext};
-use common::{abi, flow};
+use datapath::{abi, flow};
 
 use crate::maps;
 

@@ -15,7 +15,7 @@ use aya_ebpf::{
     macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, sk_lookup, sock_ops},
     programs::{SkBuffContext, SkLookupContext, SockAddrContext, SockContext, SockOpsContext},
 };
-use common::abi;
+use datapath::abi;
 
 mod bind;
 mod connect;

@@ -1,4 +1,4 @@
-//! Maps of the eBPF programs. Names, keys, values and capacities are defined in `common/src/abi.rs`.
+//! Maps of the eBPF programs. Names, keys, values and capacities are defined in `datapath/src/abi.rs`.
 
 use core::{ffi::c_void, ptr};
 
@@ -10,7 +10,7 @@ use aya_ebpf::{
     macros::{btf_map, map},
     maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf, SockHash},
 };
-use common::{abi, h1};
+use datapath::{abi, h1};
 
 #[map]
 pub static FRONTENDS: HashMap<abi::FrontendKey, u32> =
@@ -94,7 +94,7 @@ pub static CONNS: SocketStorage<abi::ServerSocket, { (BPF_F_NO_PREALLOC | BPF_F_
 
 /// Storage of HTTP/2 connections. Not cloned: a listener has none.
 #[btf_map]
-pub static STREAMS: SocketStorage<common::h2::Http2Connection, { BPF_F_NO_PREALLOC as usize }> =
+pub static STREAMS: SocketStorage<datapath::h2::Http2Connection, { BPF_F_NO_PREALLOC as usize }> =
     SocketStorage::new();
 
 /// `CONNS` of the previous ABI version; the agent binds it to that map.

@@ -9,7 +9,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_sock_ops},
     helpers::generated::bpf_skb_load_bytes,
 };
-use common::flow;
+use datapath::flow;
 
 use crate::maps::now;
 

@@ -14,7 +14,7 @@ use aya_ebpf::{
         bpf_sock_ops_cb_flags_set,
     },
 };
-use common::{
+use datapath::{
     abi::{self, ListenKey, ProbeKey, ServerSocket, SocketBit},
     flow,
 };

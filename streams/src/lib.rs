@@ -40,7 +40,7 @@ pub struct ConformanceTotals {
     pub crowded: u64,
 }
 
-/// Requests in flight at once from which a connection is crowded: nearly as many as `common::h2` has places for.
+/// Requests in flight at once from which a connection is crowded: nearly as many as `datapath::h2` has places for.
 pub const CROWD: u32 = 200;
 
 impl std::ops::AddAssign for ConformanceTotals {

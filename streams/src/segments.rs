@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use common::abi::LATE_MAX;
+use datapath::abi::LATE_MAX;
 
 use crate::dice::SeededRng;
 
-/// Longest segment that is buffered whole if it arrives early: `common::abi::KEPT_BYTES` holds one packet.
+/// Longest segment that is buffered whole if it arrives early: `datapath::abi::KEPT_BYTES` holds one packet.
 const PACKET: usize = 1_448;
 
 /// Cuts `from..to` into segments, in order.

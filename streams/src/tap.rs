@@ -5,7 +5,7 @@
 
 mod late;
 
-use common::{
+use datapath::{
     h1::{self, Http1Events, SeekResult, UnlockedRead, at},
     h2::{self, PEEK, PEEK_WORDS},
 };

@@ -24,7 +24,6 @@ use std::{
 use agent::{maps::KernelMaps, pods::namespace::NetworkNamespace};
 use clap::Parser as _;
 use common::{
-    abi,
     link::{receive, route_stream, serve},
     outbox::Outbox,
     wire::{
@@ -34,6 +33,7 @@ use common::{
         raw::{self, pods_server, routes_server, usage_server},
     },
 };
+use datapath::abi;
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Response, Status, Streaming, codegen::tokio_stream::Stream, transport::Server,

@@ -23,13 +23,11 @@ use agent::{
     plan::{KernelPodIds, RoutePlanner},
     programs::{self, AgentPaths, EbpfPrograms},
 };
-use common::{
-    abi,
-    wire::{
-        ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, ReadinessProbe,
-        RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
-    },
+use common::wire::{
+    ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, ReadinessProbe, RouteTable,
+    RouteTarget, RoutingPhase, ServiceEntry,
 };
+use datapath::abi;
 use nix::sched::{CloneFlags, setns};
 
 use crate::{actor::ScriptedProcess, sys};

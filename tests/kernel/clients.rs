@@ -2,10 +2,8 @@
 
 use agent::plan::BackendTarget;
 use aya::maps::{Array, Map, MapData};
-use common::{
-    abi::{self, maps},
-    wire::ConnectionPath as Way,
-};
+use common::wire::ConnectionPath as Way;
+use datapath::abi::{self, maps};
 
 use crate::{
     actor::ScriptedProcess,

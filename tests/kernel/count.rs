@@ -18,7 +18,7 @@ use std::{
 };
 
 use agent::maps::KernelEventRing;
-use common::abi;
+use datapath::abi;
 use nix::{
     sched::{CloneFlags, setns},
     sys::socket::{setsockopt, sockopt::Linger},
@@ -605,7 +605,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     case.bed.maps = new;
     // Another row than in the earlier version, because rows need not be equal.
     let slot = case.slot() + 100;
-    let pod = common::abi::PodValue { slot, port: SERVING, flags: 0 };
+    let pod = datapath::abi::PodValue { slot, port: SERVING, flags: 0 };
     case.bed.maps.register(case.pod.cookie, pod).unwrap();
     programs.take_over().unwrap();
     programs.verify_by_canary(&mut case.bed.maps).unwrap();

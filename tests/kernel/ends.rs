@@ -20,7 +20,7 @@ use agent::{
     sockdiag::{DiagConnection, SockDiag},
 };
 use aya::util::KernelVersion;
-use common::abi;
+use datapath::abi;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Bytes of a request, and of a response.

@@ -4,10 +4,8 @@ use std::os::fd::AsFd as _;
 
 use agent::{features::VerifierFeatures, maps::KernelEventRing};
 use aya::maps::{HashMap, Map, MapData};
-use common::{
-    abi::{self, SocketBit},
-    wire::ConnectionPath as Way,
-};
+use common::wire::ConnectionPath as Way;
+use datapath::abi::{self, SocketBit};
 
 use crate::bed::{KernelFixture, NetnsFixture, SERVING};
 

@@ -9,7 +9,8 @@ use std::{
 
 use activator::range::{PortRangeError, PortRangeListener};
 use agent::programs::ports_map;
-use common::{abi, wire::ConnectionPath as Way};
+use common::wire::ConnectionPath as Way;
+use datapath::abi;
 use nix::sched::{CloneFlags, setns};
 use tokio::{
     io::AsyncWriteExt as _,

@@ -10,10 +10,10 @@ use agent::{
     programs::{self, AgentPaths, EbpfPrograms},
 };
 use aya::util::KernelVersion;
-use common::{
+use common::wire::{ConnectionPath as Way, RoutingPhase};
+use datapath::{
     abi::{self, SocketBit},
     flow::{RoutingMode, SvcState},
-    wire::{ConnectionPath as Way, RoutingPhase},
 };
 
 use crate::{

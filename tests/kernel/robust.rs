@@ -27,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::abi;
+use datapath::abi;
 
 use crate::{
     actor::ScriptedProcess,

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
 use agent::maps::KernelMaps;
-use common::abi;
+use datapath::abi;
 use tests::parts::{
     HelloResponse, MultiProcessNode, PARTS, PersistentConnection, get, remains, until, wait,
 };

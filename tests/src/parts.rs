@@ -203,7 +203,7 @@ impl MultiProcessNode {
 
     /// Ids of the maps that this node has pinned.
     pub fn pinned_maps(&self) -> BTreeSet<u32> {
-        let version = format!("v{}", common::abi::ABI_VERSION);
+        let version = format!("v{}", datapath::abi::ABI_VERSION);
         let entries = fs::read_dir(self.layout.bpf().join(version)).into_iter().flatten().flatten();
         let pins = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
         pins.map(|pin| {

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use common::abi::{LATENCY_BOUNDS_US, ResponseCounters};
+use datapath::abi::{LATENCY_BOUNDS_US, ResponseCounters};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder},
@@ -185,7 +185,8 @@ fn gauge(
 
 #[cfg(test)]
 mod tests {
-    use common::{abi, wire::NamespacedName};
+    use common::wire::NamespacedName;
+    use datapath::abi;
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use common::{abi, link::chain};
+use common::link::chain;
+use datapath::abi;
 use tracing::{info, warn};
 
 use super::Agent;

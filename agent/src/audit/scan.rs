@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use common::{abi, link::chain};
+use common::link::chain;
+use datapath::abi;
 use tokio::{sync::mpsc::Sender, task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{abi::ConnectionActivity, link::chain};
+use common::link::chain;
+use datapath::abi::ConnectionActivity;
 use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 

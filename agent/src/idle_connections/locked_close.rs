@@ -15,7 +15,7 @@ use aya::{
     maps::{HashMap, MapData, MapError},
     programs::{Program, ProgramError},
 };
-use common::abi::{self, CloseRequest, SockFieldOffsets, maps};
+use datapath::abi::{self, CloseRequest, SockFieldOffsets, maps};
 
 use crate::{
     btf::{self, KernelBtf},

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
-use common::abi::ConnectionActivity;
+use datapath::abi::ConnectionActivity;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Bytes, client::conn::http1};

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use common::abi::{ConnectionActivity, ServerSocket, maps};
+use datapath::abi::{ConnectionActivity, ServerSocket, maps};
 
 use super::{KernelMapError, open_pinned};
 use crate::sockdiag::{DiagConnection, SockDiag};

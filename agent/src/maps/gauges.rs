@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use common::abi::{self, maps};
+use datapath::abi::{self, maps};
 
 use super::{COUNTER_WORDS, KernelMapError, STATE_WORDS, capacity, map_words, read_counters, row};
 use crate::{

@@ -10,10 +10,8 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData, MapError};
-use common::{
-    abi::{self, maps},
-    wire::RequestTotals,
-};
+use common::wire::RequestTotals;
+use datapath::abi::{self, maps};
 use tracing::{info, warn};
 
 use super::{

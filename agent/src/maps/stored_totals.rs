@@ -7,10 +7,8 @@
 use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path};
 
 use aya::maps::{HashMap, MapData};
-use common::{
-    abi,
-    wire::{self, NamespacedName},
-};
+use common::wire::{self, NamespacedName};
+use datapath::abi;
 
 use super::{KernelMapError, ignore_missing, open_hash_map, read_error, write_error};
 use crate::{

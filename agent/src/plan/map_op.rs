@@ -5,10 +5,10 @@ use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
-use common::{
+use common::wire::NamespacedName;
+use datapath::{
     abi::FrontendKey,
     flow::{SvcInfo, SvcState},
-    wire::NamespacedName,
 };
 
 use super::MapCapacityError;

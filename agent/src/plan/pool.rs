@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use common::abi;
+use datapath::abi;
 
 use super::MapCapacityError;
 

@@ -11,10 +11,12 @@ use std::{
 };
 
 use common::{
-    abi::{self, FrontendKey},
-    flow::{RoutingMode, SvcInfo},
     link::RouteChanges,
     wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
+};
+use datapath::{
+    abi::{self, FrontendKey},
+    flow::{RoutingMode, SvcInfo},
 };
 
 use super::{

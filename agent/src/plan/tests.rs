@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use common::{
+use common::wire::{
+    self, ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe,
+    RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+};
+use datapath::{
     abi,
     flow::{RoutingMode, SvcInfo, SvcState},
-    wire::{
-        self, ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry,
-        ReadinessProbe, RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
-    },
 };
 use proptest::prelude::*;
 

@@ -21,7 +21,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
-use common::abi::ConnectionActivity;
+use datapath::abi::ConnectionActivity;
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tracing::warn;
 

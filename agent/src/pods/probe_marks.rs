@@ -9,7 +9,8 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData, MapError};
-use common::{abi::ProbeKey, probe::ProbeConnector};
+use common::probe::ProbeConnector;
+use datapath::abi::ProbeKey;
 use tokio::net::{TcpSocket, TcpStream};
 use tracing::debug;
 

@@ -13,7 +13,7 @@ use aya::{
     maps::ProgramArray,
     programs::{Program, ProgramError},
 };
-use common::abi::{self, SockFieldOffsets, maps};
+use datapath::abi::{self, SockFieldOffsets, maps};
 use nix::{
     mount::MsFlags,
     sys::statfs::{BPF_FS_MAGIC, statfs},

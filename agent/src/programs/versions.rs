@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::abi::maps;
+use datapath::abi::maps;
 use tracing::{info, warn};
 
 use super::{AgentPaths, EbpfProgramsError, path_error};

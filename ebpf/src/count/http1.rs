@@ -5,7 +5,7 @@ use core::{ffi::c_void, hint::black_box};
 use aya_ebpf::{
     EbpfContext as _, bindings::__sk_buff, maps::ProgramArray, programs::SkBuffContext,
 };
-use common::{
+use datapath::{
     abi::{self, ServerSocket},
     h1::{self, UnlockedRead, UnlockedRequestRead},
 };

@@ -7,7 +7,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_sock_ops},
     programs::SkBuffContext,
 };
-use common::{
+use datapath::{
     abi::{self, ServerSocket},
     h2,
 };

@@ -6,7 +6,7 @@
 use core::{hint::black_box, ptr};
 
 use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
-use common::{
+use datapath::{
     abi::{self, PodCounters, PodState, ResponseCounters, ServerSocket},
     flow,
     h1::{self, Http1Events},

@@ -3,7 +3,7 @@
 use core::{ffi::c_void, hint::black_box, ptr};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
-use common::{
+use datapath::{
     abi::{self, BufferedSegment, BufferedSegmentKey, PendingSegment, ServerSocket},
     h1, h2,
 };

@@ -4,7 +4,7 @@ use aya_ebpf::{
     EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes,
     programs::SkBuffContext,
 };
-use common::{
+use datapath::{
     abi::{self, PendingSegment, ServerSocket},
     h1::{self, SeekResult},
     h2,

@@ -7,7 +7,7 @@
 use std::{future::Future as _, pin::Pin, task::Poll};
 
 use bytes::Bytes;
-use common::h2::grpc;
+use datapath::h2::grpc;
 use h2::{
     Reason, RecvStream, SendStream,
     client::{self, Connection, ResponseFuture, SendRequest},

@@ -1,4 +1,4 @@
-//! Pure: reference for requests in flight, from RFC 9113 §5.1: slow, obvious, and independent of `common::h2`.
+//! Pure: reference for requests in flight, from RFC 9113 §5.1: slow, obvious, and independent of `datapath::h2`.
 
 use std::collections::BTreeSet;
 

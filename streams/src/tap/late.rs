@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use common::abi::{KEPT_BYTES, KEPT_PARTS, LATE_MAX, PendingSegment};
+use datapath::abi::{KEPT_BYTES, KEPT_PARTS, LATE_MAX, PendingSegment};
 
 /// Part of a segment: its first bytes, and its whole length.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Shell: maps full of foreign entries, while connections are still counted.
 
 use aya::maps::{HashMap, Map, MapData};
-use common::abi::{self, BufferedSegment, BufferedSegmentKey, ProbeKey};
+use datapath::abi::{self, BufferedSegment, BufferedSegmentKey, ProbeKey};
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use common::abi;
+use datapath::abi;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{RobustnessFixture, WILD, ask, figure, figures, get};

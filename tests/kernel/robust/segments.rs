@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::abi::{ConnectionActivity, LATE_MAX};
+use datapath::abi::{ConnectionActivity, LATE_MAX};
 
 use crate::bed::{inside, ip};
 

@@ -3,17 +3,21 @@
 use std::fmt;
 
 /// Crates of the workspace that each crate may import. A component never imports another component.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
+    ("datapath", &[]),
     ("common", &[]),
-    ("ebpf", &["common"]),
-    ("agent", &["common"]),
-    ("activator", &["common"]),
+    ("ebpf", &["datapath"]),
+    ("agent", &["datapath", "common"]),
+    ("activator", &["datapath", "common"]),
     ("autoscaler", &["common"]),
-    ("controller", &["common"]),
+    ("controller", &["datapath", "common"]),
     ("local", &["common"]),
-    ("streams", &["common"]),
+    ("streams", &["datapath"]),
     ("rouse", &["common", "agent", "activator", "autoscaler", "controller", "local"]),
-    ("tests", &["common", "agent", "activator", "autoscaler", "controller", "local", "rouse"]),
+    (
+        "tests",
+        &["datapath", "common", "agent", "activator", "autoscaler", "controller", "local", "rouse"],
+    ),
     ("xtask", &[]),
     ("hello", &[]),
 ];
@@ -43,7 +47,7 @@ const IMPURE: [&str; 17] = [
 
 /// Files that may contain `unsafe`, beside all of `ebpf/`.
 const UNSAFE: [&str; 4] =
-    ["common/src/abi.rs", "agent/src/sys.rs", "local/src/sys.rs", "tests/kernel/sys.rs"];
+    ["datapath/src/abi.rs", "agent/src/sys.rs", "local/src/sys.rs", "tests/kernel/sys.rs"];
 
 /// Number of lines before the tests from which a file gets a warning.
 const LONG: usize = 400;
@@ -106,7 +110,7 @@ pub(crate) fn arrow(from: &str, to: &str) -> Option<TidyFinding> {
         Some((_, allowed)) if allowed.contains(&to) => None,
         Some(_) => Some(error(
             place,
-            format!("{from} must not import {to}: move what both need to common"),
+            format!("{from} must not import {to}: move what both need to common or datapath"),
         )),
     }
 }
@@ -124,7 +128,7 @@ pub(crate) fn source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
         let is_unsafe = |line: &&CodeLine<'_>| words(line.code).any(|word| word == "unsafe");
         findings.extend(code.iter().filter(is_unsafe).map(|line| {
             let place = format!("{}:{}", file.path, line.number);
-            error(place, "unsafe stands only in ebpf/, common/src/abi.rs and the sys.rs files")
+            error(place, "unsafe stands only in ebpf/, datapath/src/abi.rs and the sys.rs files")
         }));
     }
     findings
@@ -173,7 +177,7 @@ fn impure(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
         let found = line.code.match_indices(*name).any(|(at, _)| {
             !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
         });
-        found && !(**name == "aya::" && path == "common/src/abi.rs")
+        found && !(**name == "aya::" && path == "datapath/src/abi.rs")
     })?;
     let place = format!("{path}:{}", line.number);
     Some(error(

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
-use common::{abi, wire::NamespacedName};
+use common::wire::NamespacedName;
+use datapath::abi;
 
 use crate::{
     machine::{

@@ -6,7 +6,6 @@ use std::{
 };
 
 use common::{
-    abi,
     outbox::Outbox,
     wire::{
         ComponentReplica, ComponentRole, ConnectionPath, GatewayRules, NamespacedName,
@@ -14,6 +13,7 @@ use common::{
         TagRouting,
     },
 };
+use datapath::abi;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

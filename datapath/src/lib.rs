@@ -1,0 +1,20 @@
+//! Layouts and functions that the eBPF programs run or write, and that user space runs or reads, too.
+//!
+//! Everything here is `no_std`, allocates nothing and passes the kernel's verifier. Unit tests and reference
+//! implementations judge it in user space. A type that no eBPF program uses belongs elsewhere.
+//!
+//! | module | used by | content |
+//! |---|---|---|
+//! | [`abi`] | eBPF programs, agent | map keys, values, capacities |
+//! | [`flow`] | eBPF programs, unit tests | choice of a backend, packing of map words |
+//! | [`h1`] | eBPF programs, unit tests | HTTP/1.1 message boundaries |
+//! | [`h2`] | eBPF programs, unit tests | HTTP/2 frames and streams |
+//! | [`turns`] | eBPF programs, unit tests | opaque estimate of requests |
+#![cfg_attr(not(any(feature = "user", test)), no_std)]
+#![warn(missing_docs)]
+
+pub mod abi;
+pub mod flow;
+pub mod h1;
+pub mod h2;
+pub mod turns;
