@@ -173,7 +173,7 @@ impl AgentMetrics {
         registry.register("connections_ended", help, self.connections_closed.clone());
         let help = "Times that a kept connection was to be ended and turned out to be in use";
         registry.register("connections_spared", help, self.connections_spared.clone());
-        let help = "Kept connections to pods that new ones are not led to any more";
+        let help = "Idle keep-alive connections to pods that new connections no longer choose";
         registry.register("connections_left", help, self.connections_stale.clone());
         let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
         registry.register("ends_locked", help, self.closes_locked.clone());

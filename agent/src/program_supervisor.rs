@@ -201,7 +201,10 @@ impl ProgramSupervisor {
         match &attached {
             Ok(0) => {}
             Ok(anew) => {
-                warn!(programs = anew, "attached again: a cgroup or namespace had been made anew")
+                warn!(
+                    programs = anew,
+                    "attached again: a cgroup or namespace had been created again"
+                )
             }
             Err(error) => {
                 warn!(error = %chain(error), "cannot keep the eBPF programs attached");

@@ -34,12 +34,12 @@ impl RevisionTotalsStore {
     pub(crate) fn resume(maps: &KernelMaps, totals: SharedRevisionTotals) -> Self {
         let ledger = maps.stored_totals();
         let ledger = ledger.inspect_err(|error| {
-            warn!(error = %chain(error), "totals of revisions will begin anew with the next agent");
+            warn!(error = %chain(error), "totals of revisions will start from zero with the next agent");
         });
         let mut stored = ledger.ok();
         let begun = stored.as_mut().map(|ledger| restore_totals(ledger, maps)).transpose();
         let begun = begun.inspect_err(|error| {
-            warn!(error = %chain(error), "totals of revisions begin anew");
+            warn!(error = %chain(error), "totals of revisions start from zero");
         });
         let mut tallies = begun.ok().flatten().unwrap_or_default();
         read_rows(&mut tallies, maps);

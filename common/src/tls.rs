@@ -58,7 +58,7 @@ pub enum TlsError {
     #[error("the certificate cannot be used")]
     Certificate(#[source] webpki::Error),
     /// The certificate chain is empty.
-    #[error("the certificate names nobody")]
+    #[error("the certificate names no component")]
     Nobody,
 }
 

@@ -101,7 +101,8 @@ fn encode_connections(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) ->
     })?;
     let help = "Connections whose message boundaries were lost: from there on their requests are an estimate";
     counter(out, "rouse_agent_connections_desync", help, all, |it| it.row.desync)?;
-    let help = "Open connections whose requests are an estimate: nobody can follow their messages";
+    let help =
+        "Open connections whose requests are an estimate, because their protocol is not parsed";
     gauge(out, "rouse_agent_connections_estimated", help, all, |it| it.levels.estimated)
 }
 

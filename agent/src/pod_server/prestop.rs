@@ -92,7 +92,7 @@ pub(super) async fn handle_wait_for_drain(
 ) -> StatusCode {
     let PodServerState { uid, servers: doors, stop, .. } = asked;
     if !is_node_address(peer.ip()) {
-        warn!(uid, %peer, "somebody else than the kubelet asks to stop the pod: refused");
+        warn!(uid, %peer, "a client other than the kubelet asks to stop the pod: refused");
         return StatusCode::FORBIDDEN;
     }
     info!(uid, %peer, "the kubelet waits to stop the pod");

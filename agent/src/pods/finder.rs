@@ -250,7 +250,7 @@ impl SearchedPod {
                 warn!(
                     uid,
                     error,
-                    "nobody will answer in the pod's namespace, nor the kubelet before it stops the pod"
+                    "no server in the pod's namespace: preStop hooks and in-use requests get no response"
                 );
                 None
             }
@@ -378,7 +378,7 @@ impl PodFinder {
         if root.is_none() || root == self.root_inode {
             return;
         }
-        info!(cgroup = %self.config.cgroups.display(), "the pods' cgroup was made anew");
+        info!(cgroup = %self.config.cgroups.display(), "the pods' cgroup was created again");
         self.root_inode = root;
         // All known paths were below the old root.
         self.pod_directories.clear();

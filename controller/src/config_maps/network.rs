@@ -135,7 +135,7 @@ fn classes(keys: &mut ConfigMapReader<'_>) {
 
 /// Accepts settings of meshes: pods are always addressed directly, and other values get a warning.
 fn mesh(keys: &mut ConfigMapReader<'_>) {
-    const WHY: &str = "pods are always asked at their own addresses";
+    const WHY: &str = "requests always go to pods by their own addresses";
     let mut addressable = false;
     keys.flag("enable-mesh-pod-addressability", &mut addressable);
     keys.idle("enable-mesh-pod-addressability", &OFF, WHY);

@@ -137,7 +137,7 @@ fn profiling(keys: &mut ConfigMapReader<'_>) {
     if !["enabled", "disabled"].contains(&setting.as_str()) {
         keys.wrong(format!("unsupported profile setting {setting:?}"));
     }
-    keys.idle("runtime-profiling", &["disabled"], "no part has a profiler that can be asked");
+    keys.idle("runtime-profiling", &["disabled"], "no component serves a profiler");
 }
 
 fn var_log(keys: &mut ConfigMapReader<'_>) {

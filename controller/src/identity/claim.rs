@@ -40,7 +40,7 @@ pub struct TokenReviewResult {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRefusal {
     /// The API server does not know the token, or no longer.
-    #[error("the token is nobody's")]
+    #[error("the API server does not know the token")]
     Unknown,
     /// The token is meant for another audience.
     #[error("the token is not for audience {AUDIENCE:?}")]

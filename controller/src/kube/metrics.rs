@@ -109,6 +109,10 @@ impl ApiServerMetrics {
         own.register("watch_events", "Events of watches", self.events.clone());
         own.register("queue", "Objects to be written", self.queue.clone());
         own.register("leader", "1 while this replica writes", self.leads.clone());
-        own.register("events_lost", "Events for people that found no room", self.lost.clone());
+        own.register(
+            "events_lost",
+            "Kubernetes Events dropped because their queue was full",
+            self.lost.clone(),
+        );
     }
 }

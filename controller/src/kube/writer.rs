@@ -400,7 +400,7 @@ impl ObjectWriter {
         };
         match restored.await {
             Ok(object) => {
-                info!(object = %key, "somebody else changed it, which is put right");
+                info!(object = %key, "another client changed the object: restored");
                 body["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
                 self.apply(key, &body).await
             }

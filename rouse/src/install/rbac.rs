@@ -39,14 +39,14 @@ pub(crate) const CLUSTER: [RbacRule; 23] = [
         resources: &["services", "domainmappings"],
         names: &[],
         verbs: FOLLOW,
-        why: "what users ask for",
+        why: "objects that users write",
     },
     RbacRule {
         groups: SERVING,
         resources: &["configurations", "routes", "revisions"],
         names: &[],
         verbs: OWN,
-        why: "made for a service; old Revisions are removed",
+        why: "child objects of a service; removal of old Revisions",
     },
     RbacRule {
         groups: SERVING,
@@ -71,56 +71,56 @@ pub(crate) const CLUSTER: [RbacRule; 23] = [
         ],
         names: &[],
         verbs: &["update"],
-        why: "owners of what is made for them, where the cluster checks whether we may name them so",
+        why: "as owners of child objects, where the cluster checks the right to set owner references",
     },
     RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers", "metrics"],
         names: &[],
         verbs: OWN,
-        why: "what tools read of a Revision's scale",
+        why: "scale of a Revision, for tools to read",
     },
     RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers/status", "metrics/status"],
         names: &[],
         verbs: &["patch"],
-        why: "the same",
+        why: "scale of a Revision, for tools to read",
     },
     RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers/finalizers"],
         names: &[],
         verbs: &["update"],
-        why: "owners of HorizontalPodAutoscalers, where the cluster checks whether we may name them so",
+        why: "as owners of HorizontalPodAutoscalers, where the cluster checks the right to set owner references",
     },
     RbacRule {
         groups: &["autoscaling"],
         resources: &["horizontalpodautoscalers"],
         names: &[],
         verbs: OWN,
-        why: "scale Revisions of the class hpa.autoscaling.knative.dev",
+        why: "scaling of Revisions of the class hpa.autoscaling.knative.dev",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices", "clusterdomainclaims"],
         names: &[],
         verbs: OWN,
-        why: "what tools read of a Revision's path; who may use a domain",
+        why: "path of a Revision, for tools to read; namespaces that may use a domain",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices/status"],
         names: &[],
         verbs: &["patch"],
-        why: "the same",
+        why: "path of a Revision, for tools to read; namespaces that may use a domain",
     },
     RbacRule {
         groups: &["caching.internal.knative.dev"],
         resources: &["images"],
         names: &[],
         verbs: OWN,
-        why: "tells others which images pods will want",
+        why: "images that pods will need, for image caches",
     },
     RbacRule {
         groups: &["apps"],
@@ -134,35 +134,35 @@ pub(crate) const CLUSTER: [RbacRule; 23] = [
         resources: &["deployments/scale"],
         names: &[],
         verbs: &["update"],
-        why: "how many of them",
+        why: "number of pods of a Revision",
     },
     RbacRule {
         groups: &[""],
         resources: &["services"],
         names: &[],
         verbs: OWN,
-        why: "the addresses of routes and Revisions",
+        why: "addresses of Routes and Revisions",
     },
     RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices"],
         names: &[],
         verbs: OWN,
-        why: "leads a route's address to activators where no agent does",
+        why: "endpoints of a Route's Service: activators, for clients without an agent",
     },
     RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices/restricted"],
         names: &[],
         verbs: &["create"],
-        why: "the same, where the cluster (OpenShift) guards addresses of other namespaces",
+        why: "endpoints of a Route's Service, where the cluster (OpenShift) restricts addresses of other namespaces",
     },
     RbacRule {
         groups: &[""],
         resources: &["pods"],
         names: &[],
         verbs: &["get", "list", "watch", "patch"],
-        why: "where they are and how they fare; the annotation that says which goes first when fewer are wanted",
+        why: "addresses and states of pods; the annotation for the order of deletion",
     },
     RbacRule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
     RbacRule {
@@ -177,28 +177,28 @@ pub(crate) const CLUSTER: [RbacRule; 23] = [
         resources: &["networkpolicies"],
         names: &[],
         verbs: FOLLOW,
-        why: "whose requests may wait for a pod",
+        why: "clients whose requests an activator may accept",
     },
     RbacRule {
         groups: &[""],
         resources: &["serviceaccounts"],
         names: &[],
         verbs: &["get"],
-        why: "which pull secrets a service's account names, when a tag is resolved to a digest",
+        why: "pull secrets that a service account names, when a tag is resolved to a digest",
     },
     RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
-        why: "those pull secrets, one by one by name; none can be listed, and none is kept",
+        why: "these pull secrets, each by name; the controller cannot list Secrets and keeps none",
     },
     RbacRule {
         groups: &["", "events.k8s.io"],
         resources: &["events"],
         names: &[],
         verbs: &["create", "patch"],
-        why: "what people read under `kubectl describe`",
+        why: "Events, shown by `kubectl describe`",
     },
 ];
 
@@ -209,7 +209,7 @@ pub(crate) const ADMISSION: [RbacRule; 3] = [
         resources: &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
         names: &[],
         verbs: &["create"],
-        why: "registers its webhooks; `create` cannot be limited by name",
+        why: "registration of the webhooks; `create` cannot be limited by name",
     },
     RbacRule {
         groups: &["admissionregistration.k8s.io"],
@@ -220,14 +220,14 @@ pub(crate) const ADMISSION: [RbacRule; 3] = [
             "config.webhook.serving.knative.dev",
         ],
         verbs: &["get", "patch"],
-        why: "keeps its certificate in them",
+        why: "certificate in the webhooks",
     },
     RbacRule {
         groups: &["authentication.k8s.io"],
         resources: &["tokenreviews"],
         names: &[],
         verbs: &["create"],
-        why: "whether a part's token is real, and which pod and node it is bound to",
+        why: "validity of a component's token, and its pod and node",
     },
 ];
 
@@ -238,21 +238,21 @@ pub(crate) const OWN_NAMESPACE: [RbacRule; 6] = [
         resources: &["configmaps"],
         names: &[],
         verbs: &["list", "watch", "create"],
-        why: "follows `config-*`; makes `rouse-authorities` (`create` cannot be limited by name)",
+        why: "reads `config-*`; creates `rouse-authorities` (`create` cannot be limited by name)",
     },
     RbacRule {
         groups: &[""],
         resources: &["configmaps"],
         names: &["rouse-authorities"],
         verbs: &["get", "patch"],
-        why: "publishes whom the parts trust",
+        why: "certificate authorities that the components trust",
     },
     RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &[],
         verbs: &["create"],
-        why: "makes the two below once (`create` cannot be limited by name)",
+        why: "creation of the two Secrets below (`create` cannot be limited by name)",
     },
     RbacRule {
         groups: &[""],
@@ -266,14 +266,14 @@ pub(crate) const OWN_NAMESPACE: [RbacRule; 6] = [
         resources: &["leases"],
         names: &[],
         verbs: &["create"],
-        why: "makes the one below once",
+        why: "creation of the Lease below",
     },
     RbacRule {
         groups: &["coordination.k8s.io"],
         resources: &["leases"],
         names: &["rouse-controller"],
         verbs: &["get", "list", "watch", "update", "patch"],
-        why: "who of the replicas writes",
+        why: "election of the replica that writes",
     },
 ];
 
@@ -351,14 +351,14 @@ fn users() -> Vec<Value> {
 /// Generates the contents of `docs/rbac.md`.
 pub(crate) fn table() -> String {
     let mut text = String::from(
-        "# What the parts may do\n\n<!-- Written by `cargo xtask manifests` from rouse/src/install/rbac.rs. -->\n\n\
+        "# Permissions of the components\n\n<!-- Written by `cargo xtask manifests` from rouse/src/install/rbac.rs. -->\n\n\
          Only the controller talks to the API server. The accounts `autoscaler`, `activator` and `rouse-agent` have no rights \
-         at all and no token for the API server: they show the controller a token that is good for nothing else.\n",
+         at all and no token for the API server: they show the controller a token that only the controller accepts.\n",
     );
     for (title, rules) in [
-        ("In every namespace", &CLUSTER[..]),
-        ("In the cluster itself", &ADMISSION[..]),
-        ("In the namespace of the installation", &OWN_NAMESPACE[..]),
+        ("All namespaces", &CLUSTER[..]),
+        ("Cluster-scoped objects", &ADMISSION[..]),
+        ("Namespace of the installation", &OWN_NAMESPACE[..]),
     ] {
         text.push_str(&format!(
             "\n## {title}\n\n| group | resources | names | verbs | why |\n|---|---|---|---|---|\n"

@@ -27,8 +27,8 @@ const ACTIVATOR_GRACE_S: u32 = 620;
 
 /// Memory that clients can make an activator use, in MiB, by its default bounds.
 const ACTIVATOR_MIB: usize = {
-    use activator::budget::{ANSWER_BYTES, BYTES, CONNECTIONS, memory_mib};
-    memory_mib(BYTES, ANSWER_BYTES, CONNECTIONS)
+    use activator::budget::{BYTES, CONNECTIONS, DEFAULT_RESPONSE_BYTES, memory_mib};
+    memory_mib(BYTES, DEFAULT_RESPONSE_BYTES, CONNECTIONS)
 };
 
 /// Termination grace period of an agent, in seconds: Knative's default of 300 s per request, and a margin. In it the

@@ -95,7 +95,7 @@ const NEEDS: &[RequiredPackage] = &[
         &[SetupPurpose::Test, SetupPurpose::Bench],
         "nghttp2-client",
         &["h2load"],
-        "an HTTP/2 client of other people's for the gateway and for figures",
+        "an HTTP/2 client and load generator for the gateway",
     ),
     need(
         &[SetupPurpose::Test, SetupPurpose::Bench],
