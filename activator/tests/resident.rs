@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use activator::budget::{BASE_MIB, MAX_STREAMS, PER_REQUEST, memory_mib};
+use activator::budget::{BASE_MEMORY_MIB, MAX_STREAMS, REQUEST_OVERHEAD_BYTES, memory_mib};
 use common::wire::AppProtocol;
 use futures::StreamExt as _;
 use h2c::{WIDE, asking, endless, frame, indexed, preface};
@@ -42,6 +42,8 @@ const MANY: usize = 3000;
 /// recently freed memory.
 const PROGRAM_MIB: usize = 40;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// Longest wait of another client beside an attack.
+const PATIENCE: std::time::Duration = LONG.saturating_mul(3);
 const PORT: &str = "port ";
 const MOST: &str = "RESIDENT_CONNECTIONS";
 const DONE: &str = "done";
@@ -67,7 +69,11 @@ async fn an_activator_of_its_own() {
     while let Some(line) = lines.recv().await {
         let (protocol, address) = line.split_once(' ').unwrap();
         let protocol = if protocol == "h2c" { AppProtocol::H2c } else { AppProtocol::Http1 };
-        world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
+        world.change(|table| {
+            let revision = table.revisions.get_mut(&revision()).unwrap();
+            // A client that asks from now on waits as long as the test, which thousands of requests may slow down.
+            (revision.protocol, revision.timeout) = (protocol, PATIENCE);
+        });
         world.ready("p", address.parse().unwrap());
         println!("{DONE}");
     }
@@ -141,11 +147,11 @@ impl ActivatorProcessFixture {
     }
 
     /// Checks that a well-behaved client is served, even while thousands of waiting requests are sent to their pods.
-    async fn serves_others(&self) {
+    async fn assert_serves_others(&self) {
         let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
         other.write_all(GET.as_bytes()).await.unwrap();
         let mut told = Vec::new();
-        let answered = tokio::time::timeout(3 * LONG, other.read_to_end(&mut told)).await;
+        let answered = tokio::time::timeout(PATIENCE, other.read_to_end(&mut told)).await;
         let told = String::from_utf8_lossy(&told);
         assert!(answered.is_ok() && told.starts_with("HTTP/1.1 200 "), "{told}");
     }
@@ -222,8 +228,9 @@ fn assert_within(
     at_pods: usize,
     what: &str,
 ) {
-    let at_pods = (at_pods * 2 * PER_REQUEST) >> 20;
-    let bound = memory_mib(requests, answers, other.connections) - BASE_MIB + PROGRAM_MIB + at_pods;
+    let at_pods = (at_pods * 2 * REQUEST_OVERHEAD_BYTES) >> 20;
+    let bound =
+        memory_mib(requests, answers, other.connections) - BASE_MEMORY_MIB + PROGRAM_MIB + at_pods;
     let grown = other.grown();
     println!("{what}: {grown} MiB of {bound}");
     assert!(grown <= bound, "{what}: it grew by {grown} MiB, the bound is {bound}");
@@ -253,7 +260,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
         // Refusals are responses, and may be left unread, too.
         assert_within(&other, [BYTES, BYTES], 0, what);
         other.has_pod("http1", server(OK, Duration::ZERO).await.address);
-        other.serves_others().await;
+        other.assert_serves_others().await;
     }
 }
 
@@ -264,7 +271,7 @@ async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
         let mut other = ActivatorProcessFixture::start();
         let (pod, _taken) = endless().await;
         other.has_pod("h2c", pod);
-        other.serves_others().await;
+        other.assert_serves_others().await;
         let mut clients = Vec::new();
         for _ in 0..40 {
             let mut client = other.connect(ATTACKER).await;
@@ -275,7 +282,7 @@ async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
         // Pods send on until connections that are cut off are closed.
         let passing = BYTES;
         assert_within(&other, [0, BYTES + passing], 40 * MAX_STREAMS as usize, what);
-        other.serves_others().await;
+        other.assert_serves_others().await;
     }
 }
 
@@ -384,7 +391,7 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
         other.at_rest().await;
         println!("{what}: {} of {count} are still there", open(&all));
         assert_within(&other, [bytes, 0], 0, what);
-        other.serves_others().await;
+        other.assert_serves_others().await;
     }
 }
 
@@ -421,7 +428,7 @@ async fn resets_leave_no_more_memory_than_is_stated() {
         other.at_rest().await;
         println!("{what}: {} of 200 are still there", open(&all));
         assert_within(&other, [0, 0], 0, what);
-        other.serves_others().await;
+        other.assert_serves_others().await;
     }
 }
 
@@ -433,7 +440,7 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     let bytes: Vec<u8> = (0..MAX_STREAMS).flat_map(|it| frame(0, 0, 2 * it + 1, b"x")).collect();
     let kinds = [
         // Number of bytes that the requests are charged with.
-        ("slow bodies", [400 * 2 * PER_REQUEST, 0], &h1, &b"x"[..]),
+        ("slow bodies", [400 * 2 * REQUEST_OVERHEAD_BYTES, 0], &h1, &b"x"[..]),
         ("slow bodies over HTTP/2", [BYTES, BYTES], &h2, &bytes),
     ];
     for (what, held, head, bytes) in kinds {
@@ -450,7 +457,7 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
         other.at_rest().await;
         assert_within(&other, held, 0, what);
         other.has_pod("http1", handling(greets).await);
-        other.serves_others().await;
+        other.assert_serves_others().await;
         drop(all);
     }
 }
@@ -491,6 +498,6 @@ async fn upgraded_connections_take_no_more_memory_than_is_stated() {
         assert_within(&other, [0, 0], count, what);
         other.has_pod("http1", handling(greets).await);
         deaf_ones.shutdown().await;
-        other.serves_others().await;
+        other.assert_serves_others().await;
     }
 }
