@@ -20,11 +20,11 @@ use crate::{budget::ClientBound, gateway::ActivatorGateway, request_log::Request
 #[derive(Debug, Clone)]
 pub struct ActivatorMetrics {
     /// Requests that got a response, by the first digit of the code (1 to 5).
-    pub classes: [Counter; 5],
+    pub responses_by_class: [Counter; 5],
     /// Requests whose client was gone before the response began.
     pub cancelled: Counter,
     /// Requests that wait for a pod now.
-    pub waiting: Gauge,
+    pub waiting_requests: Gauge,
     /// Time that requests waited for a pod; requests that did not wait are not observed.
     pub wait_seconds: Histogram,
     /// Dials of pods that were begun.
@@ -37,21 +37,21 @@ pub struct ActivatorMetrics {
     /// request.
     pub retries: Counter,
     /// Client connections asked to close because their service is on the direct path.
-    pub direct_closed: Counter,
+    pub direct_closed_connections: Counter,
     /// Service ports that are open now.
-    pub ports: Gauge,
+    pub service_ports: Gauge,
     /// Service ports that cannot be opened.
-    pub ports_failed: Gauge,
+    pub service_ports_failed: Gauge,
     /// Client connections that are open now.
-    pub connections: Gauge,
+    pub client_connections: Gauge,
     /// Version of the RouteTable in force.
     pub routes_version: Gauge,
     /// Number of other activators that have no stream to this one.
-    pub peers_away: Gauge,
+    pub disconnected_peers: Gauge,
     /// Lines of the request log, by outcome.
     pub request_log: RequestLogCounters,
     /// Clients refused, by the bound that they reached.
-    pub refused: RefusalCounters,
+    pub refusals: RefusalCounters,
 }
 
 /// Counters of clients that reached a bound, in the order of [`ClientBound::ALL`].
@@ -87,36 +87,44 @@ impl ActivatorMetrics {
         // Buckets from 0.1 ms to 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
         let all = Self {
-            classes: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
+            responses_by_class: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
             cancelled: requests.get_or_create(&StatusClassLabel { code: "cancelled" }).clone(),
-            waiting: Gauge::default(),
+            waiting_requests: Gauge::default(),
             wait_seconds,
             dials: Counter::default(),
             dial_repeats: Counter::default(),
             dial_failures: Counter::default(),
             retries: Counter::default(),
-            direct_closed: Counter::default(),
-            ports: Gauge::default(),
-            ports_failed: Gauge::default(),
-            connections: Gauge::default(),
+            direct_closed_connections: Counter::default(),
+            service_ports: Gauge::default(),
+            service_ports_failed: Gauge::default(),
+            client_connections: Gauge::default(),
             routes_version: Gauge::default(),
-            peers_away: Gauge::default(),
+            disconnected_peers: Gauge::default(),
             request_log: RequestLogCounters::default(),
-            refused: RefusalCounters(ClientBound::ALL.map(at)),
+            refusals: RefusalCounters(ClientBound::ALL.map(at)),
         };
         registry.register("requests", "Requests by class of their code", requests);
         registry.register("refused", "Clients that came to a bound", refused);
-        all.register_rest(registry);
+        all.register_gauges_and_counters(registry);
         all
     }
 
-    fn register_rest(&self, registry: &mut Registry) {
+    fn register_gauges_and_counters(&self, registry: &mut Registry) {
         let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());
-        gauge("waiting_requests", "Requests waiting for a pod", &self.waiting);
-        gauge("service_ports", "Service ports open", &self.ports);
-        gauge("service_ports_failed", "Service ports that cannot be opened", &self.ports_failed);
-        gauge("client_connections", "Client connections open", &self.connections);
-        gauge("peers_away", "Other activators without a stream to this one", &self.peers_away);
+        gauge("waiting_requests", "Requests waiting for a pod", &self.waiting_requests);
+        gauge("service_ports", "Service ports open", &self.service_ports);
+        gauge(
+            "service_ports_failed",
+            "Service ports that cannot be opened",
+            &self.service_ports_failed,
+        );
+        gauge("client_connections", "Client connections open", &self.client_connections);
+        gauge(
+            "peers_away",
+            "Other activators without a stream to this one",
+            &self.disconnected_peers,
+        );
         gauge("routes_version", "RouteTable version in force", &self.routes_version);
         let mut counter = |name, help, it: &Counter| registry.register(name, help, it.clone());
         counter("dials", "Connections to pods begun", &self.dials);
@@ -124,7 +132,7 @@ impl ActivatorMetrics {
         counter("dial_failures", "Dials that brought no connection", &self.dial_failures);
         counter("retries", "Requests sent again, unseen by any pod", &self.retries);
         let ended = "Kept connections ended because their service is direct";
-        counter("direct_closed_connections", ended, &self.direct_closed);
+        counter("direct_closed_connections", ended, &self.direct_closed_connections);
         let RequestLogCounters { written, dropped } = &self.request_log;
         counter("request_log_lines", "Lines of the request log written", written);
         let lost = "Lines of the request log without room, or that could not be written";
@@ -136,7 +144,7 @@ impl ActivatorMetrics {
     /// Counts one response by the class of its code.
     pub fn answered(&self, status: http::StatusCode) {
         let digit = usize::from(status.as_u16() / 100).clamp(1, 5);
-        self.classes[digit - 1].inc();
+        self.responses_by_class[digit - 1].inc();
     }
 }
 

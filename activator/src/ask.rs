@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::{revision::PodPermit, seats::ClientConnection, socket::ClientSocket};
 
 /// Maximum number of bytes of a body that are kept for a second attempt.
-const MAX_KEPT: usize = 64 << 10;
+const MAX_RESEND_BYTES: usize = 64 << 10;
 
 /// Body of a request to a pod.
 #[derive(Debug)]
@@ -35,18 +35,18 @@ pub enum PodRequestBody {
 pub struct ClientRequestBody {
     body: Incoming,
     /// Pieces that are sent before the rest: they were sent already, over a connection that has broken.
-    again: VecDeque<Bytes>,
+    resend_queue: VecDeque<Bytes>,
     /// Pieces sent so far over the present connection; `None`: too many bytes to be kept.
-    sent: Option<Vec<Bytes>>,
+    sent_pieces: Option<Vec<Bytes>>,
     /// True if the body has ended, by its regular end or by an error.
-    is_over: bool,
+    is_ended: bool,
     /// Socket of the client connection, if the rest of the body has to be read from it.
     socket: Option<ClientSocket>,
     /// Permit at the pod, kept for as long as the body is on its way.
-    place: Option<Arc<PodPermit>>,
+    permit: Option<Arc<PodPermit>>,
     /// Client connection that the body comes over.
-    seat: Arc<ClientConnection>,
-    pace: Arc<BodyIdleTimer>,
+    connection: Arc<ClientConnection>,
+    idle_timer: Arc<BodyIdleTimer>,
 }
 
 /// Start of the time for which a client's body has been waited for; `None`: it is not waited for now.
@@ -81,37 +81,37 @@ impl PodRequestBody {
         if body.is_end_stream() {
             return Self::Empty;
         }
-        seat.body_begins();
+        seat.on_body_start();
         let (again, sent) = (VecDeque::new(), Some(Vec::new()));
         let (seat, pace, place, is_over) = (Arc::clone(seat), Arc::default(), None, false);
         Self::Client(Box::new(ClientRequestBody {
             body,
-            again,
-            sent,
-            is_over,
+            resend_queue: again,
+            sent_pieces: sent,
+            is_ended: is_over,
             socket,
-            place,
-            seat,
-            pace,
+            permit: place,
+            connection: seat,
+            idle_timer: pace,
         }))
     }
 
     /// Timer of the client's body; `None`: the request has no body to wait for.
     pub fn pace(&self) -> Option<Arc<BodyIdleTimer>> {
-        if let Self::Client(inbound) = self { Some(Arc::clone(&inbound.pace)) } else { None }
+        if let Self::Client(inbound) = self { Some(Arc::clone(&inbound.idle_timer)) } else { None }
     }
 
     /// Keeps `place` until the body has ended.
     pub fn occupy(&mut self, place: &Arc<PodPermit>) {
         if let Self::Client(inbound) = self {
-            inbound.place = Some(Arc::clone(place));
+            inbound.permit = Some(Arc::clone(place));
         }
     }
 
     /// Releases the permit, if the body keeps one.
     pub fn free(&mut self) {
         if let Self::Client(inbound) = self {
-            inbound.place = None;
+            inbound.permit = None;
         }
     }
 
@@ -120,8 +120,8 @@ impl PodRequestBody {
         match self {
             Self::Empty => Some(Self::Empty),
             Self::Client(mut inbound) => {
-                let sent = inbound.sent.replace(Vec::new())?;
-                sent.into_iter().rev().for_each(|data| inbound.again.push_front(data));
+                let sent = inbound.sent_pieces.replace(Vec::new())?;
+                sent.into_iter().rev().for_each(|data| inbound.resend_queue.push_front(data));
                 Some(Self::Client(inbound))
             }
         }
@@ -130,10 +130,12 @@ impl PodRequestBody {
 
 impl ClientRequestBody {
     fn keep(&mut self, frame: &Frame<Bytes>) {
-        let kept = self.sent.iter().flatten().map(Bytes::len).sum::<usize>();
-        match (frame.data_ref(), &mut self.sent) {
-            (Some(data), Some(sent)) if kept + data.len() <= MAX_KEPT => sent.push(data.clone()),
-            _ => self.sent = None,
+        let kept = self.sent_pieces.iter().flatten().map(Bytes::len).sum::<usize>();
+        match (frame.data_ref(), &mut self.sent_pieces) {
+            (Some(data), Some(sent)) if kept + data.len() <= MAX_RESEND_BYTES => {
+                sent.push(data.clone())
+            }
+            _ => self.sent_pieces = None,
         }
     }
 
@@ -141,13 +143,13 @@ impl ClientRequestBody {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let next = Pin::new(&mut self.body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &next {
-            self.seat.passed(frame.data_ref().map_or(0, Bytes::len));
+            self.connection.passed(frame.data_ref().map_or(0, Bytes::len));
         }
         next
     }
 
     fn is_end(&self) -> bool {
-        self.again.is_empty() && (self.is_over || self.body.is_end_stream())
+        self.resend_queue.is_empty() && (self.is_ended || self.body.is_end_stream())
     }
 }
 
@@ -160,17 +162,17 @@ impl Body for PodRequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let Self::Client(inbound) = self.get_mut() else { return Poll::Ready(None) };
-        let next = match inbound.again.pop_front() {
+        let next = match inbound.resend_queue.pop_front() {
             Some(data) => Some(Ok(Frame::data(data))),
             None => {
                 let next = inbound.poll(cx);
-                inbound.pace.note(next.is_pending());
+                inbound.idle_timer.note(next.is_pending());
                 ready!(next)
             }
         };
         match &next {
             Some(Ok(frame)) => inbound.keep(frame),
-            Some(Err(_)) | None => inbound.is_over = true,
+            Some(Err(_)) | None => inbound.is_ended = true,
         }
         Poll::Ready(next)
     }
@@ -184,7 +186,7 @@ impl Body for PodRequestBody {
 
     fn size_hint(&self) -> SizeHint {
         let Self::Client(inbound) = self else { return SizeHint::with_exact(0) };
-        let again = inbound.again.iter().map(Bytes::len).sum::<usize>() as u64;
+        let again = inbound.resend_queue.iter().map(Bytes::len).sum::<usize>() as u64;
         let exact = inbound.body.size_hint().exact();
         exact.map_or_else(SizeHint::default, |rest| SizeHint::with_exact(rest + again))
     }
@@ -194,15 +196,15 @@ impl Drop for ClientRequestBody {
     fn drop(&mut self) {
         // Closing the connection of a client that is still sending resets it, and the client would not see its
         // response.
-        let is_read = self.is_over || self.body.is_end_stream();
+        let is_read = self.is_ended || self.body.is_end_stream();
         if let Some(socket) = self.socket.take().filter(|_| !is_read) {
-            socket.note_unread();
+            socket.mark_unread_body();
         } else if !is_read {
             // Pieces that the library has received are dropped with the body. They are read here, so that they are no
             // longer charged.
             let mut cx = Context::from_waker(Waker::noop());
             while let Poll::Ready(Some(Ok(_))) = self.poll(&mut cx) {}
         }
-        self.seat.body_ends();
+        self.connection.on_body_end();
     }
 }

@@ -26,8 +26,8 @@ const GAP: Duration = Duration::from_millis(1);
 /// Revisions whose usage is still to be reported.
 #[derive(Debug, Default)]
 pub struct QueueUsageReporter {
-    changed: Mutex<HashMap<NamespacedName, Arc<ActivatorRevision>>>,
-    urgent: Notify,
+    changed_revisions: Mutex<HashMap<NamespacedName, Arc<ActivatorRevision>>>,
+    report_now: Notify,
     outbox: Outbox<UsageKey, UsageSample>,
 }
 
@@ -35,20 +35,20 @@ impl QueueUsageReporter {
     /// Registers that a request has begun to wait, and reports it at once.
     pub fn waiting(&self, revision: &Arc<ActivatorRevision>) {
         self.changed(revision);
-        self.urgent.notify_one();
+        self.report_now.notify_one();
     }
 
     /// Registers a change of the revision's totals.
     pub fn changed(&self, revision: &Arc<ActivatorRevision>) {
-        if revision.enter_report() {
-            let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        if revision.mark_report_pending() {
+            let mut changed = self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner);
             changed.insert(revision.name.clone(), Arc::clone(revision));
         }
     }
 
     /// Drops the reports of a revision that does not exist any more.
     pub fn gone(&self, revision: &NamespacedName) {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
+        self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
         self.outbox.remove(&key(revision.clone()));
     }
 
@@ -65,7 +65,7 @@ impl QueueUsageReporter {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = self.urgent.notified() => {
+                () = self.report_now.notified() => {
                     self.tell();
                     tokio::time::sleep(GAP).await;
                 }
@@ -76,7 +76,7 @@ impl QueueUsageReporter {
 
     fn tell(&self) {
         let changed = {
-            let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut changed = self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *changed)
         };
         for revision in changed.into_values() {

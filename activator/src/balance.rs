@@ -19,11 +19,11 @@ pub struct PodEndpointKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodLoad {
     /// Key of the pod.
-    pub pod: PodEndpointKey,
+    pub key: PodEndpointKey,
     /// Requests that this activator has sent to the pod and that have not ended.
     pub in_flight: u32,
     /// Further requests that it may get, under a hard limit.
-    pub spare: u32,
+    pub free_slots: u32,
 }
 
 /// Highest containerConcurrency for which the first free pod is chosen.
@@ -36,8 +36,8 @@ const FIRST_FREE_UP_TO: u32 = 3;
 pub fn pick(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
     match limit {
         0 => better_of_two(slots, chance),
-        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.spare > 0),
-        _ => next_free(slots, cursor),
+        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.free_slots > 0),
+        _ => next_round_robin(slots, cursor),
     }
 }
 
@@ -58,16 +58,16 @@ fn index(value: u64) -> usize {
     usize::try_from(value).expect("below a slice's length: remainder of it")
 }
 
-fn next_free(slots: &[PodLoad], cursor: &mut usize) -> Option<usize> {
+fn next_round_robin(slots: &[PodLoad], cursor: &mut usize) -> Option<usize> {
     let count = slots.len();
     let turn = (0..count).map(|step| (*cursor + step) % count);
-    let found = turn.into_iter().find(|&at| slots[at].spare > 0)?;
+    let found = turn.into_iter().find(|&at| slots[at].free_slots > 0)?;
     *cursor = (found + 1) % count;
     Some(found)
 }
 
 /// Average time between two connections that are asked to reconnect: a pod's accept queue holds about a hundred.
-const GOING_APART: Duration = Duration::from_micros(200);
+const RECONNECT_SPACING: Duration = Duration::from_micros(200);
 /// Time within which all connections are asked to reconnect, however many there are.
 const GONE_AFTER: Duration = Duration::from_secs(2);
 
@@ -87,7 +87,7 @@ impl ReconnectJitter {
     /// A single connection is asked at once. Many are asked one after the other, so that pods do not get all of them at
     /// the same time. Example: of 1,001 connections, half are asked within 100 ms and all within 200 ms.
     pub fn goes(self, since: Duration, connections: u32) -> bool {
-        let spread = (GOING_APART * connections.saturating_sub(1)).min(GONE_AFTER);
+        let spread = (RECONNECT_SPACING * connections.saturating_sub(1)).min(GONE_AFTER);
         since >= spread * u32::from(self.0) / (1 << 16)
     }
 }
@@ -116,13 +116,13 @@ mod tests {
         let slot = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
             let pod = PodEndpointKey { address, id: 0 };
-            PodLoad { pod, in_flight, spare: limit.saturating_sub(in_flight) }
+            PodLoad { key: pod, in_flight, free_slots: limit.saturating_sub(in_flight) }
         };
         in_flight.iter().enumerate().map(slot).collect()
     }
 
     #[test]
-    fn without_pods_nobody_is_picked() {
+    fn without_pods_none_is_picked() {
         for limit in [0, 1, 9] {
             assert_eq!(pick(&[], limit, &mut 0, 7), None);
         }
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_limit_goes_round_and_skips_full_pods() {
+    fn a_larger_limit_is_round_robin_and_skips_full_pods() {
         let (pods, mut cursor) = (slots(&[0, 4, 0], 4), 0);
         let picked: Vec<_> = (0..4).map(|_| pick(&pods, 4, &mut cursor, 0)).collect();
         assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
     }
 
     #[test]
-    fn connections_that_may_go_straight_to_pods_go_one_after_the_other() {
+    fn connections_that_may_use_the_direct_path_close_one_after_the_other() {
         let lots: Vec<ReconnectJitter> =
             (0..1_000).map(|at: u64| ReconnectJitter::draw(at << 54)).collect();
         let gone = |ms, connections| {

@@ -13,40 +13,40 @@ pub const STREAM_WINDOW: u32 = 256 << 10;
 /// Bytes of all bodies over one HTTP/2 connection before pods take them: Envoy's advice for edge proxies.
 pub const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of one response that wait for an HTTP/2 client to read them.
-pub const SEND_BUFFER: usize = 64 << 10;
+pub const CLIENT_SEND_BUFFER: usize = 64 << 10;
 
-/// Default of [`ClientBudget::bytes`]: bytes of requests that no pod has taken.
+/// Default of [`ClientBudget::request_bytes`]: bytes of requests that no pod has taken.
 pub const BYTES: usize = 128 << 20;
-/// Default of [`ClientBudget::answer_bytes`]: bytes of responses that wait for their clients.
-pub const ANSWER_BYTES: usize = 256 << 20;
+/// Default of [`ClientBudget::response_bytes`]: bytes of responses that wait for their clients.
+pub const DEFAULT_RESPONSE_BYTES: usize = 256 << 20;
 /// Default maximum of client connections, if the limit of open files leaves room for more.
 pub const CONNECTIONS: usize = 16_384;
 /// File descriptors for all that is neither a client connection nor one to a pod: listeners, streams, files.
-const OTHER_FILES: u64 = 256;
+const RESERVED_FILES: u64 = 256;
 /// Minimum of client connections, however low the limit of open files is.
 const FEWEST: u64 = 64;
 
 /// Bytes of a request besides its head, while it waits or is at a pod: its task, its stream and its timer. Measurements
 /// show somewhat more, but not twice as much.
-pub const PER_REQUEST: usize = 4 << 10;
+pub const REQUEST_OVERHEAD_BYTES: usize = 4 << 10;
 /// Bytes of a client connection besides its requests: three buffers of 8 KiB and the state of the connection. One
 /// buffer is before the library and two are in it, for received and for sent bytes.
-const PER_CONNECTION: usize = 32 << 10;
+const CONNECTION_OVERHEAD_BYTES: usize = 32 << 10;
 /// Size of one of these buffers in bytes. Growth of the library's buffers counts for as long as the connection lasts.
 pub const ROOM: usize = 8 << 10;
 /// Bytes that the library keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
 /// half of the measured value, because bytes of requests count twice.
-pub const PER_STREAM: usize = 1 << 10;
+pub const STREAM_OVERHEAD_BYTES: usize = 1 << 10;
 /// Divisor of `bytes`: connections that were asked to close may keep this part of it, in addition to the others.
-const LEAVING_PART: usize = 8;
+const CLOSING_SHARE_DIVISOR: usize = 8;
 /// MiB of the program itself, with the routes of ten thousand services, its logs and its connections to pods.
-pub const BASE_MIB: usize = 192;
+pub const BASE_MEMORY_MIB: usize = 192;
 
 /// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:
 /// small ones lie in larger buffers, and a map of header fields doubles when it grows.
 pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -> usize {
-    let requests = 2 * (bytes + bytes / LEAVING_PART);
-    BASE_MIB + ((requests + answer_bytes + connections * PER_CONNECTION) >> 20)
+    let requests = 2 * (bytes + bytes / CLOSING_SHARE_DIVISOR);
+    BASE_MEMORY_MIB + ((requests + answer_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }
 
 /// Bounds of the wait queue of one revision.
@@ -54,57 +54,57 @@ pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -
 pub struct WaitQueueBounds {
     /// Requests that may wait, before those that pods with a hard limit add. Default 10 000: Knative's QueueDepth
     /// (`pkg/activator/net/throttler.go`).
-    pub requests: usize,
+    pub max_requests: usize,
     /// Bytes of the requests that wait. Default 64 MiB.
-    pub bytes: usize,
+    pub max_bytes: usize,
 }
 
 /// Resources that clients may use at one activator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientBudget {
     /// Bytes of one request's head.
-    pub head_bytes: usize,
+    pub max_head_bytes: usize,
     /// Time for a head to arrive, and for a persistent connection to be idle.
     pub head_timeout: Duration,
     /// Time in which a client has to send more of a body that a pod waits for.
-    pub body_idle: Duration,
+    pub body_idle_timeout: Duration,
     /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as received.
-    pub bytes: usize,
+    pub request_bytes: usize,
     /// Bytes of requests that no pod has taken yet, of one client.
-    pub client_bytes: usize,
+    pub client_request_bytes: usize,
     /// Bytes of responses that wait for clients to read them, of all clients.
-    pub answer_bytes: usize,
+    pub response_bytes: usize,
     /// Number of connections of all clients.
-    pub connections: usize,
+    pub max_connections: usize,
     /// Number of connections of one client.
-    pub client_connections: usize,
+    pub max_client_connections: usize,
     /// Requests of one connection that a client may reset before their responses, while these are most of its requests.
-    pub resets: u64,
+    pub max_resets: u64,
     /// Bounds of each revision's wait queue, for all clients together.
-    pub line: WaitQueueBounds,
+    pub wait_queue: WaitQueueBounds,
 }
 
 impl ClientBudget {
     /// Client connections for a limit of `files` open files: each may need another descriptor for a pod.
-    pub fn connections_for(files: u64) -> usize {
-        let room = (files.saturating_sub(OTHER_FILES) / 2).max(FEWEST);
+    pub fn max_connections_for_files(files: u64) -> usize {
+        let room = (files.saturating_sub(RESERVED_FILES) / 2).max(FEWEST);
         usize::try_from(room).unwrap_or(usize::MAX).min(CONNECTIONS)
     }
 
     /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, the library's
     /// buffer over HTTP/1.1. (The number of small frames that hold these bytes is bounded by `h2`.)
     pub fn ahead(&self, is_http2: bool) -> usize {
-        if is_http2 { CONNECTION_WINDOW as usize } else { self.head_bytes }
+        if is_http2 { CONNECTION_WINDOW as usize } else { self.max_head_bytes }
     }
 
     /// Bytes that connections which were asked to close may keep until they are closed.
-    pub fn leaving_bytes(&self) -> usize {
-        self.bytes / LEAVING_PART
+    pub fn closing_bytes(&self) -> usize {
+        self.request_bytes / CLOSING_SHARE_DIVISOR
     }
 
     /// Returns true if `resets` among `requests` of one connection are an attack: many, and most of the requests.
-    pub fn is_flood(&self, resets: u64, requests: u64) -> bool {
-        resets >= self.resets && resets * 2 > requests
+    pub fn is_reset_flood(&self, resets: u64, requests: u64) -> bool {
+        resets >= self.max_resets && resets * 2 > requests
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subscriber_is_an_address_or_a_network() {
+    fn a_client_network_is_an_address_or_a_prefix() {
         let of = |text: &str| ClientNetwork::of(text.parse().expect("an address"));
         assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2::"));
         assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
@@ -188,7 +188,7 @@ mod tests {
     fn connections_leave_half_of_the_file_table_to_pods() {
         let rows = [(0, 64), (1_024, 384), (20_256, 10_000), (u64::MAX, CONNECTIONS)];
         for (files, connections) in rows {
-            assert_eq!(ClientBudget::connections_for(files), connections, "{files}");
+            assert_eq!(ClientBudget::max_connections_for_files(files), connections, "{files}");
         }
     }
 }

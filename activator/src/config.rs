@@ -134,7 +134,7 @@ pub struct ActivatorConfig {
 
     /// Bytes of responses that wait for clients to read them, of all clients, 1048576 or more. Beyond it, the
     /// connection that holds most is cut off.
-    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES", default_value_t = budget::ANSWER_BYTES)]
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES", default_value_t = budget::DEFAULT_RESPONSE_BYTES)]
     pub max_answer_bytes: usize,
 
     /// Client connections, 1 or more. Beyond it, the one that has been idle for longest is closed, or else the new one.
@@ -316,20 +316,25 @@ impl ActivatorConfig {
     /// Bounds of clients, for a process that may open `files` files.
     pub fn budget(&self, files: u64) -> ClientBudget {
         let connections =
-            self.max_connections.unwrap_or_else(|| ClientBudget::connections_for(files));
+            self.max_connections.unwrap_or_else(|| ClientBudget::max_connections_for_files(files));
         ClientBudget {
-            head_bytes: self.max_head_bytes,
+            max_head_bytes: self.max_head_bytes,
             head_timeout: Duration::from_millis(self.head_timeout_ms),
-            body_idle: Duration::from_millis(self.body_idle_ms),
-            bytes: self.max_bytes,
-            client_bytes: self.max_client_bytes.unwrap_or_else(|| self.share(self.max_bytes)),
-            answer_bytes: self.max_answer_bytes,
-            connections,
-            client_connections: self
+            body_idle_timeout: Duration::from_millis(self.body_idle_ms),
+            request_bytes: self.max_bytes,
+            client_request_bytes: self
+                .max_client_bytes
+                .unwrap_or_else(|| self.share(self.max_bytes)),
+            response_bytes: self.max_answer_bytes,
+            max_connections: connections,
+            max_client_connections: self
                 .max_client_connections
                 .unwrap_or_else(|| self.share(connections)),
-            resets: self.max_resets,
-            line: WaitQueueBounds { requests: self.max_waiting, bytes: self.max_waiting_bytes },
+            max_resets: self.max_resets,
+            wait_queue: WaitQueueBounds {
+                max_requests: self.max_waiting,
+                max_bytes: self.max_waiting_bytes,
+            },
         }
     }
 
@@ -413,7 +418,7 @@ mod tests {
         let shares = |args: &[&str]| {
             let config = ActivatorConfig::parse_from([&["activator"], args].concat());
             let it = config.budget(1 << 20);
-            (it.client_bytes, it.client_connections)
+            (it.client_request_bytes, it.max_client_connections)
         };
         let (bytes, connections) = (budget::BYTES, budget::CONNECTIONS);
         assert_eq!(shares(&["--pod-ip", "10.1.0.7"]), (bytes / 4, connections / 4));
@@ -425,8 +430,8 @@ mod tests {
     /// These numbers are documented in docs/operations.md.
     #[test]
     fn as_many_requests_wait_as_is_documented() {
-        let bounds = ActivatorConfig::defaults().budget(1024).line;
-        assert_eq!(bounds, WaitQueueBounds { requests: 10_000, bytes: 64 << 20 });
+        let bounds = ActivatorConfig::defaults().budget(1024).wait_queue;
+        assert_eq!(bounds, WaitQueueBounds { max_requests: 10_000, max_bytes: 64 << 20 });
     }
 
     #[test]

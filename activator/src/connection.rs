@@ -25,7 +25,7 @@ use tracing::debug;
 use crate::{
     ask::PodRequestBody,
     clock::now_ns,
-    h1::{Http1ParseError, MAX_HEAD},
+    h1::{Http1ParseError, MAX_POD_HEAD},
     pool::{PoolReservation, PoolableConnection},
     single::{Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ, UpgradedPodStream},
     tcp,
@@ -56,14 +56,14 @@ pub enum PodConnection {
 #[derive(Clone, Debug)]
 pub struct Http2PodConnection {
     sender: http2::SendRequest<PodRequestBody>,
-    uses: Arc<Http2StreamUses>,
+    stream_uses: Arc<Http2StreamUses>,
     max_idle: Duration,
 }
 
 #[derive(Debug)]
 struct Http2StreamUses {
-    streams: AtomicU32,
-    used_ns: AtomicU64,
+    active_streams: AtomicU32,
+    last_used_ns: AtomicU64,
 }
 
 /// One request's use of an HTTP/2 connection. Dropping it ends the use, but not the connection.
@@ -75,9 +75,9 @@ pub struct Http2PodStream(Http2PodConnection);
 pub struct PodSendError {
     /// Request to send again, if the pod has received nothing of it, has refused to process it, or may process it
     /// twice.
-    pub unseen: Option<Request<PodRequestBody>>,
+    pub resendable: Option<Request<PodRequestBody>>,
     /// Error of the exchange, with the side that caused it.
-    pub fault: ExchangeError,
+    pub cause: ExchangeError,
 }
 
 /// Error of an exchange, by the side that caused it.
@@ -158,7 +158,7 @@ impl PodConnection {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_EVERY)
-            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
+            .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
         let (sender, driver) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         // The library reads and writes only while its driver runs, also while no request uses the connection.
@@ -167,9 +167,11 @@ impl PodConnection {
                 debug!(%error, "connection to pod ended");
             }
         });
-        let uses =
-            Http2StreamUses { streams: AtomicU32::new(0), used_ns: AtomicU64::new(now_ns()) };
-        Ok(Self::Shared(Http2PodConnection { sender, uses: Arc::new(uses), max_idle }))
+        let uses = Http2StreamUses {
+            active_streams: AtomicU32::new(0),
+            last_used_ns: AtomicU64::new(now_ns()),
+        };
+        Ok(Self::Shared(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle }))
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
@@ -268,11 +270,12 @@ impl PoolableConnection for PodConnection {
 
 impl Http2PodConnection {
     fn streams(&self) -> u32 {
-        self.uses.streams.load(Ordering::Relaxed)
+        self.stream_uses.active_streams.load(Ordering::Relaxed)
     }
 
     fn is_good(&self) -> bool {
-        let idle_ns = now_ns().saturating_sub(self.uses.used_ns.load(Ordering::Relaxed));
+        let idle_ns =
+            now_ns().saturating_sub(self.stream_uses.last_used_ns.load(Ordering::Relaxed));
         let is_used = self.streams() > 0 || Duration::from_nanos(idle_ns) < self.max_idle;
         is_used && !self.sender.is_closed()
     }
@@ -280,7 +283,7 @@ impl Http2PodConnection {
 
 impl Http2PodStream {
     fn begin(shared: Http2PodConnection) -> Self {
-        shared.uses.streams.fetch_add(1, Ordering::Relaxed);
+        shared.stream_uses.active_streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
     }
 
@@ -291,15 +294,15 @@ impl Http2PodStream {
         // The library gives a request back only if it was not written at all. A copy without a body is cheap, and
         // allows a second attempt after GOAWAY and REFUSED_STREAM too.
         let spare = match request.body() {
-            PodRequestBody::Empty => Some(copy_of(&request)),
+            PodRequestBody::Empty => Some(clone_head(&request)),
             PodRequestBody::Client(_) => None,
         };
         match self.0.sender.try_send_request(request).await {
             Ok(response) => Ok(response.map(|body| PodResponseBody::Stream(body, self))),
             Err(error) => {
                 let mut error = PodSendError::from(error);
-                let may_repeat = matches!(&error.fault, ExchangeError::Pod(PodError::Http2(it)) if is_unprocessed(it));
-                error.unseen = error.unseen.or_else(|| spare.filter(|_| may_repeat));
+                let may_repeat = matches!(&error.cause, ExchangeError::Pod(PodError::Http2(it)) if is_unprocessed(it));
+                error.resendable = error.resendable.or_else(|| spare.filter(|_| may_repeat));
                 Err(error)
             }
         }
@@ -308,8 +311,8 @@ impl Http2PodStream {
 
 impl Drop for Http2PodStream {
     fn drop(&mut self) {
-        self.0.uses.used_ns.store(now_ns(), Ordering::Relaxed);
-        self.0.uses.streams.fetch_sub(1, Ordering::Relaxed);
+        self.0.stream_uses.last_used_ns.store(now_ns(), Ordering::Relaxed);
+        self.0.stream_uses.active_streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -322,11 +325,11 @@ impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
         } else {
             ExchangeError::Pod(PodError::Http2(error))
         };
-        Self { unseen, fault }
+        Self { resendable: unseen, cause: fault }
     }
 }
 
-fn copy_of(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
+fn clone_head(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
     let mut copy = Request::new(PodRequestBody::Empty);
     *copy.method_mut() = request.method().clone();
     *copy.uri_mut() = request.uri().clone();

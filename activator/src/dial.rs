@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 /// Time without an answer after which a dial is repeated. Each further wait is twice as long.
-pub const FIRST_WAIT: Duration = Duration::from_millis(5);
+pub const FIRST_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Longest wait between two sockets.
-const LAST_WAIT: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of sockets of one dial: 5 + 10 + … + 640 + 1000 · 8 ms, about 9 s.
 const SOCKETS: u32 = 16;
 
@@ -17,11 +17,11 @@ const SOCKETS: u32 = 16;
 #[derive(Debug, Default)]
 /// Number of sockets opened so far.
 pub struct PodDial {
-    begun: u32,
+    sockets_opened: u32,
     /// Number of sockets that have not failed.
-    open: u32,
+    sockets_open: u32,
     /// True after `Win` or `GiveUp`.
-    settled: bool,
+    is_finished: bool,
 }
 
 /// Event in the course of a dial.
@@ -53,37 +53,41 @@ pub enum DialAction {
 impl PodDial {
     /// Applies one event. Returns the next action, which is always `Wait` after `Win` or `GiveUp`.
     pub fn step(&mut self, event: DialEvent) -> DialAction {
-        if self.settled {
+        if self.is_finished {
             return DialAction::Wait;
         }
         match event {
-            DialEvent::Unanswered => self.open_another(),
+            DialEvent::Unanswered => self.open_socket(),
             DialEvent::Connected => self.settle(DialAction::Win),
             DialEvent::Refused => self.settle(DialAction::GiveUp),
             DialEvent::Failed => {
-                self.open = self.open.saturating_sub(1);
-                if self.open == 0 { self.settle(DialAction::GiveUp) } else { DialAction::Wait }
+                self.sockets_open = self.sockets_open.saturating_sub(1);
+                if self.sockets_open == 0 {
+                    self.settle(DialAction::GiveUp)
+                } else {
+                    DialAction::Wait
+                }
             }
         }
     }
 
     /// Number of sockets opened so far.
     pub fn sockets(&self) -> u32 {
-        self.begun
+        self.sockets_opened
     }
 
-    fn open_another(&mut self) -> DialAction {
-        if self.begun == SOCKETS {
+    fn open_socket(&mut self) -> DialAction {
+        if self.sockets_opened == SOCKETS {
             return self.settle(DialAction::GiveUp);
         }
-        let wait = FIRST_WAIT * 2u32.pow(self.begun);
-        self.begun += 1;
-        self.open += 1;
-        DialAction::Open(wait.min(LAST_WAIT))
+        let wait = FIRST_RETRY_DELAY * 2u32.pow(self.sockets_opened);
+        self.sockets_opened += 1;
+        self.sockets_open += 1;
+        DialAction::Open(wait.min(MAX_RETRY_DELAY))
     }
 
     fn settle(&mut self, action: DialAction) -> DialAction {
-        self.settled = true;
+        self.is_finished = true;
         action
     }
 }
@@ -103,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dial_nobody_answers_ends() {
+    fn an_unanswered_dial_ends() {
         let mut dial = PodDial::default();
         let mut spent = Duration::ZERO;
         while let DialAction::Open(wait) = dial.step(DialEvent::Unanswered) {
@@ -142,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_dial_is_settled_once(events in proptest::collection::vec(0..4u8, 0..60)) {
+        fn a_dial_finishes_once(events in proptest::collection::vec(0..4u8, 0..60)) {
             let mut dial = PodDial::default();
             dial.step(DialEvent::Unanswered);
             let kinds = [DialEvent::Unanswered, DialEvent::Connected, DialEvent::Refused, DialEvent::Failed];

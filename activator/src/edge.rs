@@ -12,20 +12,20 @@ use tracing::info;
 #[derive(Debug)]
 pub struct EdgePolicy {
     /// Settings of the command line.
-    own: EdgeSettings,
+    startup: EdgeSettings,
     /// Settings in force: those of the command line and of the RouteTable.
-    now: RwLock<Arc<EdgeSettings>>,
+    current: RwLock<Arc<EdgeSettings>>,
 }
 
 impl EdgePolicy {
     /// Creates the policy from the settings of the command line.
-    pub fn new(own: EdgeSettings) -> Self {
-        Self { now: RwLock::new(Arc::new(own.clone())), own }
+    pub fn new(startup: EdgeSettings) -> Self {
+        Self { current: RwLock::new(Arc::new(startup.clone())), startup }
     }
 
     /// Policy for a request that arrives now.
     pub fn now(&self) -> Arc<EdgeSettings> {
-        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Applies the settings of a batch of the RouteTable.
@@ -38,12 +38,12 @@ impl EdgePolicy {
             Some(_) | None => EdgeSettings::default(),
         };
         let next = EdgeSettings {
-            trusted_proxies: [&*self.own.trusted_proxies, &told.trusted_proxies].concat(),
-            proxy_protocol: self.own.proxy_protocol || told.proxy_protocol,
-            upgrades: [&*self.own.upgrades, &told.upgrades].concat(),
-            underscores: self.own.underscores || told.underscores,
+            trusted_proxies: [&*self.startup.trusted_proxies, &told.trusted_proxies].concat(),
+            proxy_protocol: self.startup.proxy_protocol || told.proxy_protocol,
+            upgrades: [&*self.startup.upgrades, &told.upgrades].concat(),
+            underscores: self.startup.underscores || told.underscores,
         };
-        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
             let EdgeSettings { trusted_proxies, proxy_protocol, upgrades, underscores } = &next;
             info!(?trusted_proxies, proxy_protocol, ?upgrades, underscores, "edge set");

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_knatives() {
+    fn responses_are_knatives() {
         let address = std::net::SocketAddr::from(([10, 0, 0, 1], 80));
         let reason = "refused".to_owned();
         let told = |failure: ProxyRequestError| (failure.status().as_u16(), failure.to_string());
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_line_says_when_to_come_back() {
+    fn a_full_queue_sends_retry_after() {
         let response = ProxyRequestError::QueueFull.response(|text| text);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     }

@@ -36,11 +36,11 @@ const CLAIMS: [HeaderName; 9] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForwardedRequestSender {
     /// Origin of the connection: the cluster, or outside.
-    pub side: TrafficOrigin,
+    pub traffic_origin: TrafficOrigin,
     /// Address of the client, or of the last proxy.
     pub address: IpAddr,
     /// Information of the connection itself about its client.
-    pub origin: ProxiedClient,
+    pub proxied_client: ProxiedClient,
 }
 
 /// Information of a connection about the client behind it.
@@ -60,28 +60,28 @@ pub enum ProxiedClient {
 impl ForwardedRequestSender {
     /// Returns true if the sender is a trusted proxy, so that its headers about the client are used.
     fn is_trusted(self, edge: &EdgeSettings) -> bool {
-        self.side == TrafficOrigin::Outside
-            && self.origin != ProxiedClient::Unnamed
+        self.traffic_origin == TrafficOrigin::Outside
+            && self.proxied_client != ProxiedClient::Unnamed
             && edge.trusts(self.address)
     }
 
     /// Protocol of the client's own connection, as far as the connection reveals it.
     fn proto(self) -> &'static str {
-        let is_secure = matches!(self.origin, ProxiedClient::Named { is_secure: true });
+        let is_secure = matches!(self.proxied_client, ProxiedClient::Named { is_secure: true });
         if is_secure { "https" } else { "http" }
     }
 }
 
 /// Returns true if a request from outside has come by https, at least as far as a trusted proxy.
 pub fn is_secure(headers: &HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) -> bool {
-    let told = sender.is_trusted(edge).then(|| told_proto(headers)).flatten();
+    let told = sender.is_trusted(edge).then(|| reported_scheme(headers)).flatten();
     matches!(told.unwrap_or_else(|| sender.proto()), "https" | "wss")
 }
 
 /// Writes the headers that describe the client.
 pub fn forwarded(headers: &mut HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) {
     let client = sender.address.to_string();
-    match sender.side {
+    match sender.traffic_origin {
         TrafficOrigin::Inside => inside(headers, &client),
         TrafficOrigin::Outside if sender.is_trusted(edge) => proxied(headers, sender, edge),
         TrafficOrigin::Outside => {
@@ -118,10 +118,10 @@ fn proxied(headers: &mut HeaderMap, sender: ForwardedRequestSender, edge: &EdgeS
     };
     let way: Vec<&str> = way.into_iter().chain([client.as_str()]).collect();
     let last = elements.last();
-    let host = last_of(headers, &X_FORWARDED_HOST).or_else(|| last?.host.clone());
+    let host = last_list_entry(headers, &X_FORWARDED_HOST).or_else(|| last?.host.clone());
     let host = host.and_then(|host| HeaderValue::try_from(host).ok());
     let host = host.or_else(|| headers.get(header::HOST).cloned());
-    let proto = told_proto(headers).unwrap_or_else(|| sender.proto());
+    let proto = reported_scheme(headers).unwrap_or_else(|| sender.proto());
     // The part of `Forwarded` that is not reliable is dropped, and the proxy itself becomes its last hop.
     headers.remove(header::FORWARDED);
     if !elements.is_empty() {
@@ -143,11 +143,11 @@ fn believed<'a, T>(hops: &'a [T], of: impl Fn(&T) -> Option<&str>, edge: &EdgeSe
 }
 
 /// Protocol that the client used, as a trusted proxy reports it.
-fn told_proto(headers: &HeaderMap) -> Option<&'static str> {
+fn reported_scheme(headers: &HeaderMap) -> Option<&'static str> {
     let known = |text: &str| {
         ["https", "http", "wss", "ws"].into_iter().find(|it| it.eq_ignore_ascii_case(text.trim()))
     };
-    if let Some(told) = last_of(headers, &X_FORWARDED_PROTO) {
+    if let Some(told) = last_list_entry(headers, &X_FORWARDED_PROTO) {
         return known(&told);
     }
     let told = list(headers, &header::FORWARDED)?;
@@ -155,7 +155,7 @@ fn told_proto(headers: &HeaderMap) -> Option<&'static str> {
 }
 
 /// Last entry of a list header: the one of the proxy nearest to the activator.
-fn last_of(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+fn last_list_entry(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     let all = list(headers, name)?;
     via::split(&all).last().map(str::to_owned)
 }

@@ -9,7 +9,7 @@
 use datapath::h2::{flag, kind};
 
 /// Bytes of a HEADERS frame that state its priority.
-const PRIORITY_BYTES: usize = 5;
+const HEADERS_PRIORITY_BYTES: usize = 5;
 /// Bytes of a buffer that one entry can hold beside the bytes of its own block.
 const BUFFER: usize = 16 << 10;
 /// Entries of a table of 4,096 bytes, each of at least 38: `:path` and one byte count 32 more (RFC 7541 §4.1).
@@ -19,22 +19,22 @@ const ENTRIES: usize = 4096 / 38;
 #[derive(Debug)]
 pub struct Http2FrameInspector {
     /// Bytes of the present frame's payload that are still to come.
-    left: usize,
-    part: FramePayload,
+    payload_left: usize,
+    payload: FramePayload,
     /// Received bytes of the next frame's header.
     header: [u8; 9],
-    filled: usize,
-    fields: HpackBlockScanner,
+    header_filled: usize,
+    block_scanner: HpackBlockScanner,
     /// True once the client has acknowledged the settings, so that it keeps no table.
-    knows: bool,
+    is_settings_acked: bool,
     /// True once the client has announced an empty table at the beginning of a block.
-    has_no_table: bool,
+    is_table_disabled: bool,
     /// Bytes received since the last block that left an entry in the table.
-    since: usize,
+    bytes_since_entry: usize,
     /// Bytes that entries of the table may hold.
-    entries: usize,
+    entry_bytes: usize,
     /// Bytes of the largest frame received.
-    largest: usize,
+    largest_frame: usize,
 }
 
 /// Kind of the present frame's payload.
@@ -56,16 +56,16 @@ impl Http2FrameInspector {
     /// Creates the inspector of a new connection, which begins with a preface of `preface` bytes.
     pub fn after_preface(preface: usize) -> Self {
         Self {
-            left: preface,
-            part: FramePayload::Other,
+            payload_left: preface,
+            payload: FramePayload::Other,
             header: [0; 9],
-            filled: 0,
-            fields: HpackBlockScanner::default(),
-            knows: false,
-            has_no_table: false,
-            since: 0,
-            entries: 0,
-            largest: 0,
+            header_filled: 0,
+            block_scanner: HpackBlockScanner::default(),
+            is_settings_acked: false,
+            is_table_disabled: false,
+            bytes_since_entry: 0,
+            entry_bytes: 0,
+            largest_frame: 0,
         }
     }
 
@@ -73,14 +73,14 @@ impl Http2FrameInspector {
     pub fn count(&mut self, mut bytes: &[u8]) -> usize {
         let mut data = 0;
         while !bytes.is_empty() {
-            if self.left == 0 {
+            if self.payload_left == 0 {
                 bytes = self.begin(bytes);
                 continue;
             }
-            let (piece, rest) = bytes.split_at(self.left.min(bytes.len()));
-            (self.left, self.since, bytes) =
-                (self.left - piece.len(), self.since + piece.len(), rest);
-            match self.part {
+            let (piece, rest) = bytes.split_at(self.payload_left.min(bytes.len()));
+            (self.payload_left, self.bytes_since_entry, bytes) =
+                (self.payload_left - piece.len(), self.bytes_since_entry + piece.len(), rest);
+            match self.payload {
                 FramePayload::Data => data += piece.len(),
                 FramePayload::Block { .. } => self.follow(piece),
                 FramePayload::Other => {}
@@ -92,41 +92,43 @@ impl Http2FrameInspector {
     /// Maximum number of bytes that the library holds between requests: for its dynamic table, and in the buffer that
     /// the largest frame needed.
     pub fn held(&self) -> usize {
-        self.entries + self.largest
+        self.entry_bytes + self.largest_frame
     }
 
     /// Parses bytes of a frame header. Returns the bytes behind it.
     fn begin<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let (some, rest) = bytes.split_at((self.header.len() - self.filled).min(bytes.len()));
-        self.header[self.filled..self.filled + some.len()].copy_from_slice(some);
-        (self.filled, self.since) = (self.filled + some.len(), self.since + some.len());
-        if self.filled < self.header.len() {
+        let (some, rest) =
+            bytes.split_at((self.header.len() - self.header_filled).min(bytes.len()));
+        self.header[self.header_filled..self.header_filled + some.len()].copy_from_slice(some);
+        (self.header_filled, self.bytes_since_entry) =
+            (self.header_filled + some.len(), self.bytes_since_entry + some.len());
+        if self.header_filled < self.header.len() {
             return rest;
         }
         let [high, middle, low, which, flags, ..] = self.header;
         // The length has 24 bits, in network order (RFC 9113 §4.1).
-        self.left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-        self.filled = 0;
+        self.payload_left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+        self.header_filled = 0;
         // A larger frame is an error of the connection, and the library buffers none of it.
-        self.largest = self.largest.max(self.left.min(BUFFER));
+        self.largest_frame = self.largest_frame.max(self.payload_left.min(BUFFER));
         let is = |bit: u8| flags & bit != 0;
         let is_last = is(flag::END_HEADERS);
-        self.part = match which {
+        self.payload = match which {
             kind::DATA => FramePayload::Data,
             kind::HEADERS => FramePayload::Block {
-                before: if is(flag::PRIORITY) { PRIORITY_BYTES } else { 0 },
+                before: if is(flag::PRIORITY) { HEADERS_PRIORITY_BYTES } else { 0 },
                 padding: (!is(flag::PADDED)).then_some(0),
                 is_last,
             },
             kind::CONTINUATION => FramePayload::Block { before: 0, padding: Some(0), is_last },
             kind::SETTINGS => {
-                self.knows |= is(flag::ACK);
+                self.is_settings_acked |= is(flag::ACK);
                 FramePayload::Other
             }
             _ => FramePayload::Other,
         };
         // A frame without a payload may also end a block.
-        if self.left == 0 {
+        if self.payload_left == 0 {
             self.end_block();
         }
         rest
@@ -134,7 +136,7 @@ impl Http2FrameInspector {
 
     /// Parses bytes of a block of header fields.
     fn follow(&mut self, mut piece: &[u8]) {
-        let FramePayload::Block { before, padding, .. } = &mut self.part else { return };
+        let FramePayload::Block { before, padding, .. } = &mut self.payload else { return };
         let padding = *padding.get_or_insert_with(|| {
             let length = usize::from(piece[0]);
             piece = &piece[1..];
@@ -143,29 +145,30 @@ impl Http2FrameInspector {
         let skipped = (*before).min(piece.len());
         (*before, piece) = (*before - skipped, &piece[skipped..]);
         // Padding lies at the end of the payload, and the frame may still have `left` bytes to come.
-        let fields = (piece.len() + self.left).saturating_sub(padding).min(piece.len());
-        self.fields.take(&piece[..fields]);
-        if self.left == 0 {
+        let fields = (piece.len() + self.payload_left).saturating_sub(padding).min(piece.len());
+        self.block_scanner.take(&piece[..fields]);
+        if self.payload_left == 0 {
             self.end_block();
         }
     }
 
     /// Ends the frame, and with it the block if it is the block's last frame.
     fn end_block(&mut self) {
-        if !matches!(self.part, FramePayload::Block { is_last: true, .. }) {
+        if !matches!(self.payload, FramePayload::Block { is_last: true, .. }) {
             return;
         }
-        let block = std::mem::take(&mut self.fields);
+        let block = std::mem::take(&mut self.block_scanner);
         // An empty table before the acknowledgement may be followed by entries again: the client does not know its
         // limit yet.
-        if block.empties && self.knows {
-            (self.has_no_table, self.entries) = (true, 0);
+        if block.clears_table && self.is_settings_acked {
+            (self.is_table_disabled, self.entry_bytes) = (true, 0);
         }
-        if block.adds && !self.has_no_table {
+        if block.adds_entry && !self.is_table_disabled {
             // Bytes received since the entry before it lie in other buffers, or in the same one.
             let most = ENTRIES * (BUFFER + BUFFER);
-            self.entries = (self.entries + self.since.min(BUFFER + BUFFER)).min(most);
-            self.since = 0;
+            self.entry_bytes =
+                (self.entry_bytes + self.bytes_since_entry.min(BUFFER + BUFFER)).min(most);
+            self.bytes_since_entry = 0;
         }
     }
 }
@@ -173,11 +176,11 @@ impl Http2FrameInspector {
 /// Scanner of a block of header fields, for which only lengths matter.
 #[derive(Debug, Default)]
 struct HpackBlockScanner {
-    at: HpackPosition,
+    position: HpackPosition,
     /// True if the block adds an entry to the dynamic table.
-    adds: bool,
+    adds_entry: bool,
     /// True if the block announces a table of size 0 (RFC 7541 §6.3).
-    empties: bool,
+    clears_table: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -209,10 +212,10 @@ enum HpackInteger {
 impl HpackBlockScanner {
     fn take(&mut self, mut bytes: &[u8]) {
         while let [first, rest @ ..] = bytes {
-            if let HpackPosition::Text { left, strings } = self.at {
+            if let HpackPosition::Text { left, strings } = self.position {
                 let some = left.min(bytes.len());
-                self.at = match left - some {
-                    0 => after_string(strings),
+                self.position = match left - some {
+                    0 => position_after_string(strings),
                     left => HpackPosition::Text { left, strings },
                 };
                 bytes = &bytes[some..];
@@ -224,12 +227,12 @@ impl HpackBlockScanner {
     }
 
     fn byte(&mut self, byte: u8) {
-        match self.at {
+        match self.position {
             HpackPosition::Field if byte & 0x80 != 0 => {
                 self.number(HpackInteger::Field, byte, 0x7f)
             }
             HpackPosition::Field if byte & 0x40 != 0 => {
-                self.adds = true;
+                self.adds_entry = true;
                 self.number(HpackInteger::Name, byte, 0x3f);
             }
             HpackPosition::Field if byte & 0x20 != 0 => {
@@ -245,7 +248,8 @@ impl HpackBlockScanner {
                 if byte & 0x80 == 0 {
                     self.is_told(of, value);
                 } else {
-                    self.at = HpackPosition::Number { of, value, shift: shift.saturating_add(7) };
+                    self.position =
+                        HpackPosition::Number { of, value, shift: shift.saturating_add(7) };
                 }
             }
             // The bytes of a string are skipped by the caller.
@@ -257,28 +261,28 @@ impl HpackBlockScanner {
     fn number(&mut self, of: HpackInteger, byte: u8, mask: u8) {
         let value = usize::from(byte & mask);
         if byte & mask == mask {
-            self.at = HpackPosition::Number { of, value, shift: 0 };
+            self.position = HpackPosition::Number { of, value, shift: 0 };
         } else {
             self.is_told(of, value);
         }
     }
 
     fn is_told(&mut self, of: HpackInteger, value: usize) {
-        self.at = match of {
+        self.position = match of {
             HpackInteger::Field => HpackPosition::Field,
             HpackInteger::TableSize => {
-                self.empties |= value == 0;
+                self.clears_table |= value == 0;
                 HpackPosition::Field
             }
             HpackInteger::Name => HpackPosition::Length { strings: if value == 0 { 2 } else { 1 } },
-            HpackInteger::Length { strings } if value == 0 => after_string(strings),
+            HpackInteger::Length { strings } if value == 0 => position_after_string(strings),
             HpackInteger::Length { strings } => HpackPosition::Text { left: value, strings },
         };
     }
 }
 
 /// Position behind a string, of `strings` including it.
-fn after_string(strings: u8) -> HpackPosition {
+fn position_after_string(strings: u8) -> HpackPosition {
     if strings > 1 { HpackPosition::Length { strings: strings - 1 } } else { HpackPosition::Field }
 }
 

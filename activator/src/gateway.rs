@@ -47,9 +47,9 @@ use crate::{
 
 /// Number of refused connections of one request after which its client gets an error. With the pauses between, they
 /// take about 5 s.
-const MAX_REFUSALS: u32 = 10;
+const MAX_DIAL_ATTEMPTS: u32 = 10;
 /// Number of times that a request is sent again because its connection closed before the pod processed it.
-const MAX_STALE: u32 = 10;
+const MAX_STALE_RETRIES: u32 = 10;
 
 /// Listener that a connection came in by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +80,9 @@ pub struct ClientInfo {
     /// TCP port of the client's end.
     pub port: u16,
     /// Information of the connection about the client behind it.
-    pub origin: ProxiedClient,
+    pub proxied_client: ProxiedClient,
     /// Position of the connection among those that are asked to reconnect.
-    pub lot: ReconnectJitter,
+    pub reconnect_jitter: ReconnectJitter,
 }
 
 impl ClientInfo {
@@ -93,7 +93,11 @@ impl ClientInfo {
 
     /// Sender of the request, for the headers that the pod gets.
     fn sender(&self, door: Entrypoint) -> ForwardedRequestSender {
-        ForwardedRequestSender { side: door.side(), address: self.address, origin: self.origin }
+        ForwardedRequestSender {
+            traffic_origin: door.side(),
+            address: self.address,
+            proxied_client: self.proxied_client,
+        }
     }
 }
 
@@ -105,7 +109,7 @@ pub struct ActivatorGateway {
     /// View of the other activators.
     pub peers: Arc<Peers>,
     /// Policy for proxies and upgrades.
-    pub edge: EdgePolicy,
+    pub edge_policy: EdgePolicy,
     /// Log of finished requests.
     pub request_log: Arc<RequestLogger>,
     /// Counters and gauges of the activator.
@@ -116,7 +120,7 @@ pub struct ActivatorGateway {
     pub cluster_domain: String,
     /// Cancelled once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they
     /// do.
-    pub leaving: CancellationToken,
+    pub reconnect_clients: CancellationToken,
     /// Cancelled once connections have to end as soon as nothing is in flight on them.
     pub stop: CancellationToken,
     /// Cancelled once upgraded connections have to end.
@@ -153,7 +157,7 @@ impl PendingRequest {
     /// Takes the request out, for a pod's connection that has it from here on.
     fn take(&mut self) -> Request<PodRequestBody> {
         let mut request = self.request.take().expect("it is put back whenever it was not sent");
-        held::let_go(&mut request);
+        held::release_head(&mut request);
         request
     }
 
@@ -205,7 +209,7 @@ impl Drop for CancelledRequestGuard<'_> {
 impl ActivatorGateway {
     /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        self.edge.follow(&batch);
+        self.edge_policy.follow(&batch);
         self.request_log.follow(&batch);
         self.routes.apply(batch)
     }
@@ -237,7 +241,7 @@ impl ActivatorGateway {
             cancelled.0 = None;
             self.metrics.answered(response.status());
             let Some(mut entry) = entry else { return response };
-            entry.set_code(response.status());
+            entry.set_status(response.status());
             response.map(|body| body.logged(entry))
         }
     }
@@ -261,13 +265,13 @@ impl ActivatorGateway {
             return Err(Ok(self.probed(asked, door, &head).into()));
         }
         let found = self.find(door, &head).map_err(Err)?;
-        let is_secure = || is_secure(&head.headers, client.sender(door), &self.edge.now());
+        let is_secure = || is_secure(&head.headers, client.sender(door), &self.edge_policy.now());
         if door == Entrypoint::Outside && found.redirects() && !is_secure() {
             return Err(redirected(&head).map(Box::new));
         }
         let (service, tag) = self.tagged(&found, &head);
         let (revision, terms) = revision(&service).map_err(Err)?;
-        may_ask(door, client.address, &terms).map_err(Err)?;
+        check_network_policy(door, client.address, &terms).map_err(Err)?;
         let version = head.version;
         // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
         let socket =
@@ -310,22 +314,30 @@ impl ActivatorGateway {
             entry.set_pod(&answered.place.pod);
         }
         let mut response = self.relay(answered, &mut errand, timer, entry);
-        self.send_off(&mut response, &errand);
+        self.request_reconnect(&mut response, &errand);
         Ok(response)
     }
 
     /// Asks the client to reconnect for its next request, if another path is better for it.
-    fn send_off(&self, response: &mut Response<ClientResponseBody>, errand: &PendingRequest) {
+    fn request_reconnect(
+        &self,
+        response: &mut Response<ClientResponseBody>,
+        errand: &PendingRequest,
+    ) {
         // On a 101 the header `PodConnection` names the upgrade.
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
         let goes_direct = matches!(errand.door, Entrypoint::Port(_))
-            && self.may_go(&errand.service, &errand.revision, errand.client.lot);
+            && self.should_use_direct_path(
+                &errand.service,
+                &errand.revision,
+                errand.client.reconnect_jitter,
+            );
         if goes_direct {
-            self.metrics.direct_closed.inc();
+            self.metrics.direct_closed_connections.inc();
         }
-        if goes_direct || self.leaving.is_cancelled() {
+        if goes_direct || self.reconnect_clients.is_cancelled() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -341,7 +353,7 @@ impl ActivatorGateway {
             Entrypoint::Outside => self.routes.by_host(&host()),
             Entrypoint::Inside => {
                 let host = host();
-                let local = host::local_name(&host, &self.cluster_domain);
+                let local = host::cluster_local_service(&host, &self.cluster_domain);
                 let local = local.and_then(|name| {
                     // A revision's own Service is routed here too, while it has no pod.
                     self.routes.by_name(&name).or_else(|| self.routes.by_revision(&name))
@@ -383,7 +395,8 @@ impl ActivatorGateway {
             Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
         };
         let has_pod = asked == PlatformProbe::Queue && has_pod().unwrap_or(false);
-        let told = asked.answer(ProbeHealth { is_leaving: self.leaving.is_cancelled(), has_pod });
+        let told = asked
+            .answer(ProbeHealth { is_leaving: self.reconnect_clients.is_cancelled(), has_pod });
         let mut response = Response::new(ClientResponseBody::own(told.text));
         *response.status_mut() = told.status;
         told.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
@@ -391,7 +404,7 @@ impl ActivatorGateway {
     }
 
     /// Returns true if a persistent connection should close now, because the next one uses the direct path.
-    fn may_go(
+    fn should_use_direct_path(
         &self,
         service: &RoutedService,
         revision: &ActivatorRevision,
@@ -402,7 +415,7 @@ impl ActivatorGateway {
             return false;
         };
         // Many connections are spread over time, counted from the moment since which both conditions hold.
-        let connections = u32::try_from(self.metrics.connections.get()).unwrap_or(0);
+        let connections = u32::try_from(self.metrics.client_connections.get()).unwrap_or(0);
         lot.goes(ready.max(service.since).elapsed(), connections)
     }
 
@@ -420,7 +433,7 @@ impl ActivatorGateway {
             };
             let address = place.pod.key.address;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
-            errand.prepare(&self.edge.now())?;
+            errand.prepare(&self.edge_policy.now())?;
             let connection = match connect(&place, errand.terms.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
@@ -428,7 +441,7 @@ impl ActivatorGateway {
                     // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
                     // behind others.
                     revision.refused(place);
-                    if refusals == MAX_REFUSALS {
+                    if refusals == MAX_DIAL_ATTEMPTS {
                         return Err(ProxyRequestError::Dial { address, reason: error.to_string() });
                     }
                     self.metrics.retries.inc();
@@ -458,20 +471,20 @@ impl ActivatorGateway {
             let error = match sent {
                 Ok(response) => {
                     // The pod accepts connections now: more may be dialled at once.
-                    place.pod.note_answer();
+                    place.pod.on_response();
                     return Ok(PodResponse { response, place });
                 }
                 Err(error) => error,
             };
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
             // with its turn.
-            match error.unseen {
-                Some(mut unseen) if stale < MAX_STALE => {
+            match error.resendable {
+                Some(mut unseen) if stale < MAX_STALE_RETRIES => {
                     unseen.body_mut().free();
-                    held::put_back(&mut unseen, &errand.seat);
+                    held::recharge_head(&mut unseen, &errand.seat);
                     errand.request = Some(unseen);
                 }
-                _ => return Err(broken(address, &error.fault)),
+                _ => return Err(broken(address, &error.cause)),
             }
             stale += 1;
             self.metrics.retries.inc();
@@ -488,7 +501,7 @@ impl ActivatorGateway {
         let PodResponse { mut response, place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
-        headers::to_client(response.headers_mut(), status, errand.version);
+        headers::rewrite_response_head(response.headers_mut(), status, errand.version);
         if !switched {
             return response.map(|body| ClientResponseBody::pod(body, timer, place));
         }
@@ -503,7 +516,7 @@ impl ActivatorGateway {
         };
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
-        entry.iter_mut().for_each(|entry| entry.set_code(status));
+        entry.iter_mut().for_each(|entry| entry.set_status(status));
         let tunnel = tunnel(client, pod, place, timer, self.cut.clone());
         let asked = errand.seat.asks();
         self.tasks.spawn(async move {
@@ -539,7 +552,7 @@ fn revision(
 
 /// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is
 /// not known; there the policies' rules for the activator apply, as for any gateway.
-fn may_ask(
+fn check_network_policy(
     door: Entrypoint,
     client: IpAddr,
     terms: &RevisionRouteSettings,
@@ -566,7 +579,7 @@ async fn slow(
     let (seats, _tells) = (seat.seats(), seat.tells());
     tokio::select! {
         () = seat.refused() => ProxyRequestError::TooManyBytes,
-        () = pace.late(seats.budget.body_idle), if !is_stream => {
+        () = pace.late(seats.budget.body_idle_timeout), if !is_stream => {
             seats.note(ClientBound::BodyIdle);
             ProxyRequestError::BodyIdle
         }
@@ -578,7 +591,7 @@ fn redirected(head: &request::Parts) -> Result<Response<ClientResponseBody>, Pro
     let unnamed = || ProxyRequestError::UnknownService(String::new());
     let mut response = Response::new(ClientResponseBody::own(""));
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
-    let location = headers::secure_location(head).ok_or_else(unnamed)?;
+    let location = headers::https_location(head).ok_or_else(unnamed)?;
     response.headers_mut().insert(header::LOCATION, location);
     Ok(response)
 }
@@ -620,7 +633,7 @@ impl InterimResponseSink for ClientInterimSink<'_> {
     fn hear(&mut self, status: StatusCode, fields: &HeaderMap) {
         let Some(socket) = self.0 else { return };
         let mut fields = fields.clone();
-        headers::to_client(&mut fields, status, Version::HTTP_11);
-        socket.say_early(&h1::write_early(status, &fields));
+        headers::rewrite_response_head(&mut fields, status, Version::HTTP_11);
+        socket.send_interim(&h1::write_interim_head(status, &fields));
     }
 }

@@ -14,12 +14,12 @@ pub mod chunked;
 use chunked::ChunkedDecoder;
 
 /// Maximum number of bytes of a pod's head.
-pub const MAX_HEAD: usize = 1 << 20;
+pub const MAX_POD_HEAD: usize = 1 << 20;
 /// Size up to which a head is parsed whenever more of it comes, so that invalid bytes are found at once. A longer head
 /// is parsed only when its end is there.
-const MAX_EAGER: usize = 8 << 10;
+const MAX_EAGER_PARSE: usize = 8 << 10;
 /// Number of fields that a head is parsed with at first; a second parse has room for more.
-const USUAL_FIELDS: usize = 64;
+const INITIAL_FIELD_COUNT: usize = 64;
 
 /// Error of a message that is not valid HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -106,26 +106,26 @@ pub fn write_request(
         }
     }
     match sends {
-        RequestBodyFraming::Exactly(length) => write_length(length, out),
-        RequestBodyFraming::Chunks => write_codings(&head.headers, out),
-        RequestBodyFraming::Nothing if has_meaning(head) => write_length(0, out),
+        RequestBodyFraming::Exactly(length) => write_content_length(length, out),
+        RequestBodyFraming::Chunks => write_transfer_encoding(&head.headers, out),
+        RequestBodyFraming::Nothing if needs_content_length(head) => write_content_length(0, out),
         RequestBodyFraming::Nothing => {}
     }
     out.put_slice(b"\r\n");
 }
 
 /// Returns true if a request without a body states that (RFC 9110 §8.6): its method expects one, or its client did so.
-fn has_meaning(head: &request::Parts) -> bool {
+fn needs_content_length(head: &request::Parts) -> bool {
     [Method::POST, Method::PUT, Method::PATCH].contains(&head.method)
         || head.headers.contains_key(header::CONTENT_LENGTH)
 }
 
-fn write_length(length: u64, out: &mut BytesMut) {
+fn write_content_length(length: u64, out: &mut BytesMut) {
     write_field(&header::CONTENT_LENGTH, length.to_string().as_bytes(), out);
 }
 
 /// Writes the transfer codings of the body; the last one is the activator's own.
-fn write_codings(headers: &HeaderMap, out: &mut BytesMut) {
+fn write_transfer_encoding(headers: &HeaderMap, out: &mut BytesMut) {
     let all: Vec<&[u8]> =
         headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes).collect();
     let given = all.join(&b", "[..]);
@@ -145,23 +145,23 @@ fn write_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
 
 /// Removes the head of a response to `method` from the front of `from`, once it is complete. `seen` is the number of
 /// bytes that were parsed before.
-pub fn read_answer(
+pub fn parse_response_head(
     from: &mut BytesMut,
     seen: &mut usize,
     method: &Method,
 ) -> Result<Option<Http1ResponseHead>, Http1ParseError> {
-    if from.is_empty() || (from.len() > MAX_EAGER && !has_end(from, *seen)) {
+    if from.is_empty() || (from.len() > MAX_EAGER_PARSE && !has_end(from, *seen)) {
         *seen = from.len();
-        return if from.len() > MAX_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
+        return if from.len() > MAX_POD_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
     // The number of fields is not bounded, so the room for them grows until all fit.
-    let mut fields = USUAL_FIELDS;
+    let mut fields = INITIAL_FIELD_COUNT;
     loop {
         let mut room = vec![httparse::EMPTY_HEADER; fields];
         let mut head = httparse::Response::new(&mut room);
         match head.parse(from) {
             // A head may be too large although all of it came at once.
-            Ok(httparse::Status::Complete(length)) if length > MAX_HEAD => {
+            Ok(httparse::Status::Complete(length)) if length > MAX_POD_HEAD => {
                 return Err(Http1ParseError::TooLarge);
             }
             Ok(httparse::Status::Complete(length)) => {
@@ -172,7 +172,7 @@ pub fn read_answer(
             }
             Ok(httparse::Status::Partial) => {
                 *seen = from.len();
-                return if from.len() > MAX_HEAD {
+                return if from.len() > MAX_POD_HEAD {
                     Err(Http1ParseError::TooLarge)
                 } else {
                     Ok(None)
@@ -278,7 +278,7 @@ fn mentions(headers: &HeaderMap, token: &str) -> bool {
 }
 
 /// Writes the head of an interim response.
-pub fn write_early(status: StatusCode, headers: &HeaderMap) -> BytesMut {
+pub fn write_interim_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
     let mut out = BytesMut::new();
     out.put_slice(format!("{:?} {status}\r\n", Version::HTTP_11).as_bytes());
     for (name, value) in headers {
@@ -309,7 +309,7 @@ fn understood(bytes: &[u8], size: usize) -> ParsedHttp1Response {
     let mut pieces = bytes.chunks(size.max(1));
     let answer = loop {
         from.extend_from_slice(pieces.next()?);
-        if let Some(answer) = read_answer(&mut from, &mut seen, &Method::GET).ok()? {
+        if let Some(answer) = parse_response_head(&mut from, &mut seen, &Method::GET).ok()? {
             break answer;
         }
     };

@@ -8,7 +8,7 @@ use http::{
 use common::wire::{AppProtocol, EdgeSettings, TagRouting};
 
 use crate::{
-    budget::PER_REQUEST,
+    budget::REQUEST_OVERHEAD_BYTES,
     failure::ProxyRequestError,
     forwarded::{ForwardedRequestSender, forwarded, traced},
     host,
@@ -22,14 +22,14 @@ const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
 /// Header by which a client chooses a tag of a route, and by which the pod learns the chosen one
 /// (`networking/pkg/http/header/header.go`).
 pub const TAG: HeaderName = HeaderName::from_static("knative-serving-tag");
-const DEFAULT_ROUTE: HeaderName = HeaderName::from_static("knative-serving-default-route");
+const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-serving-default-route");
 
 /// Headers between components of Knative. The values that a client wrote there never reach the app.
 const INTERNAL: [HeaderName; 10] = [
     HeaderName::from_static("knative-serving-revision"),
     HeaderName::from_static("knative-serving-namespace"),
     TAG,
-    DEFAULT_ROUTE,
+    DEFAULT_ROUTE_HEADER,
     HeaderName::from_static("k-proxy-request"),
     K_ORIGINAL_HOST,
     K_KUBELET_PROBE,
@@ -90,15 +90,15 @@ pub fn to_pod(
     if head.method == Method::CONNECT {
         return Err(ProxyRequestError::Connect);
     }
-    settle_host(head, service_host)?;
+    normalize_host(head, service_host)?;
     // Everything that the hop's headers decide is read before they are removed.
     let may_switch = head.version == Version::HTTP_11;
-    let upgrade = may_switch.then(|| upgrade_of(&head.headers, passage.edge)).flatten();
+    let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, passage.edge)).flatten();
     let wants_trailers = mentions(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG).cloned();
-    strip_hop(&mut head.headers);
+    strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
-    strip_platform(&mut head.headers, passage.sender.side, passage.edge);
+    strip_platform_headers(&mut head.headers, passage.sender.traffic_origin, passage.edge);
     if wants_trailers {
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
@@ -108,12 +108,12 @@ pub fn to_pod(
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
     // After the platform's headers were removed: from here on these names have the activator's values only.
-    say_tag(&mut head.headers, tag, passage.tags)?;
+    write_tag_headers(&mut head.headers, tag, passage.tags)?;
     forwarded(&mut head.headers, passage.sender, passage.edge);
     traced(&mut head.headers, passage.chance);
     rewrite_host(&mut head.headers, passage.rewrite)?;
     match passage.protocol {
-        AppProtocol::H2c if upgrade.is_none() => speak_http2(head),
+        AppProtocol::H2c if upgrade.is_none() => convert_to_http2(head),
         AppProtocol::H2c | AppProtocol::Http1 => {
             join_cookies(&mut head.headers);
             head.version = Version::HTTP_11;
@@ -123,17 +123,17 @@ pub fn to_pod(
 }
 
 /// Location of the redirect by `http-protocol: Redirected`: the same URL over https.
-pub fn secure_location(head: &request::Parts) -> Option<HeaderValue> {
+pub fn https_location(head: &request::Parts) -> Option<HeaderValue> {
     let host = host::host(head)?;
     let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     HeaderValue::try_from(format!("https://{host}{path}")).ok()
 }
 
 /// Changes a pod's head to the one for the client, whose HTTP version is `version`.
-pub fn to_client(headers: &mut HeaderMap, status: StatusCode, version: Version) {
+pub fn rewrite_response_head(headers: &mut HeaderMap, status: StatusCode, version: Version) {
     let switched = status == StatusCode::SWITCHING_PROTOCOLS;
     let upgrade = switched.then(|| headers.get(header::UPGRADE).cloned()).flatten();
-    strip_hop(headers);
+    strip_hop_by_hop(headers);
     if version == Version::HTTP_2 {
         headers.remove(header::TRANSFER_ENCODING);
     }
@@ -151,11 +151,11 @@ pub fn weight<B>(request: &Request<B>) -> usize {
     let line = request.uri().path_and_query().map_or(1, |it| it.as_str().len());
     let fields = request.headers().iter();
     let fields = fields.map(|(name, value)| name.as_str().len() + value.len() + PER_HEADER);
-    PER_REQUEST + line + fields.sum::<usize>()
+    REQUEST_OVERHEAD_BYTES + line + fields.sum::<usize>()
 }
 
 /// Leaves path and query in the URI, and puts the host into `Host`: an absolute URI takes precedence (RFC 9112 §3.2.2).
-fn settle_host(
+fn normalize_host(
     head: &mut request::Parts,
     service_host: impl FnOnce() -> String,
 ) -> Result<(), ProxyRequestError> {
@@ -177,7 +177,7 @@ fn settle_host(
     Ok(())
 }
 
-fn strip_hop(headers: &mut HeaderMap) {
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = tokens(headers, header::CONNECTION)
             .filter_map(|token| token.parse().ok())
@@ -197,7 +197,7 @@ fn strip_hop(headers: &mut HeaderMap) {
 
 /// Protocol to switch to: a single one, and one of those that are allowed. HTTP/2 is no longer offered that way (RFC
 /// 9113 §3.1), and after a switch to it a client could send heads that no component checks.
-fn upgrade_of(headers: &HeaderMap, edge: &EdgeSettings) -> Option<HeaderValue> {
+fn allowed_upgrade(headers: &HeaderMap, edge: &EdgeSettings) -> Option<HeaderValue> {
     let mut protocols = headers.get_all(header::UPGRADE).iter();
     let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
     let name = protocol.to_str().ok()?.trim();
@@ -216,7 +216,7 @@ fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-fn strip_platform(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSettings) {
+fn strip_platform_headers(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSettings) {
     for name in &INTERNAL {
         headers.remove(name);
     }
@@ -235,7 +235,7 @@ fn strip_platform(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSetti
 }
 
 /// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers).
-fn say_tag(
+fn write_tag_headers(
     headers: &mut HeaderMap,
     asked: Option<HeaderValue>,
     tags: Option<&TagRouting>,
@@ -246,7 +246,7 @@ fn say_tag(
             headers.insert(TAG, value("tag", own)?);
         }
         Some(TagRouting::Choice(_)) => {
-            headers.insert(DEFAULT_ROUTE, HeaderValue::from_static("true"));
+            headers.insert(DEFAULT_ROUTE_HEADER, HeaderValue::from_static("true"));
             asked.map(|asked| headers.insert(TAG, asked));
         }
     }
@@ -267,7 +267,7 @@ fn value(what: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
 }
 
 /// Changes the head to HTTP/2, which has host and scheme in the target, and no hops (RFC 9113 §8.3.1).
-fn speak_http2(head: &mut request::Parts) {
+fn convert_to_http2(head: &mut request::Parts) {
     head.version = Version::HTTP_2;
     let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {

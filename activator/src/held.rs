@@ -16,7 +16,7 @@ use crate::{
 /// The caller runs it as soon as the head has come: over HTTP/2 a hundred heads may come before the first one's task
 /// runs.
 pub fn taken<B>(mut request: Request<B>, seat: &Arc<ClientConnection>) -> Option<Request<B>> {
-    let held = seat.takes_head(weight(&request))?;
+    let held = seat.try_charge_head(weight(&request))?;
     request.extensions_mut().insert(Arc::new(held));
     Some(request)
 }
@@ -27,12 +27,12 @@ pub fn bytes<B>(request: &Request<B>) -> usize {
 }
 
 /// Charges the head again, because no pod got the request and it waits again.
-pub fn put_back<B>(request: &mut Request<B>, seat: &Arc<ClientConnection>) {
+pub fn recharge_head<B>(request: &mut Request<B>, seat: &Arc<ClientConnection>) {
     let held = seat.holds(weight(request));
     request.extensions_mut().insert(Arc::new(held));
 }
 
 /// Ends the charge, because a pod's connection has the request from here on.
-pub fn let_go<B>(request: &mut Request<B>) {
+pub fn release_head<B>(request: &mut Request<B>) {
     request.extensions_mut().remove::<Arc<HeadBytesGuard>>();
 }

@@ -50,14 +50,14 @@ fn is_host(text: &[u8]) -> bool {
         Some(_) | None => (text, &[][..]),
     };
     let is_name = match host {
-        [b'[', inner @ .., b']'] => is_literal(inner),
+        [b'[', inner @ .., b']'] => is_ip_literal(inner),
         name => is_reg_name(name),
     };
     is_name && port.iter().all(u8::is_ascii_digit)
 }
 
 /// Returns true for the inside of brackets in a host: an IPv6 address, with or without a zone.
-fn is_literal(inner: &[u8]) -> bool {
+fn is_ip_literal(inner: &[u8]) -> bool {
     let text = std::str::from_utf8(inner).unwrap_or_default();
     let (address, zone) =
         text.split_once("%25").map_or((text, None), |(it, zone)| (it, Some(zone)));
@@ -86,7 +86,7 @@ fn is_reg_name(mut name: &[u8]) -> bool {
 /// domain>`, lower case and without port.
 ///
 /// Example: with the cluster domain `cluster.local`, `hello.default.svc` means `default/hello`.
-pub fn local_name(host: &str, cluster_domain: &str) -> Option<NamespacedName> {
+pub fn cluster_local_service(host: &str, cluster_domain: &str) -> Option<NamespacedName> {
     let (name, rest) = host.split_once('.')?;
     let (namespace, rest) =
         rest.split_once('.').map_or((rest, None), |(ns, rest)| (ns, Some(rest)));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_name_within_the_cluster_means_a_service() {
-        let local = |host| local_name(host, "cluster.local");
+        let local = |host| cluster_local_service(host, "cluster.local");
         let hello = Some(NamespacedName::new("default", "hello"));
         for host in ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"] {
             assert_eq!(local(host), hello, "{host}");

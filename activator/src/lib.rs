@@ -115,7 +115,7 @@ use crate::{
 /// Interval at which idle connections and failed ports are checked.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Time limit for writing the log lines of the last requests.
-const LAST_LINES: Duration = Duration::from_secs(1);
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error because of which the activator could not start or continue.
 #[derive(Debug, thiserror::Error)]
@@ -150,7 +150,7 @@ pub struct ActivatorInstance {
     /// Listeners of the services' own ports.
     pub ports: Arc<ServicePortListeners>,
     /// Reporter of waiting requests to the autoscaler.
-    pub usage: Arc<QueueUsageReporter>,
+    pub usage_reporter: Arc<QueueUsageReporter>,
 }
 
 impl ActivatorInstance {
@@ -161,35 +161,35 @@ impl ActivatorInstance {
         shutdown: &CancellationToken,
     ) -> Self {
         let metrics = ActivatorMetrics::register(registry);
-        let usage = Arc::new(QueueUsageReporter::default());
+        let usage_reporter = Arc::new(QueueUsageReporter::default());
         let pods = PodConnectionSettings {
             backlog: config.pod_backlog,
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
         };
         let peers = Arc::new(Peers::new(config.name(), config.peer_port, config.addresses()));
-        let budget = config.budget(open_files());
+        let budget = config.budget(open_file_limit());
         let settings = RevisionContext {
             peers: Arc::clone(&peers),
-            bounds: budget.line,
+            bounds: budget.wait_queue,
             pods,
-            usage: Arc::clone(&usage),
+            usage: Arc::clone(&usage_reporter),
             met: AtomicU64::new(0),
         };
         let gateway = Arc::new(ActivatorGateway {
             routes: RouteIndex::new(settings),
             peers,
-            edge: EdgePolicy::new(config.edge()),
+            edge_policy: EdgePolicy::new(config.edge()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
-            leaving: CancellationToken::new(),
+            reconnect_clients: CancellationToken::new(),
             stop: shutdown.clone(),
             cut: CancellationToken::new(),
         });
         registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway))));
-        let seats = Arc::new(ClientConnections::new(budget, gateway.metrics.refused.clone()));
+        let seats = Arc::new(ClientConnections::new(budget, gateway.metrics.refusals.clone()));
         let server = Arc::new(ClientConnectionServer::new(Arc::clone(&gateway), seats));
         let ports = Arc::new(ServicePortListeners::new(
             Arc::clone(&server),
@@ -198,7 +198,7 @@ impl ActivatorInstance {
             config.ports_map.clone(),
             shutdown.clone(),
         ));
-        Self { gateway, server, ports, usage }
+        Self { gateway, server, ports, usage_reporter }
     }
 
     async fn look_after(&self) {
@@ -207,7 +207,7 @@ impl ActivatorInstance {
             tick.tick().await;
             self.ports.retry();
             self.gateway.routes.forget_left();
-            self.gateway.routes.give_up_left(Instant::now());
+            self.gateway.routes.fail_missing_revisions(Instant::now());
             for revision in self.gateway.routes.awake() {
                 revision.prune();
             }
@@ -220,7 +220,7 @@ impl ActivatorInstance {
         // Kubernetes removes a stopping pod from EndpointSlices, but clients learn of that later: until then each new
         // connection has to be accepted.
         let bound = config.linger();
-        self.gateway.leaving.cancel();
+        self.gateway.reconnect_clients.cancel();
         let mut listed = self.gateway.routes.listed();
         let left = async {
             // The sender cannot be gone, since it is in the gateway.
@@ -282,11 +282,11 @@ pub async fn run(
         &links.reports,
         &activator.gateway,
         &activator.ports,
-        &links.seen,
+        &links.routes_received,
     );
     let peers = PeerStreams::new(
         Arc::clone(&activator.gateway),
-        links.who.clone(),
+        links.subscriber.clone(),
         links.credentials.clone(),
         finished.clone(),
     );
@@ -298,14 +298,14 @@ pub async fn run(
         // to it.
         activator.drain(&config).await;
         peers.leave().await;
-        activator.gateway.request_log.flush(LAST_LINES).await;
+        activator.gateway.request_log.flush(LOG_FLUSH_TIMEOUT).await;
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {
         served = pages => served.map_err(ActivatorError::from),
         served = peers.run() => served.map_err(ActivatorError::from),
         () = follow => Ok(()),
-        () = activator.usage.report(&links.usage) => Ok(()),
+        () = activator.usage_reporter.report(&links.usage) => Ok(()),
         () = activator.look_after() => Ok(()),
         () = end => {
             finished.cancel();
@@ -321,14 +321,14 @@ struct ControlPlaneLinks {
     routes: ComponentLink,
     reports: ComponentLink,
     usage: ComponentLink,
-    seen: RoutesReceivedFlag,
-    who: ComponentReplica,
+    routes_received: RoutesReceivedFlag,
+    subscriber: ComponentReplica,
     credentials: Option<Arc<TlsCredentials>>,
 }
 
 impl ControlPlaneLinks {
     fn new(config: &ActivatorConfig, finished: &CancellationToken) -> Self {
-        let who = ComponentReplica {
+        let subscriber = ComponentReplica {
             role: ComponentRole::Activator,
             name: config.name().to_owned(),
             node: config.node.clone(),
@@ -350,7 +350,7 @@ impl ControlPlaneLinks {
             tokio::spawn(enrol::keep(credentials, controllers, files, finished.clone()));
         }
         let link = |to: &Arc<ReplicaResolver>| {
-            ComponentLink::to(Arc::clone(to), who.clone(), finished.clone())
+            ComponentLink::to(Arc::clone(to), subscriber.clone(), finished.clone())
         };
         // The stream of routes also lists the replicas of both components, which the resolvers follow.
         let routes =
@@ -359,9 +359,9 @@ impl ControlPlaneLinks {
             routes: routes.tells(wire::ServerComponent::Autoscaler, Arc::clone(&autoscalers)),
             reports: link(&controllers),
             usage: link(&autoscalers),
-            seen: RoutesReceivedFlag::default(),
+            routes_received: RoutesReceivedFlag::default(),
             credentials,
-            who,
+            subscriber,
         }
     }
 }
@@ -380,15 +380,18 @@ fn troubles(
                 all.push(text.to_owned());
             }
         };
-        add(!links.seen.load(Ordering::Relaxed), "no routes received from the controller yet");
-        add(!links.usage.is_up(), "no stream to the autoscaler: nobody learns of waiting requests");
+        add(
+            !links.routes_received.load(Ordering::Relaxed),
+            "no routes received from the controller yet",
+        );
+        add(!links.usage.is_up(), "no stream to the autoscaler: waiting requests are not reported");
         add(shutdown.is_cancelled(), "shutting down");
         all
     })
 }
 
 /// Number of file descriptors that this process may open.
-fn open_files() -> u64 {
+fn open_file_limit() -> u64 {
     // An error means an unknown resource, which this one is not.
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _most)| now)
 }

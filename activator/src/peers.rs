@@ -46,9 +46,9 @@ use crate::{
 /// broken stream again, and to notice a dead connection.
 const GONE_AFTER: Duration = Duration::from_secs(5);
 /// Time after which an activator that refuses connections has ended: by then no older table is in force anywhere.
-const REFUSED_FOR: Duration = Duration::from_secs(2);
-/// Time after its first table for which an activator is new, by the same rule as [`REFUSED_FOR`].
-const NEW_FOR: Duration = REFUSED_FOR;
+const PEER_REFUSED_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time after its first table for which an activator is new, by the same rule as [`PEER_REFUSED_TIMEOUT`].
+const NEW_ACTIVATOR_PERIOD: Duration = PEER_REFUSED_TIMEOUT;
 /// Interval at which activators that are gone are looked for.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time limit for announcing to owners that this activator ends.
@@ -89,13 +89,13 @@ impl KnownPeers {
     /// its requests goes on. An open stream of it disproves that.
     fn on_refused(&mut self, peer: &ActivatorName) {
         let since = *self.refused.entry(peer.clone()).or_insert_with(Instant::now);
-        if since.elapsed() >= REFUSED_FOR && !self.streams.contains(peer) {
+        if since.elapsed() >= PEER_REFUSED_TIMEOUT && !self.streams.contains(peer) {
             self.ended.insert(peer.clone());
         }
     }
 
     /// Registers a sign of life of an activator.
-    fn on_met(&mut self, peer: &ActivatorName) {
+    fn on_alive(&mut self, peer: &ActivatorName) {
         self.ended.remove(peer);
         self.refused.remove(peer);
     }
@@ -166,7 +166,7 @@ impl Peers {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut known);
         let KnownPeers { first, listed, streams, left, ended, refused } = &mut *known;
-        let is_new = first.is_none_or(|it| it.elapsed() < NEW_FOR);
+        let is_new = first.is_none_or(|it| it.elapsed() < NEW_ACTIVATOR_PERIOD);
         left.retain(|peer, since| {
             let is_back = listed.contains_key(peer) || streams.contains(peer);
             !is_back && since.elapsed() < GONE_AFTER && !ended.contains(peer)
@@ -357,7 +357,7 @@ impl PeerStreams {
                 }
                 SlotStreamEvent::Opened => {
                     *named = Some(BTreeSet::new());
-                    self.change(|known| known.on_met(owner));
+                    self.change(|known| known.on_alive(owner));
                 }
                 SlotStreamEvent::Item(SlotGrantItem::Grant(revision, grant)) => {
                     named.iter_mut().for_each(|it| _ = it.insert(revision.clone()));
@@ -403,7 +403,7 @@ impl PeerStreams {
             self.change(|_| {});
             let PeerView { known, connected, .. } = &*self.peers().view();
             let away = i64::try_from(known.difference(connected).count()).unwrap_or(i64::MAX);
-            self.gateway.metrics.peers_away.set(away);
+            self.gateway.metrics.disconnected_peers.set(away);
         }
     }
 
@@ -417,7 +417,7 @@ impl PeerStreams {
 
     /// Announces to owners that this activator ends, unless a request of its own is still at a pod.
     pub async fn leave(&self) {
-        if self.gateway.routes.revisions().iter().any(|it| it.is_at_pods()) {
+        if self.gateway.routes.revisions().iter().any(|it| it.has_requests_at_pods()) {
             return;
         }
         // Each stream to an owner ends once it has sent its last message, and `holding` counts those left.
@@ -486,7 +486,7 @@ impl HolderStream {
             let mut latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
             *latest += 1;
             streams.again(&peer, |known| {
-                known.on_met(&peer);
+                known.on_alive(&peer);
                 known.streams.insert(peer.clone());
             });
             *latest

@@ -21,13 +21,13 @@ use crate::{
     admin::ActivatorMetrics,
     balance::PodEndpointKey,
     connection::PodConnection,
-    dial::{DialAction, DialEvent, FIRST_WAIT, PodDial},
+    dial::{DialAction, DialEvent, FIRST_RETRY_DELAY, PodDial},
     pool::{PodConnectionPool, PoolAction},
 };
 
 /// Pause after the first refusal of a pod. Each further refusal doubles it, up to 1.28 s.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
-const RETRY_DOUBLINGS: u32 = 7;
+const MAX_PAUSE_DOUBLINGS: u32 = 7;
 
 /// Time after which a pod with an unanswered dial may be gone with its node: TCP's own first wait.
 const LATE: Duration = Duration::from_secs(1);
@@ -126,27 +126,27 @@ impl PodEndpoint {
     pub fn give_back(self: &Arc<Self>, connection: PodConnection) {
         // A shared one has never left the pool; an HTTP/1.1 one to a pod with HTTP/2 has no other use.
         if self.protocol == AppProtocol::Http1 && matches!(connection, PodConnection::Single(_)) {
-            self.free(connection, PodConnectionPool::on_free);
+            self.free(connection, PodConnectionPool::on_idle_connection);
         }
     }
 
     /// Registers that the pod has answered a request, so that its process accepts connections.
-    pub fn note_answer(self: &Arc<Self>) {
+    pub fn on_response(self: &Arc<Self>) {
         if !self.answered.swap(true, Ordering::Relaxed) {
-            let dials = self.pool().on_answer();
+            let dials = self.pool().on_first_response();
             self.dial(dials);
         }
     }
 
     /// Registers a refusal. Returns the time for which the pod gets no requests.
-    pub fn note_refusal(&self) -> Duration {
+    pub fn on_refusal(&self) -> Duration {
         let before = self.refusals.fetch_add(1, Ordering::Relaxed);
-        FIRST_RETRY * 2u32.pow(before.min(RETRY_DOUBLINGS))
+        FIRST_RETRY * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
     }
 
     /// Opens the pod for requests, or closes it. A closed pod keeps no idle connection, so that it can drain, and
     /// requests that wait for one try another pod.
-    pub fn set_open(&self, open: bool) {
+    pub fn set_accepting(&self, open: bool) {
         if open {
             return self.pool().open();
         }
@@ -189,9 +189,11 @@ impl PodEndpoint {
             self.dial(next.dial);
             let Some((whom, connection)) = next.hand else { return };
             next = match whom.send(Ok(connection)) {
-                Err(Ok(unwanted @ PodConnection::Single(_))) => self.pool().on_free(unwanted),
+                Err(Ok(unwanted @ PodConnection::Single(_))) => {
+                    self.pool().on_idle_connection(unwanted)
+                }
                 // One more use of the connection may be possible for the next request that waits.
-                _ if self.protocol == AppProtocol::H2c => self.pool().on_served(),
+                _ if self.protocol == AppProtocol::H2c => self.pool().on_waiter_served(),
                 _ => return,
             };
         }
@@ -213,7 +215,7 @@ impl PodEndpoint {
             match tokio::time::timeout(LATE, open.as_mut()).await {
                 Ok(opened) => opened,
                 Err(_late) => {
-                    let first = self.pool().on_late();
+                    let first = self.pool().on_late_dial();
                     tell(first, &PodDialError::Late);
                     open.await
                 }
@@ -223,13 +225,13 @@ impl PodEndpoint {
             Ok(connection) => {
                 // The pod accepts again: the pause after its next refusal begins with the shortest one.
                 self.refusals.store(0, Ordering::Relaxed);
-                self.free(connection, PodConnectionPool::on_dialled);
+                self.free(connection, PodConnectionPool::on_connected);
                 // Before the first response an accepted connection may still wait in the pod's accept queue. It counts
                 // as a dial a moment longer, so that the queue does not overflow.
                 if !self.answered.load(Ordering::Relaxed) {
-                    tokio::time::sleep(FIRST_WAIT).await;
+                    tokio::time::sleep(FIRST_RETRY_DELAY).await;
                 }
-                let dials = self.pool().on_stood();
+                let dials = self.pool().on_grace_elapsed();
                 self.dial(dials);
             }
             Err(error) => {

@@ -101,34 +101,34 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     #[must_use]
     pub fn want(&mut self, whom: W) -> u32 {
         self.wanting.push_back(whom);
-        self.more_dials()
+        self.allocate_dials()
     }
 
     /// Registers the connection of a dial. Returns the next actions.
-    pub fn on_dialled(&mut self, connection: C) -> PoolAction<C, W> {
+    pub fn on_connected(&mut self, connection: C) -> PoolAction<C, W> {
         self.connecting = self.connecting.saturating_sub(1);
         self.fresh += u32::from(!self.answered);
-        self.on_free(connection)
+        self.on_idle_connection(connection)
     }
 
     /// Registers that a connection dialled before the first response is a moment old. Returns the number of dials to
     /// start.
     #[must_use]
-    pub fn on_stood(&mut self) -> u32 {
+    pub fn on_grace_elapsed(&mut self) -> u32 {
         self.fresh = self.fresh.saturating_sub(1);
-        self.more_dials()
+        self.allocate_dials()
     }
 
     /// Registers that the pod has answered a request. Returns the number of dials to start.
     #[must_use]
-    pub fn on_answer(&mut self) -> u32 {
+    pub fn on_first_response(&mut self) -> u32 {
         self.answered = true;
         self.fresh = 0;
-        self.more_dials()
+        self.allocate_dials()
     }
 
-    /// Returns true if the pod has answered a request. Until then [`on_stood`](Self::on_stood) must follow each
-    /// [`on_dialled`](Self::on_dialled).
+    /// Returns true if the pod has answered a request. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must follow each
+    /// [`on_connected`](Self::on_connected).
     pub fn is_answered(&self) -> bool {
         self.answered
     }
@@ -141,7 +141,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
 
     /// Registers a dial that is late. Returns the first waiter, which tries another pod if there is one.
     #[must_use]
-    pub fn on_late(&mut self) -> Option<W> {
+    pub fn on_late_dial(&mut self) -> Option<W> {
         self.wanting.pop_front()
     }
 
@@ -151,30 +151,30 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     /// Registers a connection that is free for the next request. Returns the next actions.
-    pub fn on_free(&mut self, connection: C) -> PoolAction<C, W> {
+    pub fn on_idle_connection(&mut self, connection: C) -> PoolAction<C, W> {
         let hand = match self.wanting.pop_front() {
-            Some(whom) => Some((whom, self.hand_out(connection))),
+            Some(whom) => Some((whom, self.reserve_for_waiter(connection))),
             None => {
                 self.keep(connection);
                 None
             }
         };
-        PoolAction { hand, dial: self.more_dials() }
+        PoolAction { hand, dial: self.allocate_dials() }
     }
 
     /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
-    pub fn on_served(&mut self) -> PoolAction<C, W> {
+    pub fn on_waiter_served(&mut self) -> PoolAction<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.wanting.is_empty() { None } else { self.take() };
         let hand = free.and_then(|connection| Some((self.wanting.pop_front()?, connection)));
         if self.closed && self.wanting.is_empty() {
             self.idle.clear();
         }
-        PoolAction { hand, dial: self.more_dials() }
+        PoolAction { hand, dial: self.allocate_dials() }
     }
 
     /// Share of one request in a connection that is new or free.
-    fn hand_out(&mut self, connection: C) -> C {
+    fn reserve_for_waiter(&mut self, connection: C) -> C {
         match connection.offer() {
             PoolReservation::Share(one) => {
                 self.idle.push(connection);
@@ -220,7 +220,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.connecting + self.fresh
     }
 
-    fn more_dials(&mut self) -> u32 {
+    fn allocate_dials(&mut self) -> u32 {
         // No more dials than waiters, and no more under way than the pod's accept queue has room for.
         let wanting = u32::try_from(self.wanting.len()).unwrap_or(u32::MAX);
         let more = wanting.min(self.at_once).saturating_sub(self.dials());
@@ -265,15 +265,15 @@ mod tests {
         assert_eq!((0..5).map(|name| pool.want(name)).sum::<u32>(), 1);
         let uses = Rc::new(Cell::new(0));
         let mut handed = Vec::new();
-        let mut next = pool.on_dialled(FakeSharedConnection(Rc::clone(&uses), false));
+        let mut next = pool.on_connected(FakeSharedConnection(Rc::clone(&uses), false));
         while let Some((whom, one)) = next.hand {
             assert!(one.1, "a use, not the connection");
             handed.push(whom);
-            next = pool.on_served();
+            next = pool.on_waiter_served();
         }
-        assert_eq!((handed, pool.idle(), pool.on_answer()), (vec![0, 1], 1, 1));
+        assert_eq!((handed, pool.idle(), pool.on_first_response()), (vec![0, 1], 1, 1));
         uses.set(1);
-        assert_eq!(pool.on_served().hand.map(|(whom, _)| whom), Some(2));
+        assert_eq!(pool.on_waiter_served().hand.map(|(whom, _)| whom), Some(2));
         assert!(pool.take().is_none(), "as much in use as it can be");
     }
 
@@ -282,9 +282,9 @@ mod tests {
         let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.want(name)).sum();
         assert_eq!(dials, 4);
-        assert_eq!(pool.on_dialled(70), PoolAction { hand: Some((0, 70)), dial: 0 });
-        assert_eq!(pool.on_answer(), 1);
-        assert_eq!(pool.on_dialled(71), PoolAction { hand: Some((1, 71)), dial: 1 });
+        assert_eq!(pool.on_connected(70), PoolAction { hand: Some((0, 70)), dial: 0 });
+        assert_eq!(pool.on_first_response(), 1);
+        assert_eq!(pool.on_connected(71), PoolAction { hand: Some((1, 71)), dial: 1 });
     }
 
     #[test]
@@ -292,23 +292,23 @@ mod tests {
         let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.want(name)).sum();
         assert_eq!(dials, 4);
-        let handed = (0..4).filter(|&at| pool.on_dialled(at).hand.is_some()).count();
+        let handed = (0..4).filter(|&at| pool.on_connected(at).hand.is_some()).count();
         assert_eq!((handed, pool.is_answered()), (4, false));
-        assert_eq!((0..4).map(|_| pool.on_stood()).sum::<u32>(), 4);
+        assert_eq!((0..4).map(|_| pool.on_grace_elapsed()).sum::<u32>(), 4);
     }
 
     #[test]
-    fn a_connection_given_back_goes_to_who_wants_one() {
+    fn a_returned_connection_goes_to_a_waiter() {
         let mut pool = PodConnectionPool::<u32, _>::new(128);
         assert_eq!(pool.want("a"), 1);
-        assert_eq!(pool.on_free(7), PoolAction { hand: Some(("a", 7)), dial: 0 });
-        assert_eq!(pool.on_dialled(8), PoolAction { hand: None, dial: 0 });
+        assert_eq!(pool.on_idle_connection(7), PoolAction { hand: Some(("a", 7)), dial: 0 });
+        assert_eq!(pool.on_connected(8), PoolAction { hand: None, dial: 0 });
         assert_eq!(pool.take(), Some(8));
         assert_eq!(pool.take(), None);
     }
 
     #[test]
-    fn a_failed_dial_sends_everyone_elsewhere() {
+    fn a_failed_dial_returns_all_waiters() {
         let mut pool = PodConnectionPool::<u32, _>::new(2);
         assert_eq!(pool.want("a") + pool.want("b"), 1);
         assert_eq!(pool.on_dial_failed(), ["a", "b"]);
@@ -318,17 +318,17 @@ mod tests {
     #[test]
     fn a_closed_pool_keeps_nothing_idle() {
         let mut pool = PodConnectionPool::<u32, _>::new(2);
-        assert_eq!(pool.on_free(1).hand, None);
+        assert_eq!(pool.on_idle_connection(1).hand, None);
         assert_eq!(pool.want("a"), 1);
         assert_eq!(pool.close(), ["a"]);
-        assert_eq!(pool.on_dialled(2).hand, None);
+        assert_eq!(pool.on_connected(2).hand, None);
         assert_eq!(pool.idle(), 0);
     }
 
     proptest! {
         /// Whatever happens, dials under way stay bounded, and every waiter has a connection on its way.
         #[test]
-        fn nobody_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
+        fn no_waiter_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
             let mut pool = PodConnectionPool::<u32, u32>::new(8);
             // Model: dials without a connection, and connections that are not a moment old yet.
             let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
@@ -338,15 +338,15 @@ mod tests {
                     1 if connecting > 0 => {
                         connecting -= 1;
                         fresh += u32::from(!pool.is_answered());
-                        let next = pool.on_dialled(0);
+                        let next = pool.on_connected(0);
                         busy += u32::from(next.hand.is_some());
                         connecting += next.dial;
                     }
-                    2 if fresh > 0 => { fresh -= 1; connecting += pool.on_stood(); }
+                    2 if fresh > 0 => { fresh -= 1; connecting += pool.on_grace_elapsed(); }
                     3 if busy > 0 => {
                         busy -= 1;
-                        connecting += pool.on_answer(); fresh = 0;
-                        let next = pool.on_free(0);
+                        connecting += pool.on_first_response(); fresh = 0;
+                        let next = pool.on_idle_connection(0);
                         busy += u32::from(next.hand.is_some());
                         connecting += next.dial;
                     }

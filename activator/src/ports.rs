@@ -65,7 +65,7 @@ impl ServicePortListeners {
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         // One listener for all ports makes those for single ports needless: they are closed below.
-        let want = match self.keep_range(&mut open) {
+        let want = match self.ensure_port_range(&mut open) {
             true => BTreeSet::new(),
             false => self.wanted(&self.gateway.routes.ports()),
         };
@@ -84,8 +84,8 @@ impl ServicePortListeners {
             }
         }
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.gateway.metrics.ports.set(count(open.listeners.len()));
-        self.gateway.metrics.ports_failed.set(count(open.failed.len()));
+        self.gateway.metrics.service_ports.set(count(open.listeners.len()));
+        self.gateway.metrics.service_ports_failed.set(count(open.failed.len()));
     }
 
     /// Tries failed ports again, and opens the listener again if an agent has replaced the map.
@@ -101,14 +101,14 @@ impl ServicePortListeners {
     }
 
     /// Returns true if one listener serves all ports now. Opens it if necessary.
-    fn keep_range(&self, open: &mut OpenServicePorts) -> bool {
+    fn ensure_port_range(&self, open: &mut OpenServicePorts) -> bool {
         let Some(map) = &self.map else { return false };
         if open.range.as_ref().is_some_and(PortRangeListener::is_current) {
             return true;
         }
         // Connections that have reached the old one stay open.
         open.range = None;
-        match self.open_range(map) {
+        match self.open_port_range(map) {
             Ok(range) => {
                 info!(map = %map.display(), "one listener serves all service ports");
                 (open.range, open.told) = (Some(range), false);
@@ -123,7 +123,7 @@ impl ServicePortListeners {
         open.range.is_some()
     }
 
-    fn open_range(&self, map: &std::path::Path) -> Result<PortRangeListener, PortRangeError> {
+    fn open_port_range(&self, map: &std::path::Path) -> Result<PortRangeListener, PortRangeError> {
         let closed = self.stop.child_token();
         let (range, listeners) = PortRangeListener::open(map, &self.addresses, closed.clone())?;
         for listener in listeners {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn each_probe_is_told_what_knative_tells_it() {
+    fn each_probe_gets_knatives_response() {
         let activator = || ask("k-network-probe", "activator");
         let queue = || ask("k-network-probe", "queue");
         assert_eq!(told(activator(), false, false), (200, "activator".into()));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_told_whether_we_are_well() {
+    fn a_kubelet_probe_gets_the_health() {
         for (name, value) in [("user-agent", "kube-probe/1.35"), ("k-kubelet-probe", "x")] {
             assert_eq!(told(ask(name, value), false, false), (200, String::new()));
             assert_eq!(told(ask(name, value), true, true), (503, "shutting down".into()));

@@ -13,15 +13,15 @@ const WORD: &[u8] = b"PROXY ";
 /// Length of the shortest header, `PROXY UNKNOWN` with its line end.
 const SHORTEST: usize = 15;
 /// Length of the longest header of version 1, by the specification.
-const LONGEST_LINE: usize = 107;
+const V1_MAX_LINE: usize = 107;
 /// Number of bytes before the addresses in version 2.
 const FIXED: usize = 16;
 /// Maximum number of bytes of addresses and further fields in version 2. The specification asks for 536 - 16; client
 /// certificates need more.
-const LONGEST_REST: usize = 8 << 10;
+const V2_MAX_PAYLOAD: usize = 8 << 10;
 /// Further field of version 2 about TLS, and the bit in its first byte that is set if the client used TLS.
 const SSL: u8 = 0x20;
-const CLIENT_SSL: u8 = 1;
+const TLV_CLIENT_SSL: u8 = 1;
 /// Port to which clients connect for HTTPS. The request comes without TLS, so a proxy has ended it.
 const HTTPS: u16 = 443;
 
@@ -77,10 +77,10 @@ pub fn read(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
     match bytes.strip_suffix(b"\r\n") {
         Some(line) if bytes.len() >= SHORTEST => words(line).map(ProxyHeaderStep::Done),
         _ if bytes.len() < SHORTEST => Ok(ProxyHeaderStep::Read(SHORTEST - bytes.len())),
-        _ if bytes.len() >= LONGEST_LINE || bytes.contains(&b'\n') => Err(ProxyHeaderError::Line),
+        _ if bytes.len() >= V1_MAX_LINE || bytes.contains(&b'\n') => Err(ProxyHeaderError::Line),
         // The line end alone has two bytes, so two more bytes cannot go beyond it.
         _ if bytes.ends_with(b"\r") => Ok(ProxyHeaderStep::Read(1)),
-        _ => Ok(ProxyHeaderStep::Read(2.min(LONGEST_LINE - bytes.len()))),
+        _ => Ok(ProxyHeaderStep::Read(2.min(V1_MAX_LINE - bytes.len()))),
     }
 }
 
@@ -122,7 +122,7 @@ fn binary(bytes: &[u8]) -> Result<ProxyHeaderStep, ProxyHeaderError> {
         ));
     };
     let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
-    if length > LONGEST_REST {
+    if length > V2_MAX_PAYLOAD {
         return Err(ProxyHeaderError::Long);
     }
     // Version, and the command: 0 if the proxy connects for itself.
@@ -171,7 +171,7 @@ fn fields(mut rest: &[u8]) -> Option<bool> {
     while !rest.is_empty() {
         let (&[kind, high, low], more) = rest.split_first_chunk::<3>()?;
         let (value, more) = more.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
-        is_secure |= kind == SSL && value.first().is_some_and(|it| it & CLIENT_SSL != 0);
+        is_secure |= kind == SSL && value.first().is_some_and(|it| it & TLV_CLIENT_SSL != 0);
         rest = more;
     }
     Some(is_secure)
@@ -190,7 +190,7 @@ pub fn check(bytes: &[u8]) {
     let mut end = 0;
     while let Ok(ProxyHeaderStep::Read(more)) = read(&bytes[..end]) {
         assert!(more > 0, "a step makes progress");
-        assert!(end + more <= FIXED + LONGEST_REST, "a header is bounded");
+        assert!(end + more <= FIXED + V2_MAX_PAYLOAD, "a header is bounded");
         if end + more > bytes.len() {
             return;
         }

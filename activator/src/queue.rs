@@ -15,7 +15,7 @@ use crate::{
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
 /// wait (`cmd/queue`, `pkg/queue/breaker.go`); this queue replaces the sidecar's.
-const PER_POD: usize = 10;
+const QUEUED_PER_SLOT: usize = 10;
 
 /// Position of a request in the order of arrival. A request keeps it when it has to wait a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,8 +83,8 @@ impl<W> WaitQueue<W> {
         let at = pick(&self.open, self.limit, &mut self.cursor, chance)?;
         let slot = &mut self.open[at];
         slot.in_flight += 1;
-        slot.spare = slot.spare.saturating_sub(1);
-        Some(slot.pod)
+        slot.free_slots = slot.free_slots.saturating_sub(1);
+        Some(slot.key)
     }
 
     /// Puts a request of `bytes` bytes into the queue, at the position of its turn. Fails if a bound is reached.
@@ -95,7 +95,7 @@ impl<W> WaitQueue<W> {
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
         let held = self.bytes.saturating_add(bytes);
-        if self.waiting.len() >= self.room() || held > self.bounds.bytes {
+        if self.waiting.len() >= self.room() || held > self.bounds.max_bytes {
             return Err(WaitQueueFull);
         }
         self.bytes = held;
@@ -117,7 +117,7 @@ impl<W> WaitQueue<W> {
     }
 
     /// Applies a change of the RouteTable: the ready pods and their hard limit. With a limit the pods have no room
-    /// until [`on_spare`](Self::on_spare) assigns some. Returns the requests that are dispatched by the change.
+    /// until [`set_free_slots`](Self::set_free_slots) assigns some. Returns the requests that are dispatched by the change.
     pub fn on_routes(
         &mut self,
         ready: impl IntoIterator<Item = PodEndpointKey>,
@@ -129,11 +129,11 @@ impl<W> WaitQueue<W> {
         self.refusing.retain(|pod| ready.contains(pod));
         // Requests in flight survive the change: a pod that is ready again continues with the number it had.
         for slot in std::mem::take(&mut self.open) {
-            self.closed.insert(slot.pod, slot.in_flight);
+            self.closed.insert(slot.key, slot.in_flight);
         }
         for pod in ready.difference(&self.refusing) {
             let in_flight = self.closed.remove(pod).unwrap_or(0);
-            self.open.push(PodLoad { pod: *pod, in_flight, spare: 0 });
+            self.open.push(PodLoad { key: *pod, in_flight, free_slots: 0 });
         }
         self.closed.retain(|_, in_flight| *in_flight > 0);
         self.ready = ready;
@@ -141,25 +141,25 @@ impl<W> WaitQueue<W> {
     }
 
     /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
-    pub fn on_spare(
+    pub fn set_free_slots(
         &mut self,
         mut spare: impl FnMut(PodEndpointKey) -> u32,
         chance: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         for slot in &mut self.open {
-            slot.spare = spare(slot.pod);
+            slot.free_slots = spare(slot.key);
         }
         self.release(chance)
     }
 
     /// With a hard limit: adds room for one request at `pod`. Returns the request dispatched by it, if any.
-    pub fn on_spare_one(
+    pub fn add_free_slot(
         &mut self,
         pod: PodEndpointKey,
         chance: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         let Ok(at) = self.find(pod) else { return Vec::new() };
-        self.open[at].spare += 1;
+        self.open[at].free_slots += 1;
         self.release(chance)
     }
 
@@ -181,7 +181,7 @@ impl<W> WaitQueue<W> {
 
     /// Keys of the pods that take requests.
     pub fn open(&self) -> impl Iterator<Item = PodEndpointKey> {
-        self.open.iter().map(|slot| slot.pod)
+        self.open.iter().map(|slot| slot.key)
     }
 
     /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
@@ -216,7 +216,7 @@ impl<W> WaitQueue<W> {
 
     /// Returns true if a pod other than `pod` takes requests.
     pub fn has_other(&self, pod: PodEndpointKey) -> bool {
-        self.open.iter().any(|slot| slot.pod != pod)
+        self.open.iter().any(|slot| slot.key != pod)
     }
 
     /// Lets a refusing pod take requests again. Returns the requests dispatched by it.
@@ -230,7 +230,7 @@ impl<W> WaitQueue<W> {
         }
         let in_flight = self.closed.remove(&pod).unwrap_or(0);
         let at = self.find(pod).unwrap_or_else(|at| at);
-        self.open.insert(at, PodLoad { pod, in_flight, spare: 0 });
+        self.open.insert(at, PodLoad { key: pod, in_flight, free_slots: 0 });
         self.release(chance)
     }
 
@@ -249,12 +249,12 @@ impl<W> WaitQueue<W> {
     fn room(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         // Ready pods count even while they refuse, so that a short refusal does not fill the queue's bound.
-        let of_pods = self.ready.len().saturating_mul(limit).saturating_mul(PER_POD);
-        self.bounds.requests.saturating_add(of_pods)
+        let of_pods = self.ready.len().saturating_mul(limit).saturating_mul(QUEUED_PER_SLOT);
+        self.bounds.max_requests.saturating_add(of_pods)
     }
 
     fn find(&self, pod: PodEndpointKey) -> Result<usize, usize> {
-        self.open.binary_search_by(|slot| slot.pod.cmp(&pod))
+        self.open.binary_search_by(|slot| slot.key.cmp(&pod))
     }
 
     fn release(&mut self, mut chance: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {

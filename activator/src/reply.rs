@@ -224,7 +224,7 @@ impl ForwardedPodBody {
         let Poll::Ready(next) = self.body.poll_frame(cx) else {
             // The timer is polled only while the pod is silent: a frame that is there is passed on first.
             ready!(self.timer.sleep.as_mut().poll(cx));
-            return Poll::Ready(Some(self.time_out()));
+            return Poll::Ready(Some(self.on_timeout()));
         };
         match &next {
             // The connection is free again with the last frame, before the client has read it.
@@ -238,7 +238,7 @@ impl ForwardedPodBody {
     }
 
     /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
-    fn time_out(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
+    fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
         if let Some(place) = &self.place {
             warn!(pod = %place.pod.uid, "answer cut off: request timeout");
         }

@@ -40,7 +40,7 @@ const MOST_BYTES: usize = 8 << 20;
 /// Bytes that are written at once if as many wait.
 const BATCH: usize = 64 << 10;
 /// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
-const CLIENT_GONE: u16 = 499;
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Output that lines are written to.
 pub type RequestLogSink = Box<dyn io::Write + Send>;
@@ -155,7 +155,7 @@ impl RequestLogger {
             is_probe,
             revision: None,
             pod: None,
-            code: CLIENT_GONE,
+            code: CLIENT_CLOSED_REQUEST,
             size: 0,
         }))
     }
@@ -259,7 +259,7 @@ impl RequestLogEntry {
     }
 
     /// Sets the status code of the response, which has begun.
-    pub fn set_code(&mut self, code: http::StatusCode) {
+    pub fn set_status(&mut self, code: http::StatusCode) {
         self.code = code.as_u16();
     }
 

@@ -266,7 +266,7 @@ impl ActivatorRevision {
         debug_assert!(gone.is_empty(), "none waits");
         drop(core);
         if !left.is_empty() {
-            info!(revision = %self.name, waiting = left.len(), "nobody waits for what is gone");
+            info!(revision = %self.name, waiting = left.len(), "waiting requests refused: their revision is gone");
         }
     }
 
@@ -284,7 +284,7 @@ impl ActivatorRevision {
         if !newly {
             return;
         }
-        let pause = pod.note_refusal();
+        let pause = pod.on_refusal();
         info!(revision = %self.name, pod = %pod.uid, ?pause, "pod refused");
         let revision = Arc::clone(self);
         tokio::spawn(async move {
@@ -299,13 +299,13 @@ impl ActivatorRevision {
         if has_other && self.close(pod.key) {
             info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
             pod.send_away();
-            tokio::spawn(Arc::clone(self).pass_over(pod.key));
+            tokio::spawn(Arc::clone(self).avoid_unanswered_pod(pod.key));
         }
         has_other
     }
 
     /// Waits until the pod may get requests again: after [`DOUBTED`], or as soon as no other pod takes requests.
-    async fn pass_over(self: Arc<Self>, pod: PodEndpointKey) {
+    async fn avoid_unanswered_pod(self: Arc<Self>, pod: PodEndpointKey) {
         let until = Instant::now() + DOUBTED;
         while Instant::now() < until && self.has_other(pod) {
             tokio::time::sleep(DOUBTED / 100).await;
@@ -344,7 +344,7 @@ impl ActivatorRevision {
         let again = core.slots.as_mut().is_some_and(|slots| slots.ended(&pod.uid)) && is_open;
         match &mut core.live {
             Some(live) if again => {
-                let more = live.line.on_spare_one(pod.key, chance);
+                let more = live.line.add_free_slot(pod.key, chance);
                 core.went(&more);
                 gone.extend(more);
             }
@@ -390,12 +390,12 @@ impl ActivatorRevision {
         loop {
             let (waiting, open) =
                 live.as_deref().map(ActiveRevisionState::line).unwrap_or_default();
-            slots.on_line(waiting, open);
+            slots.on_queue(waiting, open);
             slots.settle(chance);
             let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
             let ActiveRevisionState { line, pods, .. } = &mut **live;
-            let gone =
-                line.on_spare(|key| pods.get(&key).map_or(0, |it| slots.spare(&it.uid)), chance);
+            let gone = line
+                .set_free_slots(|key| pods.get(&key).map_or(0, |it| slots.spare(&it.uid)), chance);
             if gone.is_empty() {
                 break;
             }
@@ -463,7 +463,7 @@ impl ActivatorRevision {
     }
 
     /// Returns true if any request of the revision is at a pod.
-    pub fn is_at_pods(&self) -> bool {
+    pub fn has_requests_at_pods(&self) -> bool {
         self.core().live.as_ref().is_some_and(|live| live.line.in_flight() > 0)
     }
 
@@ -510,7 +510,7 @@ impl LockedRevisionState {
         let live = &self.live;
         self.slots.get_or_insert_with(|| {
             let mut slots = RevisionSlots::new(name.clone(), settings.peers.view());
-            slots.on_busy(live.as_ref().map(|live| live.busy()).unwrap_or_default());
+            slots.set_in_use(live.as_ref().map(|live| live.busy()).unwrap_or_default());
             Box::new(slots)
         })
     }
@@ -602,22 +602,22 @@ impl ActiveRevisionState {
                 let named = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
                 Arc::new(PodEndpoint::new(key, named, protocol, settings.pods.clone()))
             });
-            pod.set_open(it.is_ready);
+            pod.set_accepting(it.is_ready);
             if it.is_ready {
                 ready.push(pod.key);
             }
             self.pods.insert(pod.key, pod);
         }
         // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
-        before.values().for_each(|pod| pod.set_open(false));
+        before.values().for_each(|pod| pod.set_accepting(false));
         ready.sort_unstable();
         ready
     }
 }
 
 impl ActivatorRevision {
-    fn began_waiting(self: &Arc<Self>, waiting: usize) {
-        self.settings.pods.metrics.waiting.inc();
+    fn on_waiting_started(self: &Arc<Self>, waiting: usize) {
+        self.settings.pods.metrics.waiting_requests.inc();
         self.settings.usage.waiting(self);
         if waiting == 1 {
             info!(revision = %self.name, ready = self.ready_since().is_some(), "request waits");
@@ -625,7 +625,7 @@ impl ActivatorRevision {
     }
 
     /// Puts the revision into the report list. Returns true if it was not in it before.
-    pub fn enter_report(&self) -> bool {
+    pub fn mark_report_pending(&self) -> bool {
         !self.in_report.swap(true, Ordering::AcqRel)
     }
 }

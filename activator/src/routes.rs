@@ -242,7 +242,7 @@ impl RouteIndex {
 
     /// Fails requests that wait at a revision which, at `now`, was missing in the table for `AWAY`: it will have no
     /// pod.
-    pub fn give_up_left(&self, now: Instant) {
+    pub fn fail_missing_revisions(&self, now: Instant) {
         let index = self.read();
         let long = |since: Instant| now.saturating_duration_since(since) >= AWAY;
         let left = index.untold.iter().filter(|(_, since)| long(**since));
@@ -343,7 +343,7 @@ impl RouteIndex {
     }
 }
 
-fn first_by_name(all: &[HostIndexEntry]) -> Option<usize> {
+fn first_host_by_service_name(all: &[HostIndexEntry]) -> Option<usize> {
     (0..all.len()).min_by_key(|at| &all[*at].service.name)
 }
 
@@ -413,7 +413,8 @@ impl RouteIndexState {
         }
         let Some(mut waiting) = self.waiting.remove(host) else { return };
         waiting.retain(|it| !is_its(it));
-        if let (None, Some(first)) = (self.by_host.get(host), first_by_name(&waiting)) {
+        if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&waiting))
+        {
             self.by_host.insert(waiting.swap_remove(first));
         }
         if !waiting.is_empty() {

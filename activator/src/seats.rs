@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::RefusalCounters,
-    budget::{ClientBound, ClientBudget, ClientNetwork, PER_STREAM, ROOM},
+    budget::{ClientBound, ClientBudget, ClientNetwork, ROOM, STREAM_OVERHEAD_BYTES},
     clock::now_ns,
 };
 
@@ -30,7 +30,7 @@ use crate::{
 const SHED: usize = 128;
 
 /// Divisor of a bound: as much is freed below it, so that not each further byte searches all connections.
-const SPARE_PART: usize = 16;
+const BOUND_MARGIN_DIVISOR: usize = 16;
 
 /// Table of all client connections, with the totals of what they hold.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ struct ConnectionUsage {
 impl ConnectionUsage {
     /// Bytes that the library keeps while the connection lasts, beyond the buffer that every connection has.
     fn kept(&self) -> usize {
-        (self.room + self.streams.saturating_sub(1) * PER_STREAM).saturating_sub(ROOM)
+        (self.room + self.streams.saturating_sub(1) * STREAM_OVERHEAD_BYTES).saturating_sub(ROOM)
     }
 
     fn counts(&self) -> ChargedBytes {
@@ -157,7 +157,7 @@ impl ClientConnections {
         // connections does not close more idle ones than needed.
         let is_full = {
             let table = self.table();
-            table.seats.len() - table.going >= self.budget.connections
+            table.seats.len() - table.going >= self.budget.max_connections
         };
         if is_full && !self.make_room() {
             self.refused.note(ClientBound::Connections);
@@ -202,7 +202,7 @@ impl ClientConnections {
 
     /// Returns true if more is held than a bound allows, until what is refused or cut off has ended.
     pub fn is_full(&self) -> bool {
-        self.held() > self.budget.bytes || self.answers() > self.budget.answer_bytes
+        self.held() > self.budget.request_bytes || self.answers() > self.budget.response_bytes
     }
 
     /// Bytes of responses that wait for clients to read them.
@@ -226,7 +226,7 @@ impl ClientConnections {
         }
         idle.select_nth_unstable_by_key(some - 1, |(since, _)| *since);
         for (_, seat) in &idle[..some] {
-            seat.makes_room();
+            seat.close_to_make_room();
         }
         true
     }
@@ -235,7 +235,7 @@ impl ClientConnections {
     /// bytes.
     fn relieve(&self, of: Option<&Arc<ClientUsage>>, cause: u64) {
         let all = self.all();
-        let of_it = |seat: &&Arc<ClientConnection>| of.is_none_or(|it| seat.is_of(it));
+        let of_it = |seat: &&Arc<ClientConnection>| of.is_none_or(|it| seat.is_of_client(it));
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
         // The counts may include bytes that the library has discarded. They are corrected before anything is refused,
         // except on the connection that has grown: its bytes may have come before their request.
@@ -244,9 +244,9 @@ impl ClientConnections {
             Some(it) => (
                 ClientBound::ClientBytes,
                 it.bytes.load(Ordering::Relaxed),
-                self.budget.client_bytes,
+                self.budget.client_request_bytes,
             ),
-            None => (ClientBound::Bytes, self.held(), self.budget.bytes),
+            None => (ClientBound::Bytes, self.held(), self.budget.request_bytes),
         };
         // Connections that are refused already will free their bytes. Others are refused only if that is not enough.
         let (going, staying): (Vec<&Arc<ClientConnection>>, Vec<_>) =
@@ -264,7 +264,7 @@ impl ClientConnections {
     /// Cuts off the connections that were asked to close and keep most, as far as together they keep more than their
     /// part.
     fn hurry(&self) {
-        let most = self.budget.leaving_bytes();
+        let most = self.budget.closing_bytes();
         if self.leaving() <= most {
             return;
         }
@@ -278,12 +278,12 @@ impl ClientConnections {
     }
 
     /// Ends the connection that holds most bytes of responses, because too many of them wait.
-    fn relieve_answers(&self) {
+    fn cut_off_largest_response(&self) {
         let all = self.all();
         let held = |seat: &&Arc<ClientConnection>| seat.answers.load(Ordering::Relaxed);
         let (going, staying): (Vec<_>, Vec<_>) = all.iter().partition(|it| it.cut.is_cancelled());
         let leaves = going.iter().map(held).sum::<usize>();
-        if self.answers().saturating_sub(leaves) <= self.budget.answer_bytes {
+        if self.answers().saturating_sub(leaves) <= self.budget.response_bytes {
             return;
         }
         // A response cannot be refused once it has begun, so the connection ends.
@@ -324,7 +324,7 @@ fn largest(
     mut held: usize,
     most: usize,
 ) -> impl Iterator<Item = &Arc<ClientConnection>> {
-    let enough = if held > most { most - most / SPARE_PART } else { held };
+    let enough = if held > most { most - most / BOUND_MARGIN_DIVISOR } else { held };
     seats.sort_unstable_by_key(|(its, _)| *its);
     std::iter::from_fn(move || {
         let (its, seat) = seats.pop().filter(|(its, _)| held > enough && *its > 0)?;
@@ -335,9 +335,9 @@ fn largest(
 
 impl ClientConnection {
     /// Assigns the connection to a client. Returns false if the client has too many connections.
-    pub fn belongs_to(&self, client: IpAddr) -> bool {
+    pub fn try_assign_client(&self, client: IpAddr) -> bool {
         let (tally, before) = self.seats.join(ClientNetwork::of(client));
-        let has_room = before < self.seats.budget.client_connections;
+        let has_room = before < self.seats.budget.max_client_connections;
         if !has_room {
             self.seats.note(ClientBound::ClientConnections);
         }
@@ -357,7 +357,7 @@ impl ClientConnection {
     }
 
     /// Changes the bytes of one head from `before` to `now`, because more of it has come or it has left.
-    pub fn holds_head(&self, before: usize, now: usize) {
+    pub fn change_head_bytes(&self, before: usize, now: usize) {
         self.change(|takes| takes.heads = takes.heads - before + now);
     }
 
@@ -367,12 +367,12 @@ impl ClientConnection {
     }
 
     /// Registers that a body begins.
-    pub fn body_begins(&self) {
+    pub fn on_body_start(&self) {
         self.change(|takes| takes.bodies += 1);
     }
 
     /// Registers that a body has ended or was given up. Without any body no bytes of bodies are held.
-    pub fn body_ends(&self) {
+    pub fn on_body_end(&self) {
         self.change(|takes| {
             takes.bodies -= 1;
             if takes.bodies == 0 {
@@ -395,8 +395,8 @@ impl ClientConnection {
         self.answers.fetch_add(count, Ordering::Relaxed);
         let all = self.seats.answers.fetch_add(count, Ordering::Relaxed) + count;
         // The bytes are added first, so that of several threads at least one sees the bound exceeded.
-        if all > self.seats.budget.answer_bytes {
-            self.seats.relieve_answers();
+        if all > self.seats.budget.response_bytes {
+            self.seats.cut_off_largest_response();
         }
         ResponseBytesGuard { seat: Arc::clone(self), count }
     }
@@ -415,7 +415,7 @@ impl ClientConnection {
 
     /// Counts `bytes` of a received head until it is sent to a pod or given up. `None`: the connection's requests are
     /// refused, or it holds more than its equal share while a bound is exceeded.
-    pub fn takes_head(self: &Arc<Self>, bytes: usize) -> Option<HeadBytesGuard> {
+    pub fn try_charge_head(self: &Arc<Self>, bytes: usize) -> Option<HeadBytesGuard> {
         let held = self.holds(bytes);
         if self.is_refused() {
             return None;
@@ -429,7 +429,7 @@ impl ClientConnection {
 
     /// Counts `bytes` of a head without checking a bound.
     pub fn holds(self: &Arc<Self>, bytes: usize) -> HeadBytesGuard {
-        self.holds_head(0, bytes);
+        self.change_head_bytes(0, bytes);
         HeadBytesGuard { tells: self.tells(), bytes }
     }
 
@@ -453,14 +453,15 @@ impl ClientConnection {
         let budget = &self.seats.budget;
         // A share is equal for all connections, so that one with few bytes is not refused for the bytes of others.
         let is_most = |bytes: usize, sharers: usize| self.held() > bytes / sharers.max(1);
-        if self.seats.held() > budget.bytes && is_most(budget.bytes, self.seats.table().seats.len())
+        if self.seats.held() > budget.request_bytes
+            && is_most(budget.request_bytes, self.seats.table().seats.len())
         {
             return Some(ClientBound::Bytes);
         }
         let tally = self.tally.get()?;
         let its = tally.bytes.load(Ordering::Relaxed);
         let connections = tally.connections.load(Ordering::Relaxed);
-        (its > budget.client_bytes && is_most(budget.client_bytes, connections))
+        (its > budget.client_request_bytes && is_most(budget.client_request_bytes, connections))
             .then_some(ClientBound::ClientBytes)
     }
 
@@ -475,7 +476,7 @@ impl ClientConnection {
         is_idle.then(|| self.idle_since_ns.load(Ordering::Relaxed))
     }
 
-    fn makes_room(&self) {
+    fn close_to_make_room(&self) {
         if !std::mem::replace(&mut self.takes().is_going, true) {
             self.seats.table().going += 1;
             self.seats.note(ClientBound::Connections);
@@ -516,7 +517,7 @@ impl ClientConnection {
         self.takes().counts()
     }
 
-    fn is_of(&self, tally: &Arc<ClientUsage>) -> bool {
+    fn is_of_client(&self, tally: &Arc<ClientUsage>) -> bool {
         self.tally.get().is_some_and(|it| Arc::ptr_eq(it, tally))
     }
 
@@ -533,7 +534,7 @@ impl ClientConnection {
         };
         // Without the lock of this connection: the search locks the others one by one, and this one too.
         if now.held() > before.held() {
-            self.keep_bounds();
+            self.enforce_bounds();
         }
         if now.leaving > before.leaving {
             self.seats.hurry();
@@ -550,14 +551,15 @@ impl ClientConnection {
         }
     }
 
-    fn keep_bounds(&self) {
+    fn enforce_bounds(&self) {
         let budget = &self.seats.budget;
         let tally = self.tally.get();
-        if let Some(it) = tally.filter(|it| it.bytes.load(Ordering::Relaxed) > budget.client_bytes)
+        if let Some(it) =
+            tally.filter(|it| it.bytes.load(Ordering::Relaxed) > budget.client_request_bytes)
         {
             self.seats.relieve(Some(it), self.number);
         }
-        if self.seats.held() > budget.bytes {
+        if self.seats.held() > budget.request_bytes {
             self.seats.relieve(None, self.number);
         }
     }
@@ -644,7 +646,7 @@ impl HeadBytesGuard {
 
 impl Drop for HeadBytesGuard {
     fn drop(&mut self) {
-        self.tells.0.holds_head(self.bytes, 0);
+        self.tells.0.change_head_bytes(self.bytes, 0);
     }
 }
 

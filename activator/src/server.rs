@@ -31,7 +31,8 @@ use tracing::{debug, warn};
 use crate::{
     balance::ReconnectJitter,
     budget::{
-        CONNECTION_WINDOW, ClientBound, MAX_STREAMS, PER_REQUEST, SEND_BUFFER, STREAM_WINDOW,
+        CLIENT_SEND_BUFFER, CONNECTION_WINDOW, ClientBound, MAX_STREAMS, REQUEST_OVERHEAD_BYTES,
+        STREAM_WINDOW,
     },
     clock::chance,
     failure::ProxyRequestError,
@@ -41,7 +42,7 @@ use crate::{
     proxy_protocol::ProxyHeader,
     reply::ClientResponseBody,
     seats::{ActiveRequestGuard, ClientConnection, ClientConnections, ResponseBytesGuard},
-    socket::{ClientGoneError, ClientSocket, ClientWatchedBody, proxy_header},
+    socket::{ClientGoneError, ClientSocket, ClientWatchedBody, read_proxy_header},
     tcp,
 };
 
@@ -52,8 +53,8 @@ const PING_EVERY: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
-const TRY_EVERY: Duration = Duration::from_millis(10);
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Server of client connections, each in a task of its own.
 #[derive(Debug)]
@@ -73,23 +74,23 @@ impl ClientConnectionServer {
         http1
             .timer(TokioTimer::new())
             .header_read_timeout(bounds.head_timeout)
-            .max_buf_size(bounds.head_bytes)
-            .max_header_size(bounds.head_bytes)
+            .max_buf_size(bounds.max_head_bytes)
+            .max_header_size(bounds.max_head_bytes)
             // Bytes are the bound. The library allocates room for this many fields for every head.
-            .max_headers(bounds.head_bytes / 16)
+            .max_headers(bounds.max_head_bytes / 16)
             // The socket detects whether a client that has closed its sending half is gone.
             .half_close(true)
             .auto_date_header(true);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
-            .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+            .max_header_list_size(u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX))
             // For an entry of its table the library would keep the whole buffer that the entry came in.
             .header_table_size(0)
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_send_buf_size(SEND_BUFFER)
+            .max_send_buf_size(CLIENT_SEND_BUFFER)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_EVERY)
             .auto_date_header(true);
@@ -112,7 +113,7 @@ impl ClientConnectionServer {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = closed.cancelled() => return self.welcome_rest(listener, door),
+                () = closed.cancelled() => return self.accept_backlog(listener, door),
             };
             match accepted {
                 Ok((stream, client)) => self.welcome(stream, door, client),
@@ -122,7 +123,7 @@ impl ClientConnectionServer {
     }
 
     /// Accepts connections that were complete before the listener closes; the kernel would reset them.
-    fn welcome_rest(self: &Arc<Self>, listener: TcpListener, door: Option<Entrypoint>) {
+    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, door: Option<Entrypoint>) {
         let Ok(listener) = listener.into_std() else { return };
         // Only what is complete now: the listener is non-blocking and closed afterwards.
         while let Ok((stream, client)) = listener.accept() {
@@ -149,7 +150,7 @@ impl ClientConnectionServer {
         };
         let server = Arc::clone(self);
         self.gateway.tasks.spawn(async move {
-            server.gateway.metrics.connections.inc();
+            server.gateway.metrics.client_connections.inc();
             // The cut is checked here, around the whole connection, since it must end whatever the connection waits
             // for.
             let cut = seat.cut.clone();
@@ -159,14 +160,15 @@ impl ClientConnectionServer {
                 },
                 () = cut.cancelled() => debug!(?door, %client, "connection cut off"),
             }
-            server.gateway.metrics.connections.dec();
+            server.gateway.metrics.client_connections.dec();
         });
     }
 
     /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
     fn has_room(&self, seat: &ClientConnection, door: Entrypoint, peer: SocketAddr) -> bool {
-        let is_trusted = door == Entrypoint::Outside && self.gateway.edge.now().trusts(peer.ip());
-        is_trusted || seat.belongs_to(peer.ip())
+        let is_trusted =
+            door == Entrypoint::Outside && self.gateway.edge_policy.now().trusts(peer.ip());
+        is_trusted || seat.try_assign_client(peer.ip())
     }
 
     async fn serve(
@@ -180,13 +182,18 @@ impl ClientConnectionServer {
             return Ok(());
         };
         // Behind a trusted proxy the named client is the one whose connections are bounded.
-        if matches!(origin, ProxiedClient::Named { .. }) && !seat.belongs_to(client.ip()) {
+        if matches!(origin, ProxiedClient::Named { .. }) && !seat.try_assign_client(client.ip()) {
             return Ok(());
         }
         let (address, port) = (client.ip().to_canonical(), client.port());
-        let client = ClientInfo { address, port, origin, lot: ReconnectJitter::draw(chance()) };
+        let client = ClientInfo {
+            address,
+            port,
+            proxied_client: origin,
+            reconnect_jitter: ReconnectJitter::draw(chance()),
+        };
         let socket = ClientSocket::new(stream, Arc::clone(&seat));
-        match self.first_words(&socket).await {
+        match self.detect_http2(&socket).await {
             Ok(Ok(true)) => self.serve_http2(socket, door, client, seat).await,
             Ok(Ok(false)) => {
                 let ended = self.serve_http1(socket.clone(), door, client, &seat).await;
@@ -209,11 +216,11 @@ impl ClientConnectionServer {
         door: Entrypoint,
         peer: SocketAddr,
     ) -> Option<(SocketAddr, ProxiedClient)> {
-        let edge = self.gateway.edge.now();
+        let edge = self.gateway.edge_policy.now();
         if door != Entrypoint::Outside || !edge.proxy_protocol || !edge.trusts(peer.ip()) {
             return Some((peer, ProxiedClient::Direct));
         }
-        let header = timeout(self.seats.budget.head_timeout, proxy_header(stream)).await;
+        let header = timeout(self.seats.budget.head_timeout, read_proxy_header(stream)).await;
         // Without a valid header no sender is known, so no request can be attributed: the connection is closed.
         match header.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
             Ok(ProxyHeader::Client { source, is_secure }) => {
@@ -228,7 +235,7 @@ impl ClientConnectionServer {
     }
 
     /// Returns true if the client speaks HTTP/2.
-    async fn first_words(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
+    async fn detect_http2(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
         let words = socket.speaks_http2();
         tokio::pin!(words);
         tokio::select! {
@@ -245,7 +252,7 @@ impl ClientConnectionServer {
         client: ClientInfo,
         seat: &Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
-        socket.follow_targets(self.seats.budget.head_bytes);
+        socket.enable_target_inspection(self.seats.budget.max_head_bytes);
         let service = service_fn(|mut request: Request<Incoming>| {
             let socket = socket.clone();
             // The request carries its socket: interim responses and unread bodies need it.
@@ -298,7 +305,7 @@ impl ClientConnectionServer {
         client: ClientInfo,
         seat: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
-        socket.follow_frames();
+        socket.enable_frame_inspection();
         let leave = CancellationToken::new();
         let resets = StreamResetCounter::new(Arc::clone(&self.seats));
         let service = service_fn(|request| {
@@ -348,8 +355,8 @@ impl ClientConnectionServer {
             () = resets.flood.cancelled() => self.seats.note(ClientBound::Resets),
         }
         // The library is dropped already, and would have sent GOAWAY without an error.
-        socket.go_away(h2::Reason::ENHANCE_YOUR_CALM);
-        socket.note_unread();
+        socket.send_goaway(h2::Reason::ENHANCE_YOUR_CALM);
+        socket.mark_unread_body();
         socket.linger().await;
         Ok(())
     }
@@ -362,14 +369,14 @@ impl ClientConnectionServer {
         }
         {
             let mut last = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
-            if last.is_none_or(|it| it.elapsed() >= COMPLAIN_EVERY) {
+            if last.is_none_or(|it| it.elapsed() >= ACCEPT_WARNING_INTERVAL) {
                 *last = Some(Instant::now());
                 warn!(%error, "cannot accept connections");
             }
         }
         // The file table may be full of idle clients.
         self.seats.make_room();
-        sleep(TRY_EVERY).await;
+        sleep(ACCEPT_RETRY_DELAY).await;
     }
 }
 
@@ -418,7 +425,7 @@ impl Drop for UnansweredRequestGuard {
     fn drop(&mut self) {
         let Some(resets) = &self.0 else { return };
         let reset = resets.reset.fetch_add(1, Ordering::Relaxed) + 1;
-        if resets.seats.budget.is_flood(reset, resets.begun.load(Ordering::Relaxed)) {
+        if resets.seats.budget.is_reset_flood(reset, resets.begun.load(Ordering::Relaxed)) {
             resets.flood.cancel();
         }
     }
@@ -438,16 +445,16 @@ impl<B: Body> ChargedResponseBody<B> {
     fn new(body: B, asked: ActiveRequestGuard, ahead: usize) -> Self {
         let mut asking = Self { body, asked, ahead, waits: None };
         // A body that has ended already holds nothing.
-        asking.counts_ahead(!asking.body.is_end_stream());
+        asking.set_buffered_charged(!asking.body.is_end_stream());
         asking
     }
 
     /// Counts the bytes that the pod may send ahead, if `lies`. While the body is being polled, data is passed on as it
     /// comes.
-    fn counts_ahead(&mut self, lies: bool) {
+    fn set_buffered_charged(&mut self, lies: bool) {
         match &self.waits {
             None if lies => {
-                self.waits = Some(self.asked.seat().waits(self.ahead + PER_REQUEST));
+                self.waits = Some(self.asked.seat().waits(self.ahead + REQUEST_OVERHEAD_BYTES));
             }
             Some(_) if !lies => self.waits = None,
             None | Some(_) => {}
@@ -466,7 +473,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
         let next = Pin::new(&mut self.body).poll_frame(cx);
         // After a frame the pod may send more before the next poll. These bytes count until then.
         let lies = next.is_ready() && !self.body.is_end_stream();
-        self.counts_ahead(lies);
+        self.set_buffered_charged(lies);
         let next = ready!(next);
         let seat = self.asked.seat();
         Poll::Ready(next.map(|it| it.map(|frame| frame.map_data(|data| seat.sends(data)))))

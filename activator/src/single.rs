@@ -114,7 +114,7 @@ impl Http1PodConnection {
         early: &mut (dyn InterimResponseSink + Send),
     ) -> Result<Response<Http1ResponseBody>, PodSendError> {
         if !self.is_silent() {
-            return Err(PodSendError { unseen: Some(request), fault: PodError::Closed.into() });
+            return Err(PodSendError { resendable: Some(request), cause: PodError::Closed.into() });
         }
         // A pod may have closed an idle connection just as the request was sent. That is likely only for one that has
         // served a request before, and safe to repeat only for these methods.
@@ -126,12 +126,15 @@ impl Http1PodConnection {
             Err(fault) => fault,
         };
         let is_broken_off = matches!(fault, ExchangeError::Pod(PodError::Closed | PodError::Io(_)));
-        let may_be_seen_twice = is_kept && upload.is_bare() && is_safe(&head.method);
+        let may_be_seen_twice = is_kept && upload.is_bare() && is_safe_method(&head.method);
         // Any byte of a response means that the pod has seen the request.
         let is_unseen =
-            is_broken_off && self.buffer.is_empty() && (!upload.is_begun() || may_be_seen_twice);
+            is_broken_off && self.buffer.is_empty() && (!upload.is_started() || may_be_seen_twice);
         let body = if is_unseen { upload.into_body() } else { None };
-        Err(PodSendError { unseen: body.map(|body| Request::from_parts(head, body)), fault })
+        Err(PodSendError {
+            resendable: body.map(|body| Request::from_parts(head, body)),
+            cause: fault,
+        })
     }
 
     async fn answer(
@@ -164,7 +167,7 @@ impl Http1PodConnection {
     ) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             // The buffer may hold a whole head already, behind an interim response.
-            let head = h1::read_answer(&mut self.buffer, &mut self.seen, method);
+            let head = h1::parse_response_head(&mut self.buffer, &mut self.seen, method);
             if let Some(head) = head.map_err(PodError::from)? {
                 return Poll::Ready(Ok(head));
             }
@@ -227,8 +230,8 @@ impl Http1Exchange<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
         loop {
             // Before the first bytes of the request the pod has nothing to respond to.
-            let was_begun = self.upload.is_begun();
-            if was_begun && let Poll::Ready(answer) = self.poll_answer(cx) {
+            let was_begun = self.upload.is_started();
+            if was_begun && let Poll::Ready(answer) = self.poll_response_head(cx) {
                 return Poll::Ready(answer);
             }
             if self.patience.as_mut().is_some_and(|it| it.as_mut().poll(cx).is_ready()) {
@@ -241,7 +244,7 @@ impl Http1Exchange<'_> {
                     RequestUploadError::Client(error) => {
                         return Poll::Ready(Err(ExchangeError::Client(error)));
                     }
-                    RequestUploadError::Pod(error) if !self.upload.is_begun() => {
+                    RequestUploadError::Pod(error) if !self.upload.is_started() => {
                         return Poll::Ready(Err(PodError::Io(error).into()));
                     }
                     // A response that the pod has sent before may still be read, even if the whole request was one
@@ -250,14 +253,14 @@ impl Http1Exchange<'_> {
                 }
             }
             // If the first bytes were sent in this poll, the response is polled once more, which registers its waker.
-            if was_begun || !self.upload.is_begun() {
+            if was_begun || !self.upload.is_started() {
                 return Poll::Pending;
             }
         }
     }
 
     /// Reads until the final response, or until the switch of protocols.
-    fn poll_answer(
+    fn poll_response_head(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Http1ResponseHead, ExchangeError>> {
@@ -372,7 +375,7 @@ impl Http1ResponseBody {
 }
 
 /// Returns true if a request may be sent again although a pod may have seen it (RFC 9110 §9.2.1), as in Go's client.
-fn is_safe(method: &Method) -> bool {
+fn is_safe_method(method: &Method) -> bool {
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE].contains(method)
 }
 

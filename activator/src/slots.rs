@@ -176,7 +176,7 @@ impl RevisionSlots {
     }
 
     /// Sets the number of waiting requests and the pods that take requests.
-    pub fn on_line(&mut self, waiting: u32, open: BTreeSet<SmolStr>) {
+    pub fn on_queue(&mut self, waiting: u32, open: BTreeSet<SmolStr>) {
         (self.waiting, self.open) = (waiting, open);
     }
 
@@ -186,7 +186,7 @@ impl RevisionSlots {
     }
 
     /// Sets the requests that were at pods before there was a hard limit.
-    pub fn on_busy(&mut self, busy: SlotsByPod) {
+    pub fn set_in_use(&mut self, busy: SlotsByPod) {
         self.busy = busy;
     }
 
@@ -219,7 +219,7 @@ impl RevisionSlots {
         add(&mut self.busy, pod, 1);
         subtract(&mut self.spare, pod);
         match &mut self.ledger {
-            Some(ledger) => ledger.serve_own(),
+            Some(ledger) => ledger.on_own_slot_used(),
             None => self.holder.fresh = self.holder.fresh.saturating_sub(1),
         }
     }
@@ -313,7 +313,7 @@ impl RevisionSlots {
             self.rest();
         }
         if let Some(offer) = self.offers.get(owner).cloned() {
-            self.take_in(owner, offer);
+            self.apply_grant(owner, offer);
         } else {
             self.rest();
         }
@@ -326,7 +326,7 @@ impl RevisionSlots {
         self.holder = SlotHolder { held: self.busy.clone(), ..SlotHolder::default() };
     }
 
-    fn take_in(&mut self, owner: &ActivatorName, offer: SlotGrant) {
+    fn apply_grant(&mut self, owner: &ActivatorName, offer: SlotGrant) {
         let SlotGrant { epoch, number, held, keep, acts } = offer;
         match &mut self.holder.follows {
             Some(it) if it.epoch == epoch => {

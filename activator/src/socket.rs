@@ -53,14 +53,14 @@ const PIECE: usize = (16 << 10) - 1;
 /// large upload takes nearly twice as long.
 const LARGE: u64 = 128 << 10;
 /// Bytes of interim responses that may wait for a client to read them.
-const MAX_EARLY: usize = 64 << 10;
+const MAX_INTERIM_BYTES: usize = 64 << 10;
 /// Time of silence, and time in all, for which unread bytes are drained from a client that got its response early.
 /// nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
 const LINGER: Duration = Duration::from_secs(2);
-const LINGER_IN_ALL: Duration = Duration::from_secs(10);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause while too many bytes are held, and the number of pauses after which some bytes are read all the same: 1 s.
 const PAUSE: Duration = Duration::from_millis(20);
-const MOST_PAUSES: u32 = 50;
+const MAX_READ_PAUSES: u32 = 50;
 
 /// First bytes of a client that speaks HTTP/2 without an upgrade (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -71,7 +71,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub struct ClientSocket(Arc<Mutex<ClientSocketInner>>);
 
 /// Reads the header by which a proxy names its client, and not a byte more.
-pub async fn proxy_header(stream: &mut TcpStream) -> io::Result<ProxyHeader> {
+pub async fn read_proxy_header(stream: &mut TcpStream) -> io::Result<ProxyHeader> {
     let mut bytes = Vec::new();
     loop {
         let more = match proxy_protocol::read(&bytes).map_err(io::Error::other)? {
@@ -168,18 +168,18 @@ impl ClientSocket {
     }
 
     /// Registers that the client speaks HTTP/1.1, and that its heads have at most `max_head` bytes.
-    pub fn follow_targets(&self, max_head: usize) {
+    pub fn enable_target_inspection(&self, max_head: usize) {
         self.lock().targets = RequestTargetInspector::new(max_head);
     }
 
     /// Registers that the client speaks HTTP/2.
-    pub fn follow_frames(&self) {
+    pub fn enable_frame_inspection(&self) {
         self.lock().frames = Some(Http2FrameInspector::after_preface(PREFACE.len()));
     }
 
     /// Sends GOAWAY with a reason to an HTTP/2 client in place of the library (RFC 9113 §6.8), if that is possible at
     /// once.
-    pub fn go_away(&self, reason: h2::Reason) {
+    pub fn send_goaway(&self, reason: h2::Reason) {
         const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
         // The last stream id is the highest possible: no stream is declared as unprocessed.
         let last = (u32::MAX >> 1).to_be_bytes();
@@ -210,15 +210,15 @@ impl ClientSocket {
         let Ok(watch) = self.watch() else { return pending().await };
         let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
         // The byte that is sent ahead provokes the reset of a client that has closed completely.
-        if poll_fn(|cx| self.poll_ask(cx)).await.is_ok() {
+        if poll_fn(|cx| self.poll_send_first_byte(cx)).await.is_ok() {
             let _ = watch.ready(Interest::ERROR).await;
         }
     }
 
     /// Sends an interim response. It is dropped if the client leaves too many of them unread.
-    pub fn say_early(&self, answer: &[u8]) {
+    pub fn send_interim(&self, answer: &[u8]) {
         let mut inner = self.lock();
-        if inner.early.len() + answer.len() > MAX_EARLY {
+        if inner.early.len() + answer.len() > MAX_INTERIM_BYTES {
             return;
         }
         // The byte that was sent ahead is the first one of this response too.
@@ -226,12 +226,12 @@ impl ClientSocket {
         inner.early.extend_from_slice(if is_ahead { &answer[FIRST.len()..] } else { answer });
         // While the library is writing, the interim response waits: it must not come within another response.
         if inner.is_settled {
-            inner.try_write_early();
+            inner.try_write_interim();
         }
     }
 
     /// Registers that a body of this connection was given up.
-    pub fn note_unread(&self) {
+    pub fn mark_unread_body(&self) {
         self.lock().is_unread = true;
     }
 
@@ -252,7 +252,7 @@ impl ClientSocket {
                 }
             }
         };
-        let _ = tokio::time::timeout(LINGER_IN_ALL, read).await;
+        let _ = tokio::time::timeout(LINGER_TIMEOUT, read).await;
     }
 
     /// Waits until the client's kernel has sent a reset.
@@ -280,7 +280,7 @@ impl ClientSocket {
     }
 
     /// Sends the first byte of the response, once no byte of another response can come after it.
-    fn poll_ask(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_send_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
         // A byte between the library's writes would corrupt a response that is being sent.
         if !inner.is_settled {
@@ -322,7 +322,7 @@ impl AsyncWrite for ClientSocket {
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
         let mut inner = self.lock();
-        ready!(inner.poll_early(cx))?;
+        ready!(inner.poll_write_interim(cx))?;
         inner.is_settled = false;
         match from {
             // The first byte of the response is in the client's hands already.
@@ -337,7 +337,7 @@ impl AsyncWrite for ClientSocket {
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let mut inner = self.lock();
-        ready!(inner.poll_early(cx))?;
+        ready!(inner.poll_write_interim(cx))?;
         inner.is_settled = false;
         match from.iter().find(|slice| !slice.is_empty()).map(|slice| &**slice) {
             Some([_sent, rest @ ..]) if inner.is_ahead => inner.poll_write_rest(cx, rest),
@@ -351,7 +351,7 @@ impl AsyncWrite for ClientSocket {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
-        ready!(inner.poll_early(cx))?;
+        ready!(inner.poll_write_interim(cx))?;
         ready!(Pin::new(&mut inner.stream).poll_flush(cx))?;
         inner.is_settled = true;
         inner.waker.take().into_iter().for_each(Waker::wake);
@@ -369,7 +369,7 @@ impl ClientSocketInner {
             match self.targets.want() {
                 InspectorAction::Take => {
                     // The head is complete, so it is charged by the request from here on.
-                    self.count_partial(0);
+                    self.charge_partial_head(0);
                     let ready = self.targets.ready().len();
                     self.keeps(ready.max(self.room));
                     let some = self.targets.ready().len().min(into.remaining());
@@ -379,7 +379,7 @@ impl ClientSocketInner {
                 InspectorAction::Pass(u64::MAX) => {
                     if self.frames.is_some() {
                         // HTTP/2 only: an HTTP/1.1 connection has one request, which is refused by its own charge.
-                        ready!(self.poll_room(cx));
+                        ready!(self.poll_read_pause(cx));
                     }
                     let before = into.filled().len();
                     ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
@@ -409,7 +409,7 @@ impl ClientSocketInner {
                     // A head that comes in one piece is not charged here.
                     let partial = self.targets.unread().len();
                     if !self.targets.is_in_chunks() {
-                        self.count_partial(partial);
+                        self.charge_partial_head(partial);
                     }
                     // The buffer is allocated only once something has come, so that an idle connection has none.
                     ready!(self.stream.poll_read_ready(cx))?;
@@ -430,8 +430,8 @@ impl ClientSocketInner {
 
     /// Waits while too many bytes are held. A connection brings a hundred requests at once, and those that are refused
     /// end only when their tasks run. The wait is bounded, because other connections may be the cause.
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.seat.seats().is_full() && self.pauses < MOST_PAUSES {
+    fn poll_read_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.seat.seats().is_full() && self.pauses < MAX_READ_PAUSES {
             let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(PAUSE)));
             ready!(pause.as_mut().poll(cx));
             self.pause = None;
@@ -451,14 +451,14 @@ impl ClientSocketInner {
     }
 
     /// Registers the number of bytes of an incomplete head that are buffered here.
-    fn count_partial(&mut self, partial: usize) {
+    fn charge_partial_head(&mut self, partial: usize) {
         if partial != self.partial {
-            self.seat.holds_head(std::mem::replace(&mut self.partial, partial), partial);
+            self.seat.change_head_bytes(std::mem::replace(&mut self.partial, partial), partial);
         }
     }
 
     /// Writes interim responses as far as possible at once. The rest is written before the library's next bytes.
-    fn try_write_early(&mut self) {
+    fn try_write_interim(&mut self) {
         while let Ok(sent) = self.stream.try_write(&self.early) {
             self.early.advance(sent);
             if self.early.is_empty() {
@@ -467,7 +467,7 @@ impl ClientSocketInner {
         }
     }
 
-    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_write_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.early.is_empty() {
             let sent = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.early))?;
             self.early.advance(sent);
@@ -519,7 +519,7 @@ impl ClientWatchedBody {
     /// Resolves when the client has closed its half, the response was silent for a while, and the pod cannot get the
     /// FIN. Over HTTP/1.1 the FIN is passed on, as if there were no activator. The kernel then finds out whether the
     /// client is still there.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(ClientResetFuture(reset)) = &mut self.reset {
             return reset.as_mut().poll(cx);
         }
@@ -559,7 +559,7 @@ impl Body for ClientWatchedBody {
             self.silence = None;
             return Poll::Ready(next);
         }
-        ready!(self.poll_gone(cx));
+        ready!(self.poll_client_gone(cx));
         Poll::Ready(Some(Err(ResponseBodyError::Client)))
     }
 

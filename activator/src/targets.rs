@@ -171,7 +171,7 @@ impl RequestTargetInspector {
         while self.unread.starts_with(b"\r\n") {
             self.unread.advance(2);
         }
-        if !may_begin(&self.unread) {
+        if !may_be_request(&self.unread) {
             self.give_up();
             return true;
         }
@@ -217,7 +217,7 @@ impl RequestTargetInspector {
 }
 
 /// Returns true if the bytes may begin a request: a method, and a space behind it.
-fn may_begin(bytes: &[u8]) -> bool {
+fn may_be_request(bytes: &[u8]) -> bool {
     let method = bytes.split(|byte| *byte == b' ').next().unwrap_or_default();
     let is_usual = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
     let is_method = !method.is_empty() && method.len() <= 32 && method.iter().all(is_usual);

@@ -5,10 +5,10 @@ use std::{io, time::Duration};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// Time of silence after which the kernel probes the peer, up to [`PROBES`] times, every [`PROBE_EVERY`]. Go's servers
+/// Time of silence after which the kernel probes the peer, up to [`PROBES`] times, every [`KEEPALIVE_INTERVAL`]. Go's servers
 /// and clients use 15 s too.
 const SILENT: Duration = Duration::from_secs(15);
-const PROBE_EVERY: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const PROBES: u32 = 3;
 
 /// Enables keep-alive, by which the kernel finds out that a peer has vanished: its node died, or no process is behind
@@ -18,8 +18,10 @@ const PROBES: u32 = 3;
 /// waits for data sent to a vanished peer ends with `timeoutSeconds`.
 pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(stream);
-    let often =
-        TcpKeepalive::new().with_time(SILENT).with_interval(PROBE_EVERY).with_retries(PROBES);
+    let often = TcpKeepalive::new()
+        .with_time(SILENT)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(PROBES);
     socket.set_tcp_keepalive(&often)
 }
 
@@ -30,7 +32,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_kernel_is_told_how_often_to_ask() {
+    async fn the_kernel_gets_the_keepalive_settings() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         keep_alive(&stream).unwrap();

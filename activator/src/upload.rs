@@ -99,7 +99,7 @@ impl RequestUpload {
     }
 
     /// Returns true if any byte was sent.
-    pub fn is_begun(&self) -> bool {
+    pub fn is_started(&self) -> bool {
         self.written > 0
     }
 
@@ -124,7 +124,7 @@ impl RequestUpload {
             let is_starved = self.phase == UploadPhase::Flows
                 && self.data.is_empty()
                 && self.after.is_empty()
-                && self.poll_fill(cx).map_err(RequestUploadError::Client)?.is_pending();
+                && self.poll_next_frame(cx).map_err(RequestUploadError::Client)?.is_pending();
             if self.has_bytes() {
                 ready!(self.poll_write(cx, pod)).map_err(RequestUploadError::Pod)?;
             } else if is_starved || self.phase == UploadPhase::Held {
@@ -140,7 +140,7 @@ impl RequestUpload {
     }
 
     /// Fetches the next frame of the body into the buffers.
-    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
+    fn poll_next_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
         match ready!(Pin::new(&mut self.body).poll_frame(cx)).transpose()? {
             Some(frame) => self.take(frame),
             None => self.end(None),
@@ -154,7 +154,7 @@ impl RequestUpload {
             Ok(data) if data.is_empty() => {}
             Ok(data) => {
                 if self.sends == RequestBodyFraming::Chunks {
-                    chunked::write_size(data.len(), &mut self.out);
+                    chunked::write_chunk_size(data.len(), &mut self.out);
                     self.after = chunked::AFTER_CHUNK;
                 }
                 self.data = data;
@@ -176,7 +176,7 @@ impl RequestUpload {
 
     fn end(&mut self, trailers: Option<&HeaderMap>) {
         if self.sends == RequestBodyFraming::Chunks {
-            chunked::write_end(trailers, &mut self.out);
+            chunked::write_last_chunk(trailers, &mut self.out);
         }
         self.phase = UploadPhase::Over;
     }

@@ -216,7 +216,7 @@ impl ActivatorFleetFixture {
         self.ending.spawn(ended.over());
     }
 
-    async fn more_pods(&mut self) {
+    async fn add_pod(&mut self) {
         let pause = Duration::from_micros(300 + 100 * u64::try_from(chance(20)).unwrap());
         let server = CountingFakePod::start(pause).await;
         let uid = format!("pod-{}", self.all_pods.len());
@@ -335,7 +335,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
     let is_long = std::env::var_os("ROUSE_LONG").is_some();
     let count = if is_long { 1_000_000 } else { 20_000 };
     let mut fleet = ActivatorFleetFixture::new("rolled", 2);
-    fleet.more_pods_before().await;
+    fleet.wait_for_more_pods().await;
     for _ in 0..3 {
         fleet.start().await;
         fleet.list().await;
@@ -361,7 +361,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
                 fleet.unlist().await;
                 exchanged += 1;
             }
-            3 | 4 if fleet.pods.len() < 4 => fleet.more_pods().await,
+            3 | 4 if fleet.pods.len() < 4 => fleet.add_pod().await,
             _ if fleet.pods.len() > 1 => fleet.fewer_pods().await,
             _ => {}
         }
@@ -384,7 +384,7 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
 
 impl ActivatorFleetFixture {
     /// Adds two pods before there is any activator.
-    async fn more_pods_before(&mut self) {
+    async fn wait_for_more_pods(&mut self) {
         for _ in 0..2 {
             let server = CountingFakePod::start(Duration::from_millis(1)).await;
             let uid = format!("pod-{}", self.all_pods.len());
@@ -399,7 +399,7 @@ impl ActivatorFleetFixture {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
     let mut fleet = ActivatorFleetFixture::new("one-sided", 1);
-    fleet.more_pods_before().await;
+    fleet.wait_for_more_pods().await;
     for _ in 0..2 {
         fleet.start().await;
         fleet.list().await;
@@ -451,7 +451,7 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn activators_that_listen_nowhere_are_not_waited_for() {
     let mut fleet = ActivatorFleetFixture::new("deaf", 1);
-    fleet.more_pods_before().await;
+    fleet.wait_for_more_pods().await;
     fleet.start().await;
     fleet.list().await;
     let (node, zone) = (String::new(), String::new());

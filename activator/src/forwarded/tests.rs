@@ -12,7 +12,11 @@ fn sent(side: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
             HeaderValue::from_str(value).expect("a value"),
         );
     }
-    let sender = ForwardedRequestSender { side, address: CLIENT, origin: ProxiedClient::Direct };
+    let sender = ForwardedRequestSender {
+        traffic_origin: side,
+        address: CLIENT,
+        proxied_client: ProxiedClient::Direct,
+    };
     forwarded(&mut headers, sender, &EdgeSettings::default());
     headers
 }
@@ -26,7 +30,11 @@ fn proxied(origin: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) 
     }
     let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
     let edge = EdgeSettings { trusted_proxies, ..EdgeSettings::default() };
-    let sender = ForwardedRequestSender { side: TrafficOrigin::Outside, address: CLIENT, origin };
+    let sender = ForwardedRequestSender {
+        traffic_origin: TrafficOrigin::Outside,
+        address: CLIENT,
+        proxied_client: origin,
+    };
     let is_secure = is_secure(&headers, sender, &edge);
     forwarded(&mut headers, sender, &edge);
     (headers, is_secure)
@@ -43,7 +51,7 @@ fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn the_app_learns_who_asked() {
+fn the_app_learns_the_client() {
     let told = sent(TrafficOrigin::Inside, &[("host", "a:80")]);
     assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=\"a:80\";proto=http"));
     assert_eq!(field(&told, "x-forwarded-for"), Some("10.0.0.9"));
@@ -55,7 +63,7 @@ fn the_app_learns_who_asked() {
 }
 
 #[test]
-fn what_a_client_from_outside_says_of_its_way_is_made_new() {
+fn headers_of_an_external_client_are_replaced() {
     let told = sent(
         TrafficOrigin::Outside,
         &[
@@ -72,7 +80,7 @@ fn what_a_client_from_outside_says_of_its_way_is_made_new() {
 }
 
 #[test]
-fn what_a_trusted_proxy_says_counts_and_is_added_to() {
+fn headers_of_a_trusted_proxy_are_kept_and_extended() {
     let (told, is_secure) = proxied(
         ProxiedClient::Direct,
         &[
@@ -213,7 +221,7 @@ fn value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-fn way_proto(headers: &HeaderMap) -> &str {
+fn forwarded_scheme(headers: &HeaderMap) -> &str {
     way(headers)[1]
 }
 
@@ -237,7 +245,7 @@ proptest! {
         prop_assert!(elements.is_some(), "{}", text);
         let last = elements.unwrap_or_default().pop().and_then(|it| it.of);
         prop_assert_eq!(last.as_deref(), Some("10.0.0.9"));
-        let known = ["http", "https", "ws", "wss"].contains(&way_proto(&told));
+        let known = ["http", "https", "ws", "wss"].contains(&forwarded_scheme(&told));
         prop_assert!(known, "{:?}", told);
     }
 

@@ -83,7 +83,7 @@ fn block(fields: &[HpackFieldCase], cut: usize, padding: Option<u8>, priority: b
             return frame(kind::CONTINUATION, end, piece);
         }
         let mut payload = padding.map(|it| vec![it]).unwrap_or_default();
-        payload.extend(if priority { &[0xff; PRIORITY_BYTES][..] } else { &[] });
+        payload.extend(if priority { &[0xff; HEADERS_PRIORITY_BYTES][..] } else { &[] });
         payload.extend_from_slice(piece);
         payload.extend(vec![0xff; padding.map_or(0, usize::from)]);
         let flags = [padding.map(|_| flag::PADDED), priority.then_some(flag::PRIORITY)];
@@ -126,7 +126,7 @@ proptest! {
     /// The table's changes are found whatever else a block contains, and however it is cut, padded and mixed with
     /// bodies.
     #[test]
-    fn what_a_block_says_of_the_table_is_seen(
+    fn table_updates_of_a_block_are_detected(
         fields in prop::collection::vec(said(), 0..12),
         cut in 1usize..400,
         padding in prop::option::of(any::<u8>()),
@@ -142,10 +142,10 @@ proptest! {
         prop_assert_eq!(counted, 198);
         let adds = fields.iter().any(|it| matches!(it, HpackFieldCase::Literal { adds: true, .. }));
         let empties = fields.iter().any(|it| matches!(it, HpackFieldCase::TableSize(0)));
-        prop_assert_eq!(machine.has_no_table, knows && empties);
+        prop_assert_eq!(machine.is_table_disabled, knows && empties);
         let came = all.len() - body.len();
-        let wanted = if adds && !machine.has_no_table { came.min(BUFFER + BUFFER) } else { 0 };
-        prop_assert_eq!(machine.entries, wanted);
+        let wanted = if adds && !machine.is_table_disabled { came.min(BUFFER + BUFFER) } else { 0 };
+        prop_assert_eq!(machine.entry_bytes, wanted);
     }
 }
 
@@ -157,21 +157,21 @@ fn entries_hold_the_buffers_that_came_with_them_until_the_client_has_no_table() 
     let mut frames = Http2FrameInspector::after_preface(0);
     let adds = [block(&[ENTRY], 100, None, false), frame(kind::DATA, 0, &vec![0; 15_000])].concat();
     frames.count(&block(&[ENTRY], 100, None, false));
-    assert_eq!(frames.entries, 9 + ENTRY.bytes().len());
+    assert_eq!(frames.entry_bytes, 9 + ENTRY.bytes().len());
     for _ in 0..10 {
         frames.count(&adds);
     }
-    assert!(frames.entries > 9 * 15_000, "{}", frames.entries);
+    assert!(frames.entry_bytes > 9 * 15_000, "{}", frames.entry_bytes);
     for _ in 0..10_000 {
         frames.count(&adds);
     }
     let most = ENTRIES * (BUFFER + BUFFER);
-    assert_eq!(frames.entries, most, "an entry that is pushed out holds nothing");
+    assert_eq!(frames.entry_bytes, most, "an entry that is pushed out holds nothing");
     let empties = block(&[HpackFieldCase::TableSize(0), ENTRY], 100, None, false);
     frames.count(&empties);
-    assert_eq!(frames.entries, most, "it may be told later of a table");
+    assert_eq!(frames.entry_bytes, most, "it may be told later of a table");
     frames.count(&[frame(kind::SETTINGS, flag::ACK, &[]), empties].concat());
-    assert_eq!(frames.entries, 0);
+    assert_eq!(frames.entry_bytes, 0);
     frames.count(&adds);
-    assert_eq!(frames.entries, 0, "what is added to a table without room is not");
+    assert_eq!(frames.entry_bytes, 0, "what is added to a table without room is not");
 }

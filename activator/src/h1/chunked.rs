@@ -9,7 +9,7 @@ use http::HeaderMap;
 use super::{Http1ParseError, fields};
 
 /// Maximum number of bytes of a chunk's first line.
-const MAX_LINE: usize = 4 << 10;
+const MAX_SIZE_LINE: usize = 4 << 10;
 /// Maximum number of bytes of all extensions of one body.
 const MAX_EXTENSIONS: usize = 16 << 10;
 /// Maximum number of bytes of the trailer fields.
@@ -83,10 +83,11 @@ impl ChunkedDecoder {
     }
 
     fn size(&mut self, from: &mut BytesMut) -> Result<Option<u64>, Http1ParseError> {
-        let line = &from[..from.len().min(MAX_LINE)];
+        let line = &from[..from.len().min(MAX_SIZE_LINE)];
         // A line that cannot become valid is an error at once, so that a sender of garbage is not waited for.
         let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
-            let is_hopeless = line.len() == MAX_LINE || size_of(line).is_none() && !line.is_empty();
+            let is_hopeless =
+                line.len() == MAX_SIZE_LINE || size_of(line).is_none() && !line.is_empty();
             return if is_hopeless { Err(Http1ParseError::Chunk) } else { Ok(None) };
         };
         let line = line[..end].strip_suffix(b"\r").ok_or(Http1ParseError::Chunk)?;
@@ -141,7 +142,7 @@ fn size_of(line: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Writes the line before a chunk of `size` bytes. [`AFTER_CHUNK`] follows the chunk.
-pub fn write_size(size: usize, out: &mut BytesMut) {
+pub fn write_chunk_size(size: usize, out: &mut BytesMut) {
     out.put_slice(format!("{size:x}\r\n").as_bytes());
 }
 
@@ -149,7 +150,7 @@ pub fn write_size(size: usize, out: &mut BytesMut) {
 pub const AFTER_CHUNK: &[u8] = b"\r\n";
 
 /// Writes the last chunk and the trailer fields.
-pub fn write_end(trailers: Option<&HeaderMap>, out: &mut BytesMut) {
+pub fn write_last_chunk(trailers: Option<&HeaderMap>, out: &mut BytesMut) {
     out.put_slice(b"0\r\n");
     for (name, value) in trailers.into_iter().flatten() {
         super::write_field(name, value.as_bytes(), out);

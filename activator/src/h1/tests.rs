@@ -14,7 +14,7 @@ fn head(
     let (mut from, mut seen) = (BytesMut::new(), 0);
     for piece in bytes.chunks(size) {
         from.extend_from_slice(piece);
-        if let Some(answer) = read_answer(&mut from, &mut seen, method)? {
+        if let Some(answer) = parse_response_head(&mut from, &mut seen, method)? {
             return Ok(Some(answer));
         }
     }
@@ -40,7 +40,7 @@ fn ends(text: &str, method: &Method) -> String {
 }
 
 #[test]
-fn an_answers_end_is_found_as_the_standard_says() {
+fn a_responses_end_is_found_by_the_standard() {
     for (fields, end) in [
         ("Content-Length: 5\r\n", "5, kept"),
         ("Content-Length: 5\r\nContent-Length: 5\r\n", "5, kept"),
@@ -95,7 +95,7 @@ fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     let text = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 0\r\n\r\n");
     let answer = head(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
     assert_eq!(answer.headers.len(), 20_001);
-    let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_HEAD));
+    let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_POD_HEAD));
     assert_eq!(
         head(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(),
         Http1ParseError::TooLarge
@@ -139,7 +139,7 @@ fn written(request: &http::request::Builder, sends: RequestBodyFraming) -> Strin
 }
 
 #[test]
-fn a_request_says_once_where_it_ends() {
+fn a_request_has_one_framing() {
     let get = Request::get("/?a").header("host", "a");
     assert_eq!(written(&get, RequestBodyFraming::Nothing), "GET /?a HTTP/1.1\r\nhost: a\r\n\r\n");
     let chunked = "GET /?a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -214,11 +214,11 @@ proptest! {
     ) {
         let mut out = BytesMut::new();
         for part in &parts {
-            chunked::write_size(part.len(), &mut out);
+            chunked::write_chunk_size(part.len(), &mut out);
             out.extend_from_slice(part);
             out.extend_from_slice(chunked::AFTER_CHUNK);
         }
-        chunked::write_end(None, &mut out);
+        chunked::write_last_chunk(None, &mut out);
         out.extend_from_slice(b"next");
         let (body, trailers, behind) = chunks(&out, &sizes).unwrap();
         prop_assert_eq!((body, trailers, behind), (parts.concat(), 0, b"next".to_vec()));

@@ -12,9 +12,9 @@ fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
 fn passage(side: TrafficOrigin) -> PodRequestContext<'static> {
     let (rewrite, tags, protocol) = (None, None, AppProtocol::Http1);
     let sender = ForwardedRequestSender {
-        side,
+        traffic_origin: side,
         address: CLIENT,
-        origin: crate::forwarded::ProxiedClient::Direct,
+        proxied_client: crate::forwarded::ProxiedClient::Direct,
     };
     static USUAL: EdgeSettings = EdgeSettings {
         trusted_proxies: Vec::new(),
@@ -113,7 +113,7 @@ fn inside_only_what_the_platform_uses_itself_is_taken_away() {
 }
 
 #[test]
-fn a_pod_is_told_which_tag_was_chosen_or_that_none_was() {
+fn a_pod_gets_the_chosen_tag_or_the_default_route() {
     let tag = TagRouting::Tag("blue".into());
     let choice = TagRouting::Choice(vec![]);
     let told = |tags, asked: &[(&str, &str)]| {
@@ -162,7 +162,7 @@ fn cookies_that_http2_has_cut_are_joined() {
 #[test]
 fn the_same_over_https_has_neither_port_nor_another_path() {
     let head = head("/a?b=c", &[("host", "Shop.example:8080")]);
-    assert_eq!(secure_location(&head).expect("a host"), "https://shop.example/a?b=c");
+    assert_eq!(https_location(&head).expect("a host"), "https://shop.example/a?b=c");
 }
 
 #[test]
@@ -231,10 +231,10 @@ fn names_that_servers_take_for_the_platforms_are_dropped_from_outside() {
 fn an_answer_loses_only_what_was_for_one_hop() {
     let mut headers =
         head("/", &[("connection", "upgrade"), ("upgrade", "websocket"), ("a", "b")]).headers;
-    to_client(&mut headers, StatusCode::SWITCHING_PROTOCOLS, Version::HTTP_11);
+    rewrite_response_head(&mut headers, StatusCode::SWITCHING_PROTOCOLS, Version::HTTP_11);
     assert_eq!(headers.len(), 3);
     headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-    to_client(&mut headers, StatusCode::OK, Version::HTTP_2);
+    rewrite_response_head(&mut headers, StatusCode::OK, Version::HTTP_2);
     assert_eq!(headers.keys().collect::<Vec<_>>(), ["a"]);
 }
 

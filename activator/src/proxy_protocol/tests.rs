@@ -51,7 +51,7 @@ fn a_line_of_version_1_names_the_client() {
 fn version_2_names_the_client_and_whether_it_used_tls() {
     let source: SocketAddr = "192.0.2.1:56324".parse().unwrap();
     let six: SocketAddr = "[2001:db8::1]:7".parse().unwrap();
-    let tls = [&[SSL, 0, 5, CLIENT_SSL, 0, 0, 0, 0][..], &[0x04, 0, 1, 0]].concat();
+    let tls = [&[SSL, 0, 5, TLV_CLIENT_SSL, 0, 0, 0, 0][..], &[0x04, 0, 1, 0]].concat();
     let plain = [SSL, 0, 5, 0, 0, 0, 0, 0];
     for (bytes, header) in [
         (two(1, 0x11, &ends(source, 80)), from("192.0.2.1:56324", false)),
@@ -70,7 +70,7 @@ fn version_2_names_the_client_and_whether_it_used_tls() {
 }
 
 #[test]
-fn what_is_no_header_is_told_from_one_that_has_not_all_come() {
+fn an_invalid_header_differs_from_an_incomplete_one() {
     let source: SocketAddr = "192.0.2.1:56324".parse().unwrap();
     let long = [&SIGNATURE[..], &[0x21, 0x11, 0xff, 0xff]].concat();
     let lines = [

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WIDE: WaitQueueBounds = WaitQueueBounds { requests: 100, bytes: 10_000 };
+const WIDE: WaitQueueBounds = WaitQueueBounds { max_requests: 100, max_bytes: 10_000 };
 
 fn pod(last: u8) -> PodEndpointKey {
     PodEndpointKey { address: SocketAddr::from(([10, 0, 0, last], 8080)), id: u64::from(last) }
@@ -27,7 +27,7 @@ impl<W> SoleHolderQueueFixture<W> {
         let (limit, flying) = (self.limit, &self.flying);
         let spare =
             |pod: PodEndpointKey| limit.saturating_sub(flying.get(&pod).copied().unwrap_or(0));
-        self.line.on_spare(spare, chance)
+        self.line.set_free_slots(spare, chance)
     }
 
     fn gone(&mut self, gone: Vec<DispatchedRequest<W>>) -> Vec<DispatchedRequest<W>> {
@@ -145,8 +145,8 @@ fn a_higher_limit_lets_go_at_once() {
 }
 
 #[test]
-fn the_line_is_bounded_by_requests_and_by_bytes() {
-    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { requests: 2, bytes: 10 });
+fn the_queue_is_bounded_by_requests_and_by_bytes() {
+    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
     let [one, two, three] = [(); 3].map(|()| line.on_request());
     assert_eq!(line.wait(one, 6, ()), Ok(()));
     assert_eq!(line.wait(two, 5, ()), Err(WaitQueueFull));
@@ -158,7 +158,7 @@ fn the_line_is_bounded_by_requests_and_by_bytes() {
 
 #[test]
 fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
-    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { requests: 1, ..WIDE });
+    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 1, ..WIDE });
     assert_eq!(line.on_routes([pod(1), pod(2)], 2, || 0), []);
     let admitted = (0..10).filter(|_| line.admit(0).is_some()).count();
     let waits = |line: &mut SoleHolderQueueFixture<()>| {
@@ -171,7 +171,7 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
 }
 
 #[test]
-fn who_left_the_line_is_not_let_go() {
+fn a_removed_waiter_is_not_dispatched() {
     let mut line = SoleHolderQueueFixture::new(WIDE);
     let first = wait(&mut line, 1);
     wait(&mut line, 2);
@@ -194,7 +194,7 @@ fn a_request_that_was_refused_keeps_its_turn() {
 }
 
 #[test]
-fn a_refusing_pod_is_open_again_once_the_table_names_it_anew() {
+fn a_refusing_pod_is_open_again_once_the_table_lists_it_again() {
     let mut line = SoleHolderQueueFixture::new(WIDE);
     line.on_routes([pod(1)], 0, || 0);
     line.on_refused(pod(1));
@@ -346,7 +346,7 @@ proptest! {
     /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
     #[test]
     fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
-        let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { requests: 5, bytes: 10_000 });
+        let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
         let (mut model, mut state) = (WaitQueueModel::default(), seed);
         for op in ops {
             model.step(&mut line, op, || {

@@ -59,7 +59,7 @@ impl QueueEntry {
             drop(core);
             if is_first {
                 // After the lock is released, since the reporter has a lock of its own.
-                self.revision.began_waiting(waiting);
+                self.revision.on_waiting_started(waiting);
             }
             tell(places);
             answer
@@ -84,7 +84,7 @@ impl QueueEntry {
             core.totals.left += u64::from(!has_pod);
         }
         let metrics = &self.revision.settings.pods.metrics;
-        metrics.waiting.dec();
+        metrics.waiting_requests.dec();
         metrics.wait_seconds.observe(since.elapsed().as_secs_f64());
         self.revision.settings.usage.changed(&self.revision);
     }

@@ -64,6 +64,6 @@ async fn what_may_be_seen_twice_is_given_back_and_only_that() {
         (Method::POST, true, false),
     ] {
         let error = second(&method, reads).await.unwrap_err();
-        assert_eq!(error.unseen.is_some(), may_repeat, "{method} {:?}", error.fault);
+        assert_eq!(error.resendable.is_some(), may_repeat, "{method} {:?}", error.cause);
     }
 }

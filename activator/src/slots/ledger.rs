@@ -197,7 +197,7 @@ impl SlotLedger {
     }
 
     /// Registers that the owner has used a slot.
-    pub(super) fn serve_own(&mut self) {
+    pub(super) fn on_own_slot_used(&mut self) {
         self.turn += 1;
         self.own_turn = self.turn;
     }

@@ -240,7 +240,7 @@ impl SimSlotCluster {
         node.slots.on_view(Arc::new(view));
         loop {
             let open: BTreeSet<_> = node.slots.ready.difference(&node.refusing).cloned().collect();
-            node.slots.on_line(node.waiting, open.clone());
+            node.slots.on_queue(node.waiting, open.clone());
             self.epochs += 2;
             let epoch = self.epochs;
             node.slots.settle(|| epoch);
@@ -520,7 +520,7 @@ impl SimSlotCluster {
     }
 
     /// Brings the latest table to all nodes, with the nodes that are alive, and delivers all messages.
-    fn come_to_rest(&mut self) {
+    fn settle_all(&mut self) {
         let live = self.names();
         let first = live[0].clone();
         self.change(|table| {
@@ -563,7 +563,7 @@ fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
     all.into_iter().for_each(|op| world.run(op));
     assert_eq!(world.nodes["a1"].slots.view.known, BTreeSet::new(), "it cannot know");
     assert_eq!((world.in_use(), world.waiting()), ([("p".into(), 1)].into(), 1));
-    world.come_to_rest();
+    world.settle_all();
     world.run(SimSlotClusterOp::Done(0, 0));
     assert!(world.flush());
     assert_eq!(
@@ -588,7 +588,7 @@ proptest! {
             let over = world.in_use().into_iter().find(|(_, slots)| *slots > limit);
             prop_assert!(over.is_none(), "{over:?} after step {at}, {op:?}: {world:#?}");
         }
-        world.come_to_rest();
+        world.settle_all();
         let ready = world.table().ready;
         for _ in 0..1_000 {
             let in_use = world.in_use();

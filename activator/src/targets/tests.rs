@@ -31,7 +31,7 @@ fn read(bytes: &[u8], sizes: &[usize]) -> (Vec<u8>, Vec<(String, Bytes)>) {
 }
 
 #[test]
-fn a_target_the_library_refuses_is_written_in_percent_signs_and_kept() {
+fn a_target_the_library_refuses_is_percent_encoded_and_stored() {
     for (came, written) in [
         (&b"/?q=\"x\""[..], "/?q=%22x%22"),
         (b"/?f={\"a\":1}", "/?f=%7B%22a%22:1%7D"),

@@ -120,7 +120,7 @@ async fn a_body_that_the_pod_refuses_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_pod_that_says_nothing_of_an_expectation_gets_the_body() {
+async fn a_pod_that_ignores_expect_gets_the_body() {
     let mut world = ActivatorFixture::new().await;
     let at = handling(|mut stream, _| async move {
         read_head(&mut stream).await;
@@ -186,7 +186,7 @@ const BEFORE: Duration = Duration::from_millis(999);
 const AFTER: Duration = Duration::from_millis(2);
 
 #[tokio::test]
-async fn a_body_is_held_back_for_a_second_while_the_pod_says_nothing_of_it() {
+async fn a_body_waits_one_second_for_100_continue() {
     let mut world = ActivatorFixture::new().await;
     let (at, mut pod) = wordless().await;
     world.ready("p", at);
@@ -328,7 +328,7 @@ async fn forgetful(seen: std::sync::Arc<std::sync::Mutex<Vec<String>>>) -> Socke
 }
 
 #[tokio::test]
-async fn a_safe_request_is_sent_again_when_a_kept_connection_ends_without_an_answer() {
+async fn a_safe_request_is_sent_again_when_an_idle_connection_closes_without_a_response() {
     for (method, code, heads) in [("GET", "200", 3), ("HEAD", "200", 3), ("DELETE", "502", 2)] {
         let mut world = ActivatorFixture::new().await;
         let seen = std::sync::Arc::default();
@@ -463,7 +463,7 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_may_send_such_targets_one_after_another() {
+async fn a_persistent_connection_may_send_such_targets_one_after_another() {
     let mut world = ActivatorFixture::new().await;
     world.ready("p", mirror().await);
     let mut client = world.connect().await;

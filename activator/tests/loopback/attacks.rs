@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use activator::budget::{CONNECTION_WINDOW, MAX_STREAMS, SEND_BUFFER};
+use activator::budget::{CLIENT_SEND_BUFFER, CONNECTION_WINDOW, MAX_STREAMS};
 use bytes::Bytes;
 use common::wire::{AppProtocol, NamespacedName, RevisionEntry, RouteTarget, RoutingPhase};
 use futures::future::{join_all, poll_fn};
@@ -98,7 +98,7 @@ impl BodyFloodFixture {
 }
 
 /// Number of bytes that an activator holds of fifty connections whose bodies no pod takes.
-async fn held_of_a_flood(world: &ActivatorFixture) -> usize {
+async fn held_bytes_of_flood(world: &ActivatorFixture) -> usize {
     let floods = join_all(
         (0..50).map(async |_| BodyFloodFixture::start(connect_from(world, ATTACKER).await).await),
     );
@@ -125,7 +125,7 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
                     connection: close\r\n\r\nhello";
         waits.write_all(post.as_bytes()).await.unwrap();
         world.waiting(1).await;
-        let held = held_of_a_flood(&world).await;
+        let held = held_bytes_of_flood(&world).await;
         assert!(held <= 9 * MIB, "{held} bytes are held");
         assert!(refused(&world, name) > 0.0, "{name}");
         // A well-behaved request that waited before still waits.
@@ -133,12 +133,12 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
         assert!(rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
     }
     let world = ActivatorFixture::with(|config| config.max_bytes = 1 << 40).await;
-    let held = held_of_a_flood(&world).await;
+    let held = held_bytes_of_flood(&world).await;
     assert!(held > 40 * MIB, "without a bound the same clients take {held} bytes");
 }
 
 #[tokio::test]
-async fn who_floods_is_told_so_and_who_comes_after_is_served() {
+async fn a_flooding_client_gets_503_and_later_clients_are_served() {
     let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let floods = join_all(
         (0..4).map(async |_| BodyFloodFixture::start(connect_from(&world, ATTACKER).await).await),
@@ -173,7 +173,7 @@ async fn heads_that_do_not_end_count_as_well() {
     }
     until(|| refused(&world, "client_bytes") > 0.0).await;
     let seats = world.activator.server.seats();
-    until(|| seats.bytes() <= seats.budget.client_bytes).await;
+    until(|| seats.bytes() <= seats.budget.client_request_bytes).await;
     world.ready("p", server(OK, Duration::ZERO).await.address);
     assert_eq!(rest_of_others(&world).await, 200);
 }
@@ -245,7 +245,7 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     }
     // Bytes that wait for the client, one piece, and the pod's own window; and those in sockets.
     let streams = usize::try_from(MAX_STREAMS).unwrap();
-    let bound = streams * (SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
+    let bound = streams * (CLIENT_SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
     assert!(before <= bound, "{before} bytes were taken, the bound is {bound}");
     assert_eq!(rest_of_others(&world).await, 200, "others are served");
 }
@@ -279,7 +279,7 @@ async fn rest_of_others(world: &ActivatorFixture) -> u16 {
 }
 
 #[tokio::test]
-async fn idle_connections_make_room_for_those_that_ask() {
+async fn idle_connections_make_room_for_active_ones() {
     let mut world = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(20), Some(20));
     })
@@ -387,7 +387,7 @@ async fn with_a_small_file_table() {
 }
 
 #[test]
-fn a_full_file_table_stops_none_that_asks() {
+fn a_full_file_table_stops_no_active_client() {
     let test = std::env::current_exe().unwrap();
     let arguments = ["--exact", "attacks::with_a_small_file_table", "--ignored", "--nocapture"];
     let ended = std::process::Command::new(test).args(arguments).output().unwrap();
@@ -515,7 +515,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
 }
 
 #[tokio::test]
-async fn who_keeps_most_room_is_asked_to_go_and_gets_its_answer() {
+async fn the_connection_with_most_buffers_closes_after_its_response() {
     let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let (answer, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
     let (may_answer, asked) = (Arc::clone(&answer), Arc::clone(&is_asked));
@@ -558,7 +558,7 @@ async fn who_keeps_most_room_is_asked_to_go_and_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn who_keeps_room_and_does_not_go_is_cut_off_and_others_are_answered() {
+async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answered() {
     let mut world = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (2 * MIB, Some(100 * MIB));
     })

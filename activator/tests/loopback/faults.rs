@@ -181,7 +181,7 @@ async fn http2_pods_and_clients_that_break_off_leave_nothing() {
 
 /// Time until the kernel's next keep-alive probe of a connection, in hundredths of a second; `None`: there is none
 /// (`Documentation/networking/proc_net_tcp.rst`). `is_row` gets the own port and the peer's.
-fn asks_in(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
+fn keepalive_timer(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     table.lines().skip(1).find_map(|line| {
         let row: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -194,7 +194,7 @@ fn asks_in(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn silent_clients_and_pods_are_asked_whether_they_are_there() {
+async fn silent_clients_and_pods_get_keepalive_probes() {
     for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
         let mut world = ActivatorFixture::new().await;
         world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
@@ -206,8 +206,11 @@ async fn silent_clients_and_pods_are_asked_whether_they_are_there() {
         client.write_all(GET.as_bytes()).await.unwrap();
         until(|| plain.requests() + http2.requests() == 1).await;
         let near = client.local_addr().unwrap().port();
-        until(|| asks_in(|own, peer| (own, peer) == (world.port, near)).is_some_and(is_soon)).await;
-        until(|| asks_in(|_own, peer| peer == at.port()).is_some_and(is_soon)).await;
+        until(|| {
+            keepalive_timer(|own, peer| (own, peer) == (world.port, near)).is_some_and(is_soon)
+        })
+        .await;
+        until(|| keepalive_timer(|_own, peer| peer == at.port()).is_some_and(is_soon)).await;
     }
 }
 

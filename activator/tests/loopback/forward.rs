@@ -52,7 +52,7 @@ async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_while_it_waits_leaves_the_line() {
+async fn a_client_that_goes_while_it_waits_leaves_the_queue() {
     let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     let mut stream = world.connect().await;
@@ -69,7 +69,7 @@ async fn a_client_that_goes_while_it_waits_leaves_the_line() {
 }
 
 #[tokio::test]
-async fn a_full_line_answers_503_and_when_to_come_back() {
+async fn a_full_queue_answers_503_with_retry_after() {
     let world = ActivatorFixture::with(|config| config.max_waiting = 1).await;
     let mut first = world.connect().await;
     first.write_all(GET.as_bytes()).await.unwrap();
@@ -146,7 +146,7 @@ async fn a_refused_connection_is_tried_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_pod_that_always_refuses_is_told_to_the_client() {
+async fn a_pod_that_always_refuses_gives_502() {
     let mut world = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     world.ready("gone", gone);
@@ -253,7 +253,7 @@ async fn harness_connect(at: SocketAddr) -> TcpStream {
 }
 
 #[tokio::test]
-async fn a_kept_connection_ends_once_the_service_is_direct() {
+async fn an_idle_connection_closes_once_the_service_is_direct() {
     let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
@@ -294,7 +294,7 @@ async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
 }
 
 #[tokio::test]
-async fn a_split_follows_the_percents_and_a_missing_target_is_told() {
+async fn a_split_follows_the_percents_and_a_missing_target_is_reported() {
     let mut world = ActivatorFixture::new().await;
     let (one, two) = (server(OK, Duration::ZERO).await, server(OK, Duration::ZERO).await);
     let second = NamespacedName::new("default", "hello-2");
@@ -353,7 +353,7 @@ async fn knatives_probes_are_answered() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_revision_that_comes_back_is_served() {
+async fn a_request_for_a_revision_that_comes_back_is_served() {
     let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     let mut stream = world.connect().await;
@@ -393,7 +393,7 @@ async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
 
 /// Creates a service of two pods, one of which leaves dials unanswered. The timeout of its requests is shorter than the
 /// time until such a dial fails, and than the time for which requests avoid the pod.
-async fn beside_silent(world: &mut ActivatorFixture, silent: SocketAddr) {
+async fn add_pods_beside_silent(world: &mut ActivatorFixture, silent: SocketAddr) {
     let timeout = Duration::from_secs(5);
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
     let pod = server(OK, Duration::ZERO).await;
@@ -405,7 +405,7 @@ async fn beside_silent(world: &mut ActivatorFixture, silent: SocketAddr) {
 async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_another() {
     let mut world = ActivatorFixture::new().await;
     let (_silent, at, _plugs) = silent().await;
-    beside_silent(&mut world, at).await;
+    add_pods_beside_silent(&mut world, at).await;
     for _ in 0..20 {
         assert_eq!(status(&world.exchange(GET).await), "200");
     }
@@ -413,10 +413,10 @@ async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_anothe
 }
 
 #[tokio::test]
-async fn a_pod_that_left_a_dial_unanswered_is_asked_again_once_there_is_no_other() {
+async fn a_pod_that_left_a_dial_unanswered_is_dialled_again_once_there_is_no_other() {
     let mut world = ActivatorFixture::new().await;
     let (silent, at, plugs) = silent().await;
-    beside_silent(&mut world, at).await;
+    add_pods_beside_silent(&mut world, at).await;
     while world.metric("rouse_activator_retries_total") < 1.0 {
         assert_eq!(status(&world.exchange(GET).await), "200");
     }

@@ -37,7 +37,7 @@ async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
 }
 
 #[tokio::test]
-async fn each_door_knows_its_own_hosts() {
+async fn each_entrypoint_routes_its_own_hosts() {
     let (mut world, pod) = awake().await;
     ingress(
         &mut world,
@@ -187,7 +187,7 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
 }
 
 #[tokio::test]
-async fn what_a_pod_is_told_depends_on_the_door() {
+async fn the_pods_headers_depend_on_the_entrypoint() {
     let (world, pod) = awake().await;
     let fields = "forwarded: for=evil\r\nx-forwarded-proto: https\r\nx-forwarded-for: 1.2.3.4\r\n\
         knative-serving-revision: other\r\nk-network-probe: queue\r\nk-anything: evil\r\n\

@@ -141,7 +141,7 @@ async fn a_client_and_a_pod_may_speak_differently() {
 
 /// A server speaks only HTTP/2 although its port's name does not declare that: the client gets the server's own answer.
 #[tokio::test]
-async fn what_a_pod_says_about_the_wrong_protocol_reaches_the_client() {
+async fn a_pods_response_to_the_wrong_protocol_reaches_the_client() {
     let mut world = ActivatorFixture::new().await;
     let pod = server("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
     world.ready("p", pod.address);
@@ -151,7 +151,7 @@ async fn what_a_pod_says_about_the_wrong_protocol_reaches_the_client() {
 }
 
 #[tokio::test]
-async fn a_connection_that_may_go_direct_is_asked_to_and_loses_nothing() {
+async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::slow).await;
     world.ready("p", pod.address);
@@ -214,7 +214,7 @@ async fn pods_that_end_their_connections_politely_lose_no_request() {
 }
 
 #[tokio::test]
-async fn a_request_that_its_client_resets_leaves_line_and_pod() {
+async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
     let mut world = world().await;
     world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
     let client = Http2TestClient::connect(world.port).await;
@@ -317,7 +317,7 @@ async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_half_preface_or_none_harms_nobody() {
+async fn a_half_preface_or_none_harms_no_others() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
     world.ready("p", pod.address);

@@ -170,7 +170,7 @@ const ROWS: &[FailureResponseCase] = &[
     FailureResponseCase {
         trigger: "a kubelet's probe while draining",
         setup: |world| {
-            world.activator.gateway.leaving.cancel();
+            world.activator.gateway.reconnect_clients.cancel();
             nothing(world)
         },
         fields: &[("user-agent", "kube-probe/1.35")],
@@ -252,7 +252,7 @@ async fn http2(door: SocketAddr, row: &FailureResponseCase) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn whoever_gets_no_answer_from_an_app_gets_knatives() {
+async fn a_request_without_an_apps_response_gets_knatives() {
     for row in ROWS {
         let mut world = ActivatorFixture::with(|config| config.max_waiting = 2).await;
         (row.setup)(&mut world).await;
@@ -310,7 +310,7 @@ async fn a_hash_comes_back() {
 
 /// A response that has begun keeps its code; its end depends on the length that it states.
 #[tokio::test]
-async fn a_timeout_after_the_head_is_said_at_the_end_of_the_body() {
+async fn a_timeout_after_the_head_is_appended_to_the_body() {
     const TEXT: &str = "activator request timeout";
     for (head, body, ends) in [
         // No length is stated: the response ends in order.

@@ -126,7 +126,7 @@ async fn answers_without_a_body_end_at_their_head() {
 }
 
 #[tokio::test]
-async fn a_body_is_asked_for_once_a_pod_takes_it() {
+async fn a_body_is_requested_once_a_pod_takes_it() {
     let mut world = ActivatorFixture::new().await;
     let mut client = world.connect().await;
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nexpect: 100-continue\r\n\
@@ -372,7 +372,7 @@ async fn outside(world: &ActivatorFixture, request: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_request_for_no_host_or_two_is_refused_at_every_door() {
+async fn a_request_with_no_host_or_two_is_refused_at_every_entrypoint() {
     let mut world = ActivatorFixture::new().await;
     let pod = server(OK, Duration::ZERO).await;
     world.ready("p", pod.address);
@@ -504,7 +504,7 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
 }
 
 #[tokio::test]
-async fn a_half_closed_client_is_told_that_its_time_is_over() {
+async fn a_half_closed_client_gets_the_timeout_response() {
     let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_millis(50);
@@ -518,7 +518,7 @@ async fn a_half_closed_client_is_told_that_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn a_client_that_closes_wholly_while_it_waits_leaves_the_line() {
+async fn a_client_that_closes_while_it_waits_leaves_the_queue() {
     let body = "x".repeat(100_000);
     let unread = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n{body}");
     let broken_off = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhello";
@@ -548,7 +548,7 @@ async fn a_client_that_closes_wholly_while_it_waits_leaves_the_line() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_while_its_request_runs_frees_the_pods_place() {
+async fn a_client_that_goes_while_its_request_runs_frees_its_permit() {
     let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
@@ -563,7 +563,7 @@ async fn a_client_that_goes_while_its_request_runs_frees_the_pods_place() {
 }
 
 #[tokio::test]
-async fn a_silent_answer_ends_once_nobody_listens() {
+async fn a_silent_response_ends_once_its_client_is_gone() {
     let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_secs(300);
@@ -650,7 +650,7 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_during_the_answer_frees_the_pods_place() {
+async fn a_client_that_goes_during_the_response_frees_its_permit() {
     let mut world = ActivatorFixture::new().await;
     world.change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;

@@ -18,8 +18,8 @@ use tokio::{
 use crate::{
     harness::{ActivatorFixture, LONG, revision},
     inputs::{
-        self, ComparedResponse, Http1RequestCase, Http2RequestCase, RequestBodyCase, head,
-        http2_inputs, in_http1, inputs, is_refused, told,
+        self, ComparedResponse, Http1RequestCase, Http2RequestCase, RequestBodyCase,
+        encode_as_http1, head, http2_cases, inputs, is_refused, told,
     },
 };
 
@@ -132,7 +132,7 @@ async fn compare_http2(
         let direct = match protocol {
             AppProtocol::H2c => over_http2(server.address, input.clone()).await,
             AppProtocol::Http1 => {
-                let (head, body) = in_http1(input);
+                let (head, body) = encode_as_http1(input);
                 ask(server.address, &head, body).await
             }
         };
@@ -159,14 +159,14 @@ async fn python_answers_the_same_on_every_path() {
     let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
     let both = ("GET", b"/both".to_vec(), String::new(), 0);
     compare(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
-    compare_http2(&server, AppProtocol::Http1, &http2_inputs()).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
 }
 
 #[tokio::test]
 async fn node_answers_the_same_on_every_path() {
     let server = ReferenceServerProcess::start(Command::new("node").arg(pods().join("app.mjs")));
     compare(&server, &[]).await;
-    compare_http2(&server, AppProtocol::Http1, &http2_inputs()).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
 }
 
 #[tokio::test]
@@ -176,9 +176,9 @@ async fn go_answers_the_same_on_every_path() {
     // The server runs, and needs its file no more.
     std::fs::remove_file(app.get_program()).unwrap();
     compare(&server, &[]).await;
-    compare_http2(&server, AppProtocol::Http1, &http2_inputs()).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
     let hints = ("GET", "/hints", Vec::new(), RequestBodyCase::Nothing);
-    let more = [http2_inputs(), vec![hints]].concat();
+    let more = [http2_cases(), vec![hints]].concat();
     compare_http2(&server, AppProtocol::H2c, &more).await;
 }
 
@@ -190,7 +190,7 @@ async fn nginx_answers_the_same_on_every_path() {
     compare(&server, &[]).await;
     // The server reports the length of a body in chunks differently each time.
     let is_told = |input: &Http2RequestCase| !matches!(input.3, RequestBodyCase::Unsized(_));
-    let inputs: Vec<_> = http2_inputs().into_iter().filter(is_told).collect();
+    let inputs: Vec<_> = http2_cases().into_iter().filter(is_told).collect();
     compare_http2(&server, AppProtocol::Http1, &inputs).await;
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();

@@ -131,7 +131,7 @@ async fn a_proxy_header_of_either_version_names_the_client() {
 }
 
 #[tokio::test]
-async fn a_proxy_header_is_asked_of_trusted_peers_and_read_of_no_others() {
+async fn a_proxy_header_is_required_of_trusted_peers_and_read_of_no_others() {
     let (mut world, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
     for bad in [get(""), "PROXY TCP4 a b 1 2\r\n".to_owned() + &get("")] {
         assert_eq!(world.exchange_at(world.outside, &bad).await, "", "closed without an answer");

@@ -44,7 +44,7 @@ async fn a_new_stream_replaces_everything() {
 }
 
 #[tokio::test]
-async fn a_service_leads_to_a_revision_that_is_told_of_later() {
+async fn a_service_routes_to_a_revision_that_arrives_later() {
     let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     routes.apply(batch(vec![RouteChange::Service(hello(world.port))], true));
@@ -89,7 +89,7 @@ async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
 }
 
 #[tokio::test]
-async fn pods_are_kept_by_the_revision_they_serve_now() {
+async fn pods_belong_to_the_revision_they_serve_now() {
     let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     let served = routes.revision(&revision()).unwrap();
@@ -105,7 +105,7 @@ async fn pods_are_kept_by_the_revision_they_serve_now() {
 /// A request that waits a second time, after its revision's queue was dropped, neither loses its turn nor gets
 /// another's.
 #[tokio::test]
-async fn a_request_keeps_its_turn_while_pods_come_and_go() {
+async fn a_request_keeps_its_queue_position_while_pods_change() {
     let world = ActivatorFixture::new().await;
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
     let told = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
@@ -130,7 +130,7 @@ async fn a_request_keeps_its_turn_while_pods_come_and_go() {
 
 /// Requests that wait for the first pod of a deleted revision fail before their own timeout.
 #[tokio::test]
-async fn who_waits_at_a_revision_that_is_gone_for_good_is_told() {
+async fn requests_at_a_removed_revision_fail() {
     let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
     let gone = || batch(vec![RouteChange::Gone(RouteKey::Revision(revision()))], false);
@@ -143,13 +143,13 @@ async fn who_waits_at_a_revision_that_is_gone_for_good_is_told() {
         }
         let now = Instant::now();
         routes.apply(gone());
-        routes.give_up_left(now);
+        routes.fail_missing_revisions(now);
         assert_eq!(served.waiting(), 1, "it may come back");
         routes.apply(batch(vec![RouteChange::Revision(hello_1())], false));
-        routes.give_up_left(now + Duration::from_secs(60));
+        routes.fail_missing_revisions(now + Duration::from_secs(60));
         assert_eq!(served.waiting(), 1, "it did");
         routes.apply(gone());
-        routes.give_up_left(now + Duration::from_secs(60));
+        routes.fail_missing_revisions(now + Duration::from_secs(60));
     };
     let (told, ()) = tokio::join!(waits, goes);
     assert!(matches!(told, Err(ProxyRequestError::UnknownRevision(_))), "{told:?}");

@@ -99,7 +99,7 @@ async fn it_serves_until_the_table_names_it_no_more() {
 }
 
 #[tokio::test]
-async fn it_goes_when_its_time_is_over_and_lets_requests_in_flight_end() {
+async fn it_stops_after_the_linger_time_and_drains_requests() {
     let (running, port, _) = lingering("late", 50, Duration::from_millis(500)).await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();

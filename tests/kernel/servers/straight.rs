@@ -20,7 +20,7 @@ use crate::{
 mod inputs;
 
 use inputs::{
-    ComparedResponse, Http1RequestCase, Http2RequestCase, head, http2_inputs, inputs, is_refused,
+    ComparedResponse, Http1RequestCase, Http2RequestCase, head, http2_cases, inputs, is_refused,
     over_http2, told,
 };
 
@@ -62,7 +62,7 @@ fn role() {
         return;
     }
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let inputs = http2_inputs();
+    let inputs = http2_cases();
     actor::play(|words| {
         let input = &inputs[words[1].parse::<usize>().unwrap()];
         let asked = over_http2(words[0].parse().unwrap(), input);
@@ -110,7 +110,7 @@ fn ask_http2(
         assert!(!told.starts_with(FAILED), "{} {ip}:{port}: {what}: {told}", stage.server);
         (what, told)
     };
-    let inputs = http2_inputs().into_iter().enumerate();
+    let inputs = http2_cases().into_iter().enumerate();
     inputs.filter(|(_, (_, target, ..))| is_asked(target)).map(answered).collect()
 }
 

@@ -105,7 +105,7 @@ pub(crate) enum RequestBodyCase {
 }
 
 /// Requests over HTTP/2 for every server.
-pub(crate) fn http2_inputs() -> Vec<Http2RequestCase> {
+pub(crate) fn http2_cases() -> Vec<Http2RequestCase> {
     use RequestBodyCase::{Nothing, Sized, Unsized};
     let expects = || vec![("expect".to_owned(), "100-continue".to_owned())];
     let lines = (0..120).map(|at| (format!("x-line-{at}"), "v".to_owned())).collect();
@@ -133,7 +133,9 @@ pub(crate) fn http2_inputs() -> Vec<Http2RequestCase> {
 }
 
 /// Bytes of such a request in HTTP/1.1, and the number of body bytes that follow.
-pub(crate) fn in_http1((method, target, fields, sent): &Http2RequestCase) -> (Vec<u8>, usize) {
+pub(crate) fn encode_as_http1(
+    (method, target, fields, sent): &Http2RequestCase,
+) -> (Vec<u8>, usize) {
     let (length, chunk, rest) = match *sent {
         RequestBodyCase::Nothing => (String::new(), String::new(), 0),
         RequestBodyCase::Sized(size) => {
