@@ -1,6 +1,7 @@
 //! Shell: reads the source tree and prints violations of the layout rules.
 
 mod floors;
+mod glossary;
 mod metrics;
 mod rules;
 mod subjects;
@@ -16,6 +17,7 @@ use anyhow::{Context as _, Result, bail};
 
 use self::{
     floors::ModuleLayers,
+    glossary::Glossary,
     metrics::ExportedMetrics,
     rules::{FindingSeverity, SourceFile, TidyFinding},
     words::WordFigures,
@@ -38,6 +40,9 @@ pub(crate) fn run() -> Result<()> {
     let mut exported = ExportedMetrics::default();
     let mut words = WordFigures::default();
     let mut floors = ModuleLayers::default();
+    let page = read(&workspace.root.join(glossary::GLOSSARY))?;
+    let (mut glossary, rows) = Glossary::parse(&page);
+    findings.extend(rows);
     for package in &workspace.packages {
         for file in rust_files(&package.folder(), &workspace)? {
             let text = read(&file)?;
@@ -46,6 +51,7 @@ pub(crate) fn run() -> Result<()> {
             findings.extend(rules::source(&source));
             findings.extend(words.read(&source));
             findings.extend(floors.read(&source));
+            findings.extend(glossary.read(&source));
             if !OUTSIDE.contains(&package.name.as_str()) {
                 exported.read(&path, &text);
             }
@@ -62,6 +68,7 @@ pub(crate) fn run() -> Result<()> {
     findings.extend(monitoring(&workspace.root, &exported)?);
     findings.extend(words.judge());
     findings.extend(floors.judge());
+    findings.extend(glossary.judge());
     let errors =
         findings.iter().filter(|finding| finding.severity == FindingSeverity::Error).count();
     for finding in &findings {

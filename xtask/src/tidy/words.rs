@@ -30,8 +30,8 @@ pub(crate) struct WordFigures {
     docs: usize,
     questions: usize,
     short: usize,
-    /// Number of types by name.
-    types: BTreeMap<String, usize>,
+    /// Places of the types of each name.
+    types: BTreeMap<String, Vec<String>>,
     /// Lines of code outside tests, and comment lines inside functions there.
     code: usize,
     inner: usize,
@@ -55,7 +55,7 @@ impl WordFigures {
         }
         findings.extend(retired(file));
         for name in types(file.text) {
-            *self.types.entry(name.to_owned()).or_default() += 1;
+            self.types.entry(name.to_owned()).or_default().push(file.path.to_owned());
         }
         let is_test = TESTS.contains(&file.krate)
             || ["/tests", "/benches/"].iter().any(|it| file.path.contains(it));
@@ -68,18 +68,24 @@ impl WordFigures {
     }
 
     /// Returns what the tree as a whole breaks.
-    pub(crate) fn judge(&self) -> Option<TidyFinding> {
+    pub(crate) fn judge(&self) -> Vec<TidyFinding> {
         let short = percent(self.short, self.docs);
         let says =
             format!("{short:.1} % of all docs have {SHORT} words or fewer, {MOST_SHORT} may");
-        (short > MOST_SHORT).then(|| error("the tree", says))
+        let short = (short > MOST_SHORT).then(|| error("the tree", says));
+        let shared = self.types.iter().filter(|(_, places)| places.len() > 1);
+        let shared = shared.map(|(name, places)| {
+            let says = format!("type `{name}` also stands in {}", places[1..].join(", "));
+            error(&places[0], says + "; name each by what it is")
+        });
+        short.into_iter().chain(shared).collect()
     }
 }
 
 impl fmt::Display for WordFigures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: usize = self.types.values().sum();
-        let shared: usize = self.types.values().filter(|count| **count > 1).sum();
+        let all: usize = self.types.values().map(Vec::len).sum();
+        let shared: usize = self.types.values().map(Vec::len).filter(|count| *count > 1).sum();
         write!(
             out,
             "{} docs: {:.1} % begin with a question, {:.1} % have {SHORT} words or fewer; types that share a name {:.1} %; \
@@ -233,7 +239,7 @@ mod tests {
         let (words, places) = read(text);
         assert_eq!(places, ["agent/src/a.rs:1", "agent/src/a.rs:3", "agent/src/a.rs:5"]);
         assert_eq!((words.docs, words.questions, words.short), (4, 2, 2));
-        assert!(words.judge().is_some());
+        assert_eq!(words.judge().len(), 1);
     }
 
     #[test]
@@ -249,7 +255,11 @@ mod tests {
         let (words, _) = read(
             "pub(crate) struct A<T>(T);\nimpl A {\n    type B = u8;\n}\nmod m {\n    enum A {}\n}\ntype B = u8;\n",
         );
-        assert_eq!(words.types.into_iter().collect::<Vec<_>>(), [("A".into(), 2), ("B".into(), 1)]);
+        let counts: Vec<_> =
+            words.types.iter().map(|(name, it)| (name.as_str(), it.len())).collect();
+        assert_eq!(counts, [("A", 2), ("B", 1)]);
+        let says: Vec<String> = words.judge().into_iter().map(|it| it.says).collect();
+        assert_eq!(says, ["type `A` also stands in agent/src/a.rs; name each by what it is"]);
     }
 
     #[test]

@@ -1,0 +1,169 @@
+//! Pure: holds the code to `docs/glossary.md`: each word is defined where the page says, and no retired word is left.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::rules::{SourceFile, TidyFinding, error, strip};
+
+/// Path of the glossary.
+pub(crate) const GLOSSARY: &str = "docs/glossary.md";
+/// Heading above the table of the words that the code no longer uses.
+const RETIRED: &str = "## Retired words";
+
+/// Words of the glossary.
+#[derive(Debug, Default)]
+pub(crate) struct Glossary {
+    /// Names in code, each with the file that defines it and the line of its row.
+    defined: Vec<(String, String, usize)>,
+    /// Retired words, each with its successor.
+    retired: BTreeMap<String, String>,
+    /// Text of each file that a row names, as far as it was read.
+    found: BTreeSet<(String, String)>,
+}
+
+impl Glossary {
+    /// Parses the page. Rows of the first table end with `` `name` in `path` ``, rows of the second are
+    /// `` | `word` | successor | ``.
+    pub(crate) fn parse(text: &str) -> (Self, Vec<TidyFinding>) {
+        let mut glossary = Self::default();
+        let mut findings = Vec::new();
+        let mut is_retired = false;
+        for (index, line) in text.lines().enumerate() {
+            is_retired |= line == RETIRED;
+            let place = format!("{GLOSSARY}:{}", index + 1);
+            let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+            // Headings and the lines below them.
+            if !line.starts_with('|') || cells[0].starts_with("---") || cells[0] == "word" {
+                continue;
+            }
+            let code: Vec<&str> = cells[cells.len() - 1].split('`').skip(1).step_by(2).collect();
+            if is_retired {
+                let word = cells[0].trim_matches('`').to_owned();
+                glossary.retired.insert(word, cells[1].to_owned());
+            } else if let [names @ .., path] = code.as_slice() {
+                for name in names {
+                    let row = ((*name).to_owned(), (*path).to_owned(), index + 1);
+                    glossary.defined.push(row);
+                }
+                if names.is_empty() {
+                    findings.push(error(place, "names no item of the code"));
+                }
+            } else {
+                findings.push(error(place, "does not say where the word is defined"));
+            }
+        }
+        (glossary, findings)
+    }
+
+    /// Reads one source file, and returns the retired words in its code.
+    pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
+        for (name, path, _) in &self.defined {
+            if file.path == path && file.text.lines().any(|line| defines(line, name)) {
+                self.found.insert((name.clone(), path.clone()));
+            }
+        }
+        let mut findings = Vec::new();
+        for (index, line) in file.text.lines().enumerate() {
+            for part in parts(strip(line)) {
+                if let Some(better) = self.retired.get(&part) {
+                    let place = format!("{}:{}", file.path, index + 1);
+                    findings.push(error(place, format!("`{part}` is retired: {better}")));
+                }
+            }
+        }
+        findings
+    }
+
+    /// Returns the rows whose word is not defined where they say.
+    pub(crate) fn judge(&self) -> Vec<TidyFinding> {
+        let is_orphan =
+            |row: &&(String, String, usize)| !self.found.contains(&(row.0.clone(), row.1.clone()));
+        let finding = |(name, path, line): &(String, String, usize)| {
+            error(format!("{GLOSSARY}:{line}"), format!("{path} defines no `{name}`"))
+        };
+        self.defined.iter().filter(is_orphan).map(finding).collect()
+    }
+}
+
+/// Returns true if a line defines the item `name`: a type, function, module, constant, field or variant.
+fn defines(line: &str, name: &str) -> bool {
+    let code = strip(line);
+    let Some(at) = code.find(name) else { return false };
+    let (before, after) = (code[..at].trim_end(), &code[at + name.len()..]);
+    if after.starts_with(|letter: char| letter.is_alphanumeric() || letter == '_') {
+        return false;
+    }
+    let keywords = ["struct", "enum", "trait", "type", "fn", "mod", "const", "static", "union"];
+    let word = before.rsplit(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default();
+    let is_member = before.is_empty() || before == "pub" || before.ends_with(')');
+    keywords.contains(&word) || (is_member && after.starts_with([':', ',', '(', ' ']))
+}
+
+/// Words of the identifiers in a line of code, in small letters: `PendingRequest` has two.
+fn parts(code: &str) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    let mut last = ' ';
+    for letter in code.chars() {
+        let is_start = !last.is_alphanumeric() || (letter.is_uppercase() && last.is_lowercase());
+        if letter.is_alphanumeric() {
+            if is_start {
+                parts.push(String::new());
+            }
+            if let Some(part) = parts.last_mut() {
+                part.extend(letter.to_lowercase());
+            }
+        }
+        last = letter;
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "\
+# Glossary
+
+| word | meaning | defined in |
+|---|---|---|
+| pending request | a request on its way | `PendingRequest` in `activator/src/request.rs` |
+| permit | the right to send | `Permit` in `activator/src/request.rs` |
+
+## Retired words
+
+| word | now |
+|---|---|
+| `errand` | pending request |
+";
+
+    fn read(text: &str) -> (Vec<TidyFinding>, Vec<TidyFinding>) {
+        let (mut glossary, findings) = Glossary::parse(PAGE);
+        assert_eq!(findings, []);
+        let file = SourceFile { krate: "activator", path: "activator/src/request.rs", text };
+        (glossary.read(&file), glossary.judge())
+    }
+
+    #[test]
+    fn a_word_that_its_file_does_not_define_is_an_orphan() {
+        let (_, orphans) = read("pub(crate) struct PendingRequest {\n    permit: Permit,\n}\n");
+        assert_eq!(orphans.len(), 1);
+        assert!(orphans[0].says.contains("`Permit`"), "{orphans:?}");
+        assert_eq!(read("struct PendingRequest;\ntype Permit = u8;\n").1, []);
+    }
+
+    #[test]
+    fn a_retired_word_is_found_in_every_identifier_and_in_no_comment() {
+        for code in ["struct Errand;", "let my_errand = 1;", "PendingErrand::new()", "ERRAND"] {
+            assert_eq!(read(code).0.len(), 1, "{code}");
+        }
+        for code in ["// errand", "let errands = 1;", "let a = \"errand\";"] {
+            assert_eq!(read(code).0, [], "{code}");
+        }
+    }
+
+    #[test]
+    fn a_row_without_a_definition_is_an_error() {
+        let page = "| word | in |\n|---|---|\n| pod | somewhere |\n| node | `agent/src/a.rs` |\n";
+        assert_eq!(Glossary::parse(page).1.len(), 2);
+    }
+}
