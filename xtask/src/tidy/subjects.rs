@@ -3,7 +3,8 @@
 use super::rules::{TidyFinding, error};
 
 /// Areas that are no crate.
-const AREAS: [&str; 8] = ["bench", "cargo", "ci", "demo", "deploy", "docs", "examples", "tidy"];
+const AREAS: [&str; 9] =
+    ["all", "bench", "cargo", "ci", "demo", "deploy", "docs", "examples", "tidy"];
 /// Longest subject that `git log --oneline` shows whole.
 const LONGEST: usize = 72;
 /// Words behind which a subject hides what it is about.
