@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use self::{
-    floors::ModuleLayers,
+    floors::ModuleFloors,
     glossary::Glossary,
     metrics::ExportedMetrics,
     rules::{FindingSeverity, SourceFile, TidyFinding},
@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = arrows(&workspace);
     let mut exported = ExportedMetrics::default();
     let mut words = WordFigures::default();
-    let mut floors = ModuleLayers::default();
+    let mut floors = ModuleFloors::default();
     let page = read(&workspace.root.join(glossary::GLOSSARY))?;
     let (mut glossary, rows) = Glossary::parse(&page);
     findings.extend(rows);

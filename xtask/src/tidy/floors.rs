@@ -26,7 +26,7 @@ type ModulePath = Vec<String>;
 
 /// Imports of all files read so far, by crate.
 #[derive(Debug, Default)]
-pub(crate) struct ModuleLayers {
+pub(crate) struct ModuleFloors {
     crates: BTreeMap<String, CrateImports>,
 }
 
@@ -41,7 +41,7 @@ struct CrateImports {
 
 /// Figures of one crate.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct LayerFigures {
+struct FloorFigures {
     modules: usize,
     floors: usize,
     imports: usize,
@@ -50,7 +50,7 @@ struct LayerFigures {
     circles: usize,
 }
 
-impl ModuleLayers {
+impl ModuleFloors {
     /// Adds the imports of a file of a crate's `src/`. Tests are skipped: they may use everything.
     pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Option<TidyFinding> {
         let path = module(file)?;
@@ -76,21 +76,21 @@ impl ModuleLayers {
     fn judge_by<'a>(
         &'a self,
         table: &'a [(&'a str, &'a [&'a str])],
-    ) -> impl Iterator<Item = (&'a str, Vec<TidyFinding>, LayerFigures)> {
+    ) -> impl Iterator<Item = (&'a str, Vec<TidyFinding>, FloorFigures)> {
         self.crates.iter().map(|(name, imports)| {
             let floors = table.iter().find(|(it, _)| it == name).map(|(_, floors)| *floors);
             let (findings, figures) =
-                LayeredCrate::new(imports, floors.unwrap_or_default()).judge(name);
+                CrateFloors::new(imports, floors.unwrap_or_default()).judge(name);
             (name.as_str(), findings, figures)
         })
     }
 }
 
-impl fmt::Display for ModuleLayers {
+impl fmt::Display for ModuleFloors {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "| crate | modules | floors | imports | upwards | modules in circles |")?;
         write!(out, "|---|---|---|---|---|---|")?;
-        for (name, _, LayerFigures { modules, floors, imports, upwards, circles }) in
+        for (name, _, FloorFigures { modules, floors, imports, upwards, circles }) in
             self.judge_by(FLOORS)
         {
             write!(out, "\n| {name} | {modules} | {floors} | {imports} | {upwards} | {circles} |")?;
@@ -100,14 +100,14 @@ impl fmt::Display for ModuleLayers {
 }
 
 /// Modules of one crate on their floors.
-struct LayeredCrate<'a> {
+struct CrateFloors<'a> {
     imports: &'a CrateImports,
     floors: &'a [&'a str],
     /// Imported modules of each module, with the places where it imports them.
     graph: BTreeMap<ModulePath, BTreeMap<ModulePath, Vec<&'a str>>>,
 }
 
-impl<'a> LayeredCrate<'a> {
+impl<'a> CrateFloors<'a> {
     fn new(imports: &'a CrateImports, floors: &'a [&'a str]) -> Self {
         let mut house = Self { imports, floors, graph: BTreeMap::new() };
         for path in &imports.modules {
@@ -145,12 +145,12 @@ impl<'a> LayeredCrate<'a> {
         self.floors.iter().position(names)
     }
 
-    fn judge(&self, name: &str) -> (Vec<TidyFinding>, LayerFigures) {
+    fn judge(&self, name: &str) -> (Vec<TidyFinding>, FloorFigures) {
         let mut findings = Vec::new();
         let imports = self.graph.values().map(BTreeMap::len).sum();
         let modules = self.graph.keys().filter(|it| !it.is_empty()).count();
         let mut figures =
-            LayerFigures { modules, floors: self.floors.len(), imports, ..LayerFigures::default() };
+            FloorFigures { modules, floors: self.floors.len(), imports, ..FloorFigures::default() };
         if !self.floors.is_empty() {
             for room in self.graph.keys().filter(|it| self.floor(it).is_none()) {
                 let says =
@@ -352,8 +352,8 @@ mod tests {
     use super::*;
 
     /// Findings and figures of a crate with these files, by floors from the ground up.
-    fn judge(files: &[(&str, &str)], floors: &[&str]) -> (Vec<String>, LayerFigures) {
-        let mut all = ModuleLayers::default();
+    fn judge(files: &[(&str, &str)], floors: &[&str]) -> (Vec<String>, FloorFigures) {
+        let mut all = ModuleFloors::default();
         for (path, text) in files {
             let path = format!("a/src/{path}");
             assert_eq!(all.read(&SourceFile { krate: "a", path: &path, text }), None);
@@ -391,7 +391,7 @@ mod tests {
             ("low/tests.rs", "use crate::top::X;"),
             ("top.rs", "use crate::low::X; use other::top;"),
         ];
-        let figures = LayerFigures { modules: 2, floors: 2, imports: 1, upwards: 0, circles: 0 };
+        let figures = FloorFigures { modules: 2, floors: 2, imports: 1, upwards: 0, circles: 0 };
         assert_eq!(judge(&files, &["low", "top"]), (Vec::new(), figures));
     }
 

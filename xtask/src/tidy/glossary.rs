@@ -1,6 +1,6 @@
 //! Pure: holds the code to `docs/glossary.md`: each word is defined where the page says, and no retired word is left.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::rules::{SourceFile, TidyFinding, error, strip};
 
@@ -12,12 +12,10 @@ const RETIRED: &str = "## Retired words";
 /// Words of the glossary.
 #[derive(Debug, Default)]
 pub(crate) struct Glossary {
-    /// Names in code, each with the file that defines it and the line of its row.
-    defined: Vec<(String, String, usize)>,
+    /// Names in code whose definition was not read yet, each with the file that has it and the line of its row.
+    undefined: Vec<(String, String, usize)>,
     /// Retired words, each with its successor.
     retired: BTreeMap<String, String>,
-    /// Text of each file that a row names, as far as it was read.
-    found: BTreeSet<(String, String)>,
 }
 
 impl Glossary {
@@ -42,7 +40,7 @@ impl Glossary {
             } else if let [names @ .., path] = code.as_slice() {
                 for name in names {
                     let row = ((*name).to_owned(), (*path).to_owned(), index + 1);
-                    glossary.defined.push(row);
+                    glossary.undefined.push(row);
                 }
                 if names.is_empty() {
                     findings.push(error(place, "names no item of the code"));
@@ -56,11 +54,9 @@ impl Glossary {
 
     /// Reads one source file, and returns the retired words in its code.
     pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
-        for (name, path, _) in &self.defined {
-            if file.path == path && file.text.lines().any(|line| defines(line, name)) {
-                self.found.insert((name.clone(), path.clone()));
-            }
-        }
+        self.undefined.retain(|(name, path, _)| {
+            file.path != path || !file.text.lines().any(|line| defines(line, name))
+        });
         let mut findings = Vec::new();
         for (index, line) in file.text.lines().enumerate() {
             for part in parts(strip(line)) {
@@ -75,12 +71,10 @@ impl Glossary {
 
     /// Returns the rows whose word is not defined where they say.
     pub(crate) fn judge(&self) -> Vec<TidyFinding> {
-        let is_orphan =
-            |row: &&(String, String, usize)| !self.found.contains(&(row.0.clone(), row.1.clone()));
         let finding = |(name, path, line): &(String, String, usize)| {
             error(format!("{GLOSSARY}:{line}"), format!("{path} defines no `{name}`"))
         };
-        self.defined.iter().filter(is_orphan).map(finding).collect()
+        self.undefined.iter().map(finding).collect()
     }
 }
 
