@@ -324,7 +324,7 @@ impl ActivatorGateway {
         response: &mut Response<ClientResponseBody>,
         errand: &PendingRequest,
     ) {
-        // On a 101 the header `PodConnection` names the upgrade.
+        // On a 101 the header `Connection` names the upgrade.
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }

@@ -127,7 +127,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.allocate_dials()
     }
 
-    /// Returns true if the pod has answered a request. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must follow each
+    /// Returns true if the pod has answered a request. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must
+    /// follow each
     /// [`on_connected`](Self::on_connected).
     pub fn is_answered(&self) -> bool {
         self.answered

@@ -117,7 +117,8 @@ impl<W> WaitQueue<W> {
     }
 
     /// Applies a change of the RouteTable: the ready pods and their hard limit. With a limit the pods have no room
-    /// until [`set_free_slots`](Self::set_free_slots) assigns some. Returns the requests that are dispatched by the change.
+    /// until [`set_free_slots`](Self::set_free_slots) assigns some. Returns the requests that are dispatched by the
+    /// change.
     pub fn on_routes(
         &mut self,
         ready: impl IntoIterator<Item = PodEndpointKey>,

@@ -581,7 +581,8 @@ impl ActiveRevisionState {
         busy
     }
 
-    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones, sorted.
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones,
+    /// sorted.
     fn meet(
         &mut self,
         told: &PodTable,

@@ -5,8 +5,8 @@ use std::{io, time::Duration};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// Time of silence after which the kernel probes the peer, up to [`PROBES`] times, every [`KEEPALIVE_INTERVAL`]. Go's servers
-/// and clients use 15 s too.
+/// Time of silence after which the kernel probes the peer, up to [`PROBES`] times, every [`KEEPALIVE_INTERVAL`]. Go's
+/// servers and clients use 15 s too.
 const SILENT: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const PROBES: u32 = 3;

@@ -168,7 +168,7 @@ impl GaugeAudit {
         }
     }
 
-    /// Returns the pods to scan now. Pass each result to [`looked`](Self::handle_scan) before the next call.
+    /// Returns the pods to scan now. Pass each result to [`handle_scan`](Self::handle_scan) before the next call.
     pub(crate) fn due_pods(&self, now_ns: u64) -> Vec<String> {
         let due = self.pods.iter().filter(|(_, pod)| pod.is_due(now_ns));
         due.map(|(uid, _)| uid.clone()).collect()

@@ -86,7 +86,7 @@ impl PodDeadlines {
         self.pods.remove(uid);
     }
 
-    /// Returns the pods to scan now. Pass each result to [`looked`](Self::handle_scan) before the next call.
+    /// Returns the pods to scan now. Pass each result to [`handle_scan`](Self::handle_scan) before the next call.
     pub(crate) fn due_scans(&self, now_ns: u64) -> Vec<DeadlineScanTarget> {
         let due =
             self.pods.iter().filter(|(_, pod)| pod.next_scan_ns().is_some_and(|at| at <= now_ns));

@@ -6,18 +6,18 @@
 //! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
 //! | `listeners` | pure: the kernel's counts of listeners |
 //! | [`reachability`] | pure: reachability of the pods of other nodes |
-//! | [`cgroups`], `kubepods` | pure: the layouts of pods' cgroups; the layout of this node |
+//! | [`cgroups`], `cgroup_search` | pure: the layouts of pods' cgroups; the layout of this node |
 //! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
 //! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
-//! | `pods/find`, `pods/namespace`, `pods/mark` | cgroups, namespaces, and the marks of probes in the kernel |
+//! | `pods/finder`, `pods/namespace`, `pods/probe_marks` | cgroups, namespaces, and the marks of probes in the kernel |
 //! | [`sockdiag`] | the TCP sockets of a namespace: listing and closing them |
-//! | [`idle_connections`] | pure: stale connections to close; `idle_connections/ask` asks pods, `idle_connections/end` and [`idle_connections::locked_close`] close them |
-//! | `tallies` | pure: totals of each Revision; `revisions` keeps them, `admin/revisions` exports them |
-//! | `deadlines` | pure: pods that may have overdue requests; `deadlines/end` scans them and closes connections |
-//! | [`audit`] | pure: drift of gauges from the pods' sockets; `audit/look` scans and corrects |
+//! | [`idle_connections`] | pure: stale connections to close; `idle_connections/pod_query` asks pods, `idle_connections/close` and [`idle_connections::locked_close`] close them |
+//! | `revision_totals` | pure: totals of each Revision; `revision_totals_store` keeps them, `admin/revision_metrics` exports them |
+//! | `deadlines` | pure: pods that may have overdue requests; `deadlines/scan` scans them and closes connections |
+//! | [`audit`] | pure: drift of gauges from the pods' sockets; `audit/scan` scans and corrects |
 //! | `btf` | pure: offsets of the fields of the kernel's sockets |
 //! | `agent` | the loop that joins them |
-//! | `controller`, `autoscaler`, `admin` | the streams, health and metrics |
+//! | `route_stream`, `usage_reporter`, `admin` | the streams, health and metrics |
 
 mod admin;
 mod agent;

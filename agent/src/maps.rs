@@ -430,7 +430,7 @@ impl KernelMaps {
     }
 
     /// Arms one event for when more than `level` requests are in flight in the pod; with `level` 0, for the next
-    /// request. Read [`state`](Self::pod_state) afterwards: more may be in flight already.
+    /// request. Read [`pod_state`](Self::pod_state) afterwards: more may be in flight already.
     pub fn arm_growth_event(&self, slot: u32, level: u64) {
         // Requests that the previous version's programs count are in none of this version's gauges.
         let others = self.previous.as_ref().map_or(0, |old| old.state(slot).in_flight);

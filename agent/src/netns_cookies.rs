@@ -51,7 +51,8 @@ impl NetnsCookies {
     /// second.
     ///
     /// On kernels before 5.14, the namespace's inode must be the one for which the cookie was found. A later namespace
-    /// may have the same inode, until [`of`](Self::cookie_of) is called. So call that when the namespace may be another one.
+    /// may have the same inode, until [`cookie_of`](Self::cookie_of) is called. So call that when the namespace may be another
+    /// one.
     pub fn has_cookie(
         &self,
         cookie: u64,

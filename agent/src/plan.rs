@@ -1,9 +1,9 @@
 //! Pure: from the route table to ordered writes of the kernel's maps.
 //!
-//! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing refers
-//! to. Then it switches each service by one store, adds frontends, and at last removes frontends. What a plan frees is
-//! in quarantine for [`abi::REST_NS`] before a later plan fills it again. So a connect that has just read the old word
-//! still finds the old list behind it.
+//! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
+//! refers to. Then it switches each service by one store, adds frontends, and at last removes frontends. What a plan
+//! frees is in quarantine for [`abi::REST_NS`] before a later plan fills it again. So a connect that has just read the
+//! old word still finds the old list behind it.
 
 mod map_op;
 mod pool;
@@ -126,9 +126,9 @@ enum BackendListKey {
 
 /// Plans map operations, and remembers the state that they produce.
 ///
-/// [`set`](Self::apply_change) and [`touch`](Self::mark_pod_changed) pass changes in; the work of a [`plan`](Self::plan) is proportional to
-/// them. After a write that fails midway, read the maps back and call [`restart`](Self::restart): it continues from any
-/// prefix of a plan.
+/// [`apply_change`](Self::apply_change) and [`mark_pod_changed`](Self::mark_pod_changed) pass changes in; the work of a
+/// [`plan`](Self::plan) is proportional to them. After a write that fails midway, read the maps back and call
+/// [`restart`](Self::restart): it continues from any prefix of a plan.
 #[derive(Debug)]
 pub struct RoutePlanner {
     table: PlannerTable,

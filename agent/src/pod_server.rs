@@ -2,7 +2,7 @@
 //!
 //! | request | sent by | response |
 //! |---|---|---|
-//! | `GET /wait-for-prestop` | the kubelet, before it stops a container | once the pod may stop: [`prestop`] |
+//! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`prestop`] |
 //! | `POST /in-use` | agents of nodes with clients, before they close stale connections | the use of each: [`in_use`] |
 //!
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in

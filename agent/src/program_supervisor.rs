@@ -51,8 +51,8 @@ pub(crate) struct ProgramSupervisor {
 
 /// Waits for the cgroups, then loads and attaches the programs and opens the maps.
 ///
-/// If an activator's namespace is given, one listener serves all services' ports there. There is no [`LockedCloser`] if the
-/// kernel cannot close connections under their locks.
+/// If an activator's namespace is given, one listener serves all services' ports there. There is no [`LockedCloser`] if
+/// the kernel cannot close connections under their locks.
 pub(crate) async fn start(
     config: &AgentConfig,
     troubles: &NotReadyReasons,

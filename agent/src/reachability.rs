@@ -113,7 +113,7 @@ impl PodReachability {
         tries
     }
 
-    /// Returns the time of the next call of [`due`](Self::take_due_probes).
+    /// Returns the time of the next call of [`take_due_probes`](Self::take_due_probes).
     pub fn next_wake(&self) -> Option<Instant> {
         let waiting = self.pods.values().filter_map(|way| match way.state {
             RemotePodState::Waiting(until) => Some(until),

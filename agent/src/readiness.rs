@@ -1,8 +1,8 @@
 //! Pure: readiness of one pod: its listener first, then its own readiness probe.
 //!
 //! The first attempt follows the listener at once. While attempts fail, the wait between two is a quarter of the time
-//! spent so far, from [`ATTEMPT_WAIT_MIN`] up to the probe's period. So an application that needs 20 ms is found within 5 ms,
-//! and one that needs 20 s is not probed ten thousand times. A ready pod is probed once a period.
+//! spent so far, from [`ATTEMPT_WAIT_MIN`] up to the probe's period. So an application that needs 20 ms is found within
+//! 5 ms, and one that needs 20 s is not probed ten thousand times. A ready pod is probed once a period.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State machine of one pod's readiness.
 ///
-/// Pass every event to [`step`](Self::step) and make the attempt that it returns. Call it with [`ReadinessEvent::Tick`] no later
-/// than [`next_wake`](Self::next_wake).
+/// Pass every event to [`step`](Self::step) and make the attempt that it returns. Call it with [`ReadinessEvent::Tick`]
+/// no later than [`next_wake`](Self::next_wake).
 #[derive(Debug)]
 pub struct ReadinessMachine {
     probe: ReadinessProbe,

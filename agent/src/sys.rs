@@ -185,8 +185,8 @@ fn create_link(program: BorrowedFd<'_>, target: u32, attach_type: u32) -> io::Re
     bpf(BPF_LINK_CREATE, &mut attr).map(owned_fd)
 }
 
-/// Runs a program from [`link_iterator`] on every object: for sockets, on those of the calling thread's network namespace.
-/// The program must print nothing.
+/// Runs a program from [`link_iterator`] on every object: for sockets, on those of the calling thread's network
+/// namespace. The program must print nothing.
 pub fn run_iterator(link: BorrowedFd<'_>) -> io::Result<()> {
     use io::ErrorKind::{Interrupted, WouldBlock};
     #[repr(C)]
@@ -476,8 +476,8 @@ unsafe fn close_all_but(one: i32, other: i32) {
     close(high + 1, u32::MAX);
 }
 
-/// Runs the canary: enters the namespace and the cgroup, connects to [`datapath::abi::CANARY`] in both families, listens
-/// on loopback, reports, and waits for the kill.
+/// Runs the canary: enters the namespace and the cgroup, connects to [`datapath::abi::CANARY`] in both families,
+/// listens on loopback, reports, and waits for the kill.
 ///
 /// # Safety
 ///

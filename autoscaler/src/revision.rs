@@ -244,8 +244,8 @@ impl ScaledRevision {
         let before = zero.activity;
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
         let held = zero.applied.unwrap_or(awake.most_coming);
-        // Before it, too: load needs more pods than there are. Some that were seen have gone, and without a number none
-        // takes their place. How many were decided is not known, so as many are requested as were seen.
+        // Load may need more pods than there are, because some of those seen have gone. Without a decision no pod takes
+        // their place. A number below the highest one seen could lower an earlier decision, so that one is requested.
         let is_short = zero.applied.is_none() && pods > Some(coming);
         let pods = if is_short { pods.max(Some(held)) } else { pods };
         let hold = awake.held(now, memory(policy, tick)).map(|why| (held, why));

@@ -85,7 +85,8 @@ pub enum ScaleBound {
     Tick,
 }
 
-/// Result of [`ScaleToZero::toward_zero`]: requested pods, true if they take effect, the bound, and the time of the next step.
+/// Result of [`ScaleToZero::toward_zero`]: requested pods, true if they take effect, the bound, and the time of the
+/// next step.
 type BoundedScale = (Option<u32>, bool, Option<ScaleBound>, Option<Duration>);
 
 impl ScaleToZero {

@@ -155,7 +155,8 @@ pub enum PodReportKey {
 }
 
 impl ComponentLink {
-    /// Returns a link from `who` to the component at `endpoint`, until `shutdown`. See [`crate::replicas::EndpointSetting`].
+    /// Returns a link from `who` to the component at `endpoint`, until `shutdown`. See
+    /// [`crate::replicas::EndpointSetting`].
     pub fn new(
         endpoint: impl AsRef<str>,
         who: ComponentReplica,
@@ -313,8 +314,8 @@ impl ComponentLink {
         }
     }
 
-    /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without a key
-    /// of their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
+    /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without
+    /// a key of their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.to_all(|endpoint| async move {
             let gone = |key| match key {

@@ -124,7 +124,7 @@ impl ControllerGrpc {
     /// Detects autoscalers whose heartbeats have stopped, until shutdown.
     async fn watch_deciders(&self) {
         let mut ticks = tokio::time::interval(deciders::TICK);
-        // `BurstTimes` would count the ticks of a suspended process as silence, before the waiting heartbeats are read.
+        // `Burst` would count the ticks of a suspended process as silence, before the waiting heartbeats are read.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
             self.decide_by(AutoscalerElection::tick);

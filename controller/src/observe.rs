@@ -274,11 +274,12 @@ pub fn pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
     Some((pod, status))
 }
 
-/// Returns the kubelet's view of readiness. [`KubeletReadiness::Lost`] depends on the earlier state, which the caller knows.
+/// Returns the kubelet's view of readiness. [`KubeletReadiness::Lost`] depends on the earlier state, which the caller
+/// knows.
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
-/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets. [`ClusterState`](crate::world::ClusterState)
-/// decides about such a node.
+/// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
+/// [`ClusterState`](crate::world::ClusterState) decides about such a node.
 fn kubelet(status: &Value) -> KubeletReadiness {
     let mut conditions = array(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";

@@ -1,7 +1,7 @@
 //! Shell: the machine behind one lock, with a clock, and its outputs.
 //!
-//! Every shell calls [`ControllerRuntime::step`] on its own task. The event has become orders and routes when the call returns,
-//! without a queue in between.
+//! Every shell calls [`ControllerRuntime::step`] on its own task. The event has become orders and routes when the call
+//! returns, without a queue in between.
 
 use std::{
     collections::BTreeSet,

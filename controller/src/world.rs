@@ -1,8 +1,8 @@
 //! Pure: everything observed at one moment, small enough for ten thousand sleeping services.
 //!
-//! One [`AppState`] is a Service with all that the controller made of it: Configuration, Route, Revisions and their pods.
-//! A Service depends on no other, so one change requires a new plan of one app only. A Route without a Service may name
-//! Revisions of other apps; [`ClusterState::referrers`] lists these Routes.
+//! One [`AppState`] is a Service with all that the controller made of it: Configuration, Route, Revisions and their
+//! pods. A Service depends on no other, so one change requires a new plan of one app only. A Route without a Service
+//! may name Revisions of other apps; [`ClusterState::referrers`] lists these Routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -587,7 +587,8 @@ pub struct ClusterState {
     pub short: BTreeSet<NamespacedName>,
     /// State of placeholders, by name: the Services that reserve names of Routes.
     pub placeholders: BTreeMap<NamespacedName, PlaceholderState>,
-    /// Activators' pods by name, with their readiness as the kubelet reports it; readers use [`ClusterState::standing`].
+    /// Activators' pods by name, with their readiness as the kubelet reports it; readers use
+    /// [`ClusterState::standing`].
     pub activators: BTreeMap<String, (ActivatorEntry, ActivatorReadiness)>,
     /// Activators that EndpointSlices of Routes' names list.
     pub slices: ActivatorSlices,

@@ -41,12 +41,12 @@ pub mod maps {
     /// Hash: netns cookie (`u64`) → number of its entries in `LISTEN` (`u32`). The programs count up; the agent
     /// corrects it when it has removed entries.
     pub const LISTENERS: &str = "LISTENERS";
-    /// Hash: netns cookie (`u64`) → [`Pod`](super::PodValue).
+    /// Hash: netns cookie (`u64`) → [`PodValue`](super::PodValue).
     pub const PODS: &str = "PODS";
     /// Mmapable array by pod row: [`PodState`](super::PodState).
     pub const POD_STATE: &str = "POD_STATE";
-    /// Mmapable array by `cpu * PODS_MAX + row`: [`PodCounters`](super::PodCounters). Behind the last possible CPU is one
-    /// more set of rows, which only user space writes.
+    /// Mmapable array by `cpu * PODS_MAX + row`: [`PodCounters`](super::PodCounters). Behind the last possible CPU is
+    /// one more set of rows, which only user space writes.
     pub const COUNTERS: &str = "COUNTERS";
     /// Mmapable array of [`ResponseCounters`](super::ResponseCounters), with the same indexes as `COUNTERS`.
     pub const RESPONSES: &str = "RESPONSES";
@@ -73,7 +73,7 @@ pub mod maps {
     pub const CLIENTS: &str = "CLIENTS";
     /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`ConnectRecord`](super::ConnectRecord).
     pub const OVERFLOW: &str = "OVERFLOW";
-    /// Socket storage of listeners and of accepted connections: [`Conn`](super::ServerSocket).
+    /// Socket storage of listeners and of accepted connections: [`ServerSocket`](super::ServerSocket).
     pub const CONNS: &str = "CONNS";
     /// Socket storage of connections that speak HTTP/2: [`Http2Connection`](crate::h2::Http2Connection).
     pub const STREAMS: &str = "STREAMS";
@@ -82,8 +82,8 @@ pub mod maps {
     /// Socket hash: an activator's address (16 bytes in memory order, IPv4 as mapped) → the socket that listens there
     /// on all [`ACTIVATOR_PORTS`](super::ACTIVATOR_PORTS). The activator writes it.
     pub const PORTS: &str = "PORTS";
-    /// Hash: socket cookie (`u64`) → [`CloseRequest`](super::CloseRequest). Not pinned: it lives as long as the agent that fills
-    /// it.
+    /// Hash: socket cookie (`u64`) → [`CloseRequest`](super::CloseRequest). Not pinned: it lives as long as the agent
+    /// that fills it.
     pub const ENDING: &str = "ENDING";
 }
 
@@ -259,8 +259,8 @@ const _: () = assert!(size_of::<PodValue>() == 8);
 
 /// Flag of [`PodValue`]: a bind of the serving port to loopback is widened to any address.
 pub const POD_WIDEN_BIND: u16 = 1;
-/// Flag of [`PodValue`]: the agent found (by sock_diag) a reachable listener on the serving port that the eBPF programs did
-/// not see open. It is therefore not counted in `LISTEN`.
+/// Flag of [`PodValue`]: the agent found (by sock_diag) a reachable listener on the serving port that the eBPF programs
+/// did not see open. It is therefore not counted in `LISTEN`.
 pub const POD_LISTENS: u16 = 4;
 
 /// Gauges of one pod, shared by all CPUs: value of `POD_STATE`.
@@ -428,8 +428,8 @@ pub struct ServerSocket {
     /// Any of the `CONN_*` bits.
     pub flags: u32,
     /// Lock held while `http`, or the connection's entry of `STREAMS`, changes: packets of one connection can meet on
-    /// two CPUs. It is here and not in [`HttpConnectionState`], since before 6.11 the kernel looks for a lock in the value's own
-    /// fields only.
+    /// two CPUs. It is here and not in [`HttpConnectionState`], since before 6.11 the kernel looks for a lock in the
+    /// value's own fields only.
     pub lock: bpf_spin_lock,
     /// Padding that is always zero.
     pub reserved: u32,
@@ -469,8 +469,8 @@ impl ServerSocket {
         fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::in_use), or segments that wait for
-    /// earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
+    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::in_use), or segments that
+    /// wait for earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
     pub fn in_use(&self) -> Option<ConnectionActivity> {
         // An opaque estimate proves nothing about the end of a message, so such a connection has no known use.
         let known = match self.http.speaks {
@@ -573,7 +573,8 @@ pub const SPEAKS_OTHER: u32 = 2;
 
 /// Flag of [`HttpConnectionState`]: its first request has not come yet; it counts in [`PodState::fresh`].
 pub const HTTP_FRESH: u32 = 1;
-/// Flag of [`HttpConnectionState`]: it comes from the node itself and has not brought a byte yet, so it may be a probe of the kubelet.
+/// Flag of [`HttpConnectionState`]: it comes from the node itself and has not brought a byte yet, so it may be a probe
+/// of the kubelet.
 pub const HTTP_SUSPECT: u32 = 2;
 
 /// Lock of the kernel inside map values, which it finds by this name in BTF (5.1).

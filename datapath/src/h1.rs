@@ -1,13 +1,13 @@
 //! Pure: HTTP/1.1 message boundaries; the same code runs in the kernel and in unit tests.
 //!
-//! A [`Http1Connection`] follows one accepted connection: its [`Http1Direction`] `rx` reads the requests, `tx` the responses. The driver
-//! passes segments in the order in which it gets them:
+//! A [`Http1Connection`] follows one accepted connection: its [`Http1Direction`] `rx` reads the requests, `tx` the
+//! responses. The driver passes segments in the order in which it gets them:
 //!
-//! 1. [`Http1Direction::seek`] returns the offset in the segment at which reading continues, if it does. Bodies are skipped by
-//!    arithmetic on sequence numbers; they are never read, and gaps inside them do no harm.
+//! 1. [`Http1Direction::seek`] returns the offset in the segment at which reading continues, if it does. Bodies are
+//!    skipped by arithmetic on sequence numbers; they are never read, and gaps inside them do no harm.
 //! 2. The driver copies some bytes from there into a window and calls [`Http1Connection::read_request`] or
-//!    [`Http1Connection::read_response`], which consume at least one byte. Or it reads them in a [`UnlockedRead`] without a lock, and
-//!    commits that with [`Http1Connection::take_request`] or [`Http1Connection::take_response`].
+//!    [`Http1Connection::read_response`], which consume at least one byte. Or it reads them in a [`UnlockedRead`]
+//!    without a lock, and commits that with [`Http1Connection::take_request`] or [`Http1Connection::take_response`].
 //! 3. Both steps repeat until `seek` finds nothing more to read.
 //!
 //! The result of each step is a set of [`Http1Events`] bits. At most one request of a connection is in flight. Servers

@@ -1,18 +1,22 @@
 //! Pure: HTTP/2 frames and streams; the same code runs in the kernel and in unit tests.
 //!
-//! A [`Http2Connection`] continues where [`crate::h1`] has read the preface of HTTP/2 (RFC 9113 §3.4): its [`Http2Direction`] `rx` reads the
-//! client's frames, `tx` the server's. The driver passes segments in the order in which it gets them:
+//! A [`Http2Connection`] continues where [`crate::h1`] has read the preface of HTTP/2 (RFC 9113 §3.4): its
+//! [`Http2Direction`] `rx` reads the client's frames, `tx` the server's. The driver passes segments in the order in
+//! which it gets them:
 //!
-//! 1. [`Http2Direction::seek`] returns the offset in the segment at which reading continues, if it does. Payloads are skipped by
-//!    arithmetic on sequence numbers; gaps inside them do no harm. A frame takes effect with its last byte, and
+//! 1. [`Http2Direction::seek`] returns the offset in the segment at which reading continues, if it does. Payloads are
+//!    skipped by arithmetic on sequence numbers; gaps inside them do no harm. A frame takes effect with its last byte,
+//!    and
 //!    [`Http2Direction::ended`] returns that frame.
-//! 2. The driver copies up to [`PEEK`] bytes from there and calls [`Http2Direction::read`], which consumes at least one.
-//! 3. Both steps repeat until `seek` finds nothing more to read. Frames that have ended are passed to [`Http2Connection::take`].
+//! 2. The driver copies up to [`PEEK`] bytes from there and calls [`Http2Direction::read`], which consumes at least
+//!    one.
+//! 3. Both steps repeat until `seek` finds nothing more to read. Frames that have ended are passed to
+//!    [`Http2Connection::take`].
 //!
 //! A request is a stream that the client opened. It begins with the last byte of its header block. It ends with the
 //! last byte that the server sends on it, or with RST_STREAM from either side. It also ends when the server's GOAWAY
-//! excludes it ([`Http2Connection::leave_out`]), and with the connection. None of that needs the headers themselves; statuses are
-//! read from the first bytes of header blocks (`glimpse`).
+//! excludes it ([`Http2Connection::leave_out`]), and with the connection. None of that needs the headers themselves;
+//! statuses are read from the first bytes of header blocks (`glimpse`).
 //!
 //! Rules: RFC 9113 §4.1 (frames), §5.1 (streams), §6 (frame types), §8.1 (messages), §8.4 (push); RFC 8441 (a CONNECT
 //! is an ordinary stream).

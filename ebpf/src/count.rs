@@ -1,8 +1,8 @@
 //! Counts requests in flight, from the packets of pods' connections.
 //!
-//! [`datapath::h1`], [`datapath::h2`] and [`datapath::turns`] interpret segments, in whatever order they arrive. This file
-//! and the files below it pass them the segments, and turn their results into counters. A segment is judged by our own
-//! next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk sizes and frame
+//! [`datapath::h1`], [`datapath::h2`] and [`datapath::turns`] interpret segments, in whatever order they arrive. This
+//! file and the files below it pass them the segments, and turn their results into counters. A segment is judged by our
+//! own next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk sizes and frame
 //! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken (unlocked
 //! read). The result is committed only if, under the lock, the direction still is where the read began.
 //!

@@ -1,7 +1,7 @@
 //! The local node: images, pods, network and DNS on one machine.
 //!
-//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the ordered pods running inside it. A pod is a network
-//! namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
+//! [`node::NodeManager`] creates and removes a node; [`run`] keeps the ordered pods running inside it. A pod is a
+//! network namespace, a cgroup (`rouse-NAME/pods/pod<uid>`), and one OCI container for each of its containers:
 //!
 //! ```text
 //! Orders ─▶ kubelet ─▶ pods (state machine) ─▶ net, images, runtime ─▶ process
@@ -42,7 +42,8 @@ pub use node::NodeManager;
 /// Configuration of the process that runs a node's pods.
 #[derive(Clone, Debug)]
 pub struct LocalNodeConfig {
-    /// Paths of the node. [`NodeManager::create`] must have made it, and the calling thread must be inside ([`NodeManager::enter`]).
+    /// Paths of the node. [`NodeManager::create`] must have made it, and the calling thread must be inside
+    /// ([`NodeManager::enter`]).
     pub layout: NodeLayout,
     /// Folder of OCI layouts whose images are found by name (`rouse up --images`).
     pub images: Option<PathBuf>,

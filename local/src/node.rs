@@ -98,7 +98,8 @@ impl NodeManager {
 
     /// Creates the missing things of a node: folders, bpffs, cgroups, namespaces. Repeating it changes nothing.
     ///
-    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`NodeLock`] if others may do so too.
+    /// Blocks; call it before a runtime starts, in the host's namespaces, and hold a [`NodeLock`] if others may do so
+    /// too.
     pub fn create(layout: &NodeLayout) -> Result<(), NodeError> {
         for path in [
             layout.bpf(),

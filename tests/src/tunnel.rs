@@ -1,7 +1,7 @@
 //! A client of upgraded connections: it requests one, sends its input there, and prints the received data.
 //!
-//! The executable `tunnel` runs this inside a client's pod; [`StreamingExchange`](crate::exchange::StreamingExchange) is the test's
-//! side.
+//! The executable `tunnel` runs this inside a client's pod; [`StreamingExchange`](crate::exchange::StreamingExchange)
+//! is the test's side.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

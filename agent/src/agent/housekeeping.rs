@@ -1,5 +1,5 @@
-//! Shell: the part of the loop that runs once a second: metrics, not-ready reasons, the node's addresses, entries of closed
-//! listeners and of pods that are gone.
+//! Shell: the part of the loop that runs once a second: metrics, not-ready reasons, the node's addresses, entries of
+//! closed listeners and of pods that are gone.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use crate::{
 const ADDRESS_PERIOD: Duration = Duration::from_secs(10);
 /// Period in which entries of closed listeners are deleted.
 const LISTENER_CLEANUP_PERIOD: Duration = Duration::from_secs(60);
-/// Not-ready reason once the kernel had no room for a listener, until [`LISTENER_CLEANUP_PERIOD`] passes without another one.
+/// Not-ready reason once the kernel had no room for a listener, until [`LISTENER_CLEANUP_PERIOD`] passes without
+/// another one.
 const LISTEN_FULL_REASON: &str =
     "map LISTEN is full: listeners that opened within the last minute were not seen";
 /// Time after the first table at which namespaces that no pod claims are forgotten: they belong to pods that ended

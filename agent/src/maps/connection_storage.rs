@@ -28,8 +28,8 @@ impl ConnectionStorage {
         opened.collect::<Result<_, _>>().map(|opened| Self(Arc::new(opened)))
     }
 
-    /// Returns the clients' addresses in the namespace of `diag`, each with the [use](ServerSocket::in_use) of its connection.
-    /// Opaque connections are left out.
+    /// Returns the clients' addresses in the namespace of `diag`, each with the [use](ServerSocket::in_use) of its
+    /// connection. Opaque connections are left out.
     pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
         let mut found = BTreeMap::new();
         for storage in self.0.iter() {

@@ -115,7 +115,7 @@ impl ExtentPool {
         Some(offset)
     }
 
-    /// Undoes a [`take`](Self::allocate) whose extent is in no map yet, so without quarantine.
+    /// Undoes a [`allocate`](Self::allocate) whose extent is in no map yet, so without quarantine.
     pub(super) fn undo_allocate(&mut self, offset: u32, count: u32) {
         if count > 0 {
             self.merge_free(offset, count);

@@ -1,6 +1,6 @@
 //! Pure: `config-features`: PodSpec fields that users may set, and optional behaviours.
 //!
-//! ConfigMapReader and defaults: knative/serving `pkg/apis/config/features.go` at 98e5ef9.
+//! Keys and defaults: knative/serving `pkg/apis/config/features.go` at 98e5ef9.
 
 use super::{ConfigMapSettings, keys::ConfigMapReader};
 

@@ -15,7 +15,7 @@ use super::{
     reference::ImageTag,
 };
 
-/// `ReviewUser-Agent` of requests to registries.
+/// `User-Agent` of requests to registries.
 const AGENT: &str = concat!("rouse/", env!("CARGO_PKG_VERSION"));
 /// Longest time for a connection to a registry; the whole query has a timeout of its own.
 const CONNECT: Duration = Duration::from_secs(5);

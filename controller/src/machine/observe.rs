@@ -374,7 +374,8 @@ impl ControllerStateMachine {
         self.node_changed(name, was_away, now);
     }
 
-    /// Plans the apps on a node if it became or is no longer [away](ClusterState::is_away); `was_away` is the former state.
+    /// Plans the apps on a node if it became or is no longer [away](ClusterState::is_away); `was_away` is the former
+    /// state.
     pub(super) fn node_changed(&mut self, name: &str, was_away: bool, now: UnixMillis) {
         if self.world.is_away(name) == was_away {
             return;

@@ -248,7 +248,7 @@ impl Http1Direction {
 
     /// Sets the state before the next request, if there may be one.
     ///
-    /// A server accepts none after a request with `TlsServerConnection: close` (RFC 9112 §9.6), even if its response does not
+    /// A server accepts none after a request with `Connection: close` (RFC 9112 §9.6), even if its response does not
     /// state that. Further bytes of such a client reach a socket that is being closed.
     #[inline(always)]
     pub(super) fn begin_request(&mut self) {

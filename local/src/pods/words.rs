@@ -100,7 +100,8 @@ pub enum PodEvent {
     Probed {
         /// Index of the container that was probed.
         at: usize,
-        /// Number of [`restarts`](super::PodStateMachine::restarts) when that run began; results of an earlier run are ignored.
+        /// Number of [`restarts`](super::PodStateMachine::restarts) when that run began; results of an earlier run are
+        /// ignored.
         attempt: u32,
         /// Probe results from now on.
         shown: ProbeResults,

@@ -1,7 +1,8 @@
 //! Pure: reference for request boundaries, from RFC 9112: slow, obvious, and independent of `datapath::h1`.
 //!
-//! Servers differ. Each point of difference is an [`UnusualForm`]. A [`ServerProfile`] accepts some of them and refuses the rest: with
-//! 400 or a similar response, and a close. The behaviour of real servers was measured, one request for each point.
+//! Servers differ. Each point of difference is an [`UnusualForm`]. A [`ServerProfile`] accepts some of them and refuses
+//! the rest: with 400 or a similar response, and a close. The behaviour of real servers was measured, one request for
+//! each point.
 
 mod reader;
 
