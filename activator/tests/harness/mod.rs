@@ -178,6 +178,15 @@ impl PausedClock {
             tokio::task::yield_now().await;
         }
     }
+
+    /// Waits until something is so, without a timer.
+    pub async fn until(&self, mut is_so: impl FnMut() -> bool) {
+        let begun = std::time::Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < LONG, "it comes about in time");
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 impl Drop for PausedClock {

@@ -10,11 +10,17 @@ use std::{
 use common::wire::{AllowedSources, GatewayRules, RevisionEntry};
 use futures::future::{BoxFuture, join_all};
 use http::Request;
-use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
 
 use crate::{
     h2c::Http2TestClient,
-    harness::{self, ActivatorFixture, GET, LONG, OK, revision, server, service},
+    harness::{
+        self, ActivatorFixture, GET, LONG, OK, PausedClock, handling, read_head, read_until, rest,
+        revision, server, service,
+    },
 };
 
 /// Preparation of the world before the request.
@@ -326,10 +332,21 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
                 "whole" => it.timeout = SOON,
                 _ => it.idle_timeout = Some(SOON),
             });
-            let answer: &'static str = format!("HTTP/1.1 200 OK\r\n{head}").leak();
-            let pod = server(answer, Duration::ZERO).await;
-            world.ready("p", pod.address);
-            let answer = world.exchange(GET).await;
+            let pod = handling(move |mut stream, _| async move {
+                read_head(&mut stream).await;
+                let begun = format!("HTTP/1.1 200 OK\r\n{head}");
+                stream.write_all(begun.as_bytes()).await.unwrap();
+                stream.read_u8().await.ok();
+            })
+            .await;
+            world.ready("p", pod);
+            // A busy machine may need longer than the timeout before the response begins.
+            let clock = PausedClock::stop();
+            let mut client = world.connect().await;
+            client.write_all(GET.as_bytes()).await.unwrap();
+            let mut answer = read_until(&mut client, body).await;
+            clock.forward(SOON + Duration::from_millis(1)).await;
+            answer += &rest(&mut client).await;
             let (head, told) = answer.split_once("\r\n\r\n").unwrap();
             assert!(head.starts_with("HTTP/1.1 200 OK"), "{bound}: {answer}");
             let wanted = match ends {
