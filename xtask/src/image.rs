@@ -2,7 +2,11 @@
 
 pub(crate) mod layout;
 
-use std::{fs, path::Path, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -14,6 +18,9 @@ const IMAGES: [(&str, &str); 2] =
     [("hello", "dev.local/hello:v1"), (ROUSE, "dev.local/rouse:v0.1.0")];
 /// Package with all components and the embedded eBPF programs.
 const ROUSE: &str = "rouse";
+/// Variable that names a built program for the image of Rouse, in place of the static and optimized one. Tests put the
+/// program that they have built into the image: building the shipped one takes a quarter of a test run.
+pub(crate) const PROGRAM: &str = "ROUSE_IMAGE_PROGRAM";
 
 /// Names of the packages that become images, each with the image's name.
 pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -50,21 +57,65 @@ pub(crate) fn make(workspace: &CargoWorkspace, packages: &[&str], to: &Path) -> 
             let known: Vec<&str> = IMAGES.iter().map(|(package, _)| *package).collect();
             bail!("no image is made of `{package}`; there are {}", known.join(", "));
         };
-        let program = build(workspace, package)?;
-        let bytes =
-            fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
         let folder = to.join(package);
-        let image = ProgramImage { name, program: package, bytes: &bytes };
-        let digest = layout::write(&image, &folder)
-            .with_context(|| format!("cannot write the image {}", folder.display()))?;
-        // A copy on a short path, for users.
-        let short = workspace.target.join("bin");
-        fs::create_dir_all(&short)
-            .and_then(|()| fs::copy(&program, short.join(package)))
-            .with_context(|| format!("cannot copy {} to {}", program.display(), short.display()))?;
+        let digest = match given(package) {
+            Some(program) => write_dynamic(name, package, &program, &folder),
+            None => write_static(workspace, name, package, &folder),
+        };
+        let digest =
+            digest.with_context(|| format!("cannot write the image {}", folder.display()))?;
         println!("image {name}: {} ({digest})", folder.display());
     }
     Ok(())
+}
+
+/// Program that the environment names for the image of `package`.
+fn given(package: &str) -> Option<PathBuf> {
+    let program = std::env::var_os(PROGRAM).filter(|it| !it.is_empty())?;
+    (package == ROUSE).then(|| program.into())
+}
+
+/// Builds `package`, and writes the image that users get to `folder`. Returns the manifest's digest.
+fn write_static(
+    workspace: &CargoWorkspace,
+    name: &str,
+    package: &str,
+    folder: &Path,
+) -> Result<String> {
+    let program = build(workspace, package)?;
+    let bytes = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+    let image = ProgramImage { name, program: package, bytes: &bytes, libraries: &[] };
+    let digest = layout::write(&image, folder)?;
+    // A copy on a short path, for users.
+    let short = workspace.target.join("bin");
+    fs::create_dir_all(&short)
+        .and_then(|()| fs::copy(&program, short.join(package)))
+        .with_context(|| format!("cannot copy {} to {}", program.display(), short.display()))?;
+    Ok(digest)
+}
+
+/// Writes an image of `program`, without its symbols and with the shared libraries that the dynamic linker finds here.
+fn write_dynamic(name: &str, package: &str, program: &Path, folder: &Path) -> Result<String> {
+    fs::create_dir_all(folder)?;
+    let stripped = folder.with_extension("stripped");
+    sh::run(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
+    let bytes = fs::read(&stripped)?;
+    fs::remove_file(&stripped)?;
+    let listed = sh::capture(Command::new("ldd").arg(program))?;
+    let libraries = listed.lines().filter_map(library).map(|path| {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {path}"))?;
+        Ok((path.trim_start_matches('/').to_owned(), bytes))
+    });
+    let libraries: Vec<_> = libraries.collect::<Result<_>>()?;
+    layout::write(
+        &ProgramImage { name, program: package, bytes: &bytes, libraries: &libraries },
+        folder,
+    )
+}
+
+/// Path in a line of `ldd`: `libm.so.6 => /lib/libm.so.6 (0x7f…)`, or the linker itself: `/lib64/ld-linux.so.2 (0x7f…)`.
+fn library(line: &str) -> Option<&str> {
+    line.split_whitespace().find(|word| word.starts_with('/'))
 }
 
 /// Builds one package as a static program and returns its path.
@@ -101,4 +152,17 @@ pub(crate) fn program(workspace: &CargoWorkspace, package: &str) -> PathBuf {
 
 fn triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_from_ldd() {
+        let listed = "\tlinux-vdso.so.1 (0x00007f18)\n\tlibm.so.6 => /lib/libm.so.6 (0x00007f18)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f18)\n";
+        let found: Vec<&str> = listed.lines().filter_map(library).collect();
+        assert_eq!(found, ["/lib/libm.so.6", "/lib64/ld-linux-x86-64.so.2"]);
+    }
 }

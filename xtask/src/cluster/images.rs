@@ -94,7 +94,8 @@ fn pause(to: &Path) -> Result<PathBuf> {
 fn single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf, String)> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let folder = to.join(format!("{short}.layout"));
-    layout::write(&layout::ProgramImage { name, program: short, bytes: &bytes }, &folder)?;
+    let image = layout::ProgramImage { name, program: short, bytes: &bytes, libraries: &[] };
+    layout::write(&image, &folder)?;
     archive(&folder, name, to)
 }
 

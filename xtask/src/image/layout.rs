@@ -21,7 +21,7 @@ const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// User id of the program: the unprivileged user that distroless images have made customary.
 const USER: &str = "65532";
 
-/// One static program that becomes an image.
+/// One program that becomes an image.
 #[derive(Debug)]
 pub(crate) struct ProgramImage<'a> {
     /// Full name with tag, as manifests write it.
@@ -30,6 +30,8 @@ pub(crate) struct ProgramImage<'a> {
     pub(crate) program: &'a str,
     /// Content of the executable file.
     pub(crate) bytes: &'a [u8],
+    /// Shared libraries of a program that is not static: path in the image without the leading slash, and content.
+    pub(crate) libraries: &'a [(String, Vec<u8>)],
 }
 
 /// Writes `image` to `folder` in place of the previous content. Returns the manifest's digest.
@@ -47,7 +49,9 @@ pub(crate) fn write(image: &ProgramImage<'_>, folder: &Path) -> Result<String> {
     }
     fs::create_dir_all(folder.join("blobs/sha256"))?;
     // Neither name nor time: in gzip's header they would make each build differ.
-    let mut zip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    // Only images that are shipped are worth the time that small ones take.
+    let level = if image.libraries.is_empty() { Compression::best() } else { Compression::fast() };
+    let mut zip = GzBuilder::new().mtime(0).write(Vec::new(), level);
     zip.write_all(&tar)?;
     let layer = blob(folder, MediaType::ImageLayerGzip, &zip.finish()?)?;
     let config = blob(folder, MediaType::ImageConfig, configuration.as_bytes())?;
@@ -114,7 +118,7 @@ fn digest_of(image: &ProgramImage<'_>, configuration: &str, folder: &Path) -> Op
     (has_name && has_layer && is_same && is_whole).then(|| listed.digest().to_string())
 }
 
-/// Content of the only layer: the program, `/tmp`, and the users' names.
+/// Content of the only layer: the program with its libraries, `/tmp`, and the users' names.
 fn layer(image: &ProgramImage<'_>) -> io::Result<Vec<u8>> {
     let passwd = "root:x:0:0:root:/:/\nnonroot:x:65532:65532:nonroot:/:/\n";
     let group = "root:x:0:\nnonroot:x:65532:\n";
@@ -123,6 +127,10 @@ fn layer(image: &ProgramImage<'_>) -> io::Result<Vec<u8>> {
     file(&mut tar, "etc/group", 0o644, group.as_bytes())?;
     file(&mut tar, "etc/passwd", 0o644, passwd.as_bytes())?;
     file(&mut tar, image.program, 0o755, image.bytes)?;
+    for (path, bytes) in image.libraries {
+        // Runtimes create missing folders when they unpack the layer.
+        file(&mut tar, path, 0o755, bytes)?;
+    }
     folder(&mut tar, "tmp/", 0o1777)?;
     tar.into_inner()
 }
@@ -176,7 +184,7 @@ mod tests {
     }
 
     fn written_of(bytes: &[u8], folder: &Path) -> (String, String) {
-        let image = ProgramImage { name: "dev.local/x:v1", program: "x", bytes };
+        let image = ProgramImage { name: "dev.local/x:v1", program: "x", bytes, libraries: &[] };
         let digest = write(&image, folder).unwrap();
         let index = fs::read_to_string(folder.join("index.json")).unwrap();
         (digest, index)

@@ -129,6 +129,8 @@ fn on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
     let mut up = cluster_command(xtask, SHARED);
     // Both images are built here as the user; tests that start clusters of their own find them built.
     up.args(["up", "--image", "hello", "--image", "rouse"]);
+    let rouse = builder.rouse()?;
+    up.env(image::PROGRAM, &rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
     if !was_there {
         up.args(["--nodes", "2"]);
@@ -140,11 +142,12 @@ fn on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
     if !cluster::has_kn()? {
         left_out.push(("kn::", "no kn is on the PATH and none could be built"));
     }
-    let program = image::program(&builder.workspace, "rouse");
     let vars = [
         ("ROUSE_CLUSTER", OsStr::new(SHARED)),
         ("ROUSE_XTASK", xtask.as_os_str()),
-        ("ROUSE_PROGRAM", program.as_os_str()),
+        ("ROUSE_PROGRAM", rouse.as_os_str()),
+        // Clusters that tests start get the same image.
+        (image::PROGRAM, rouse.as_os_str()),
     ];
     let outcome = sh::run(&mut up).and_then(|()| tests(args, builder, &vars, &left_out));
     if !was_there {
